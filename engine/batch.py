@@ -1,0 +1,120 @@
+"""The order to the device and its answer. Knows no session, no scheduler and no torch.
+
+A batch is one step: some page copies first, in order, then the rows together. A row is a stretch of
+one sequence: its inputs are written to KV at positions start, start+1, …; where `sample` is given,
+one id is drawn from the logits of its last input.
+
+    position   0 ........ start .......... start+count
+    KV         already there | written now |
+    input      -             | ids, or the id that row `feed` of the step before has drawn
+"""
+
+from __future__ import annotations
+
+from array import array
+from typing import Protocol, TypeVar
+
+import msgspec
+
+Ticket = TypeVar("Ticket")
+
+
+class Penalties(msgspec.Struct, frozen=True):
+    """Per-turn penalties and what they look at. `seen` is every distinct id of prompt and output;
+    `counts` how often each id stands in the output so far."""
+
+    repetition: float
+    presence: float
+    frequency: float
+    seen: set[int]
+    counts: dict[int, int]
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """How to draw one id. Greedy where temperature is 0; else inverse CDF of `uniform`.
+
+    Order of operations: penalties, logit bias, temperature, top-k, top-p, min-p. Candidates are
+    ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that order.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    """0: off."""
+    top_p: float = 1.0
+    min_p: float = 0.0
+    uniform: float = 0.0
+    logprobs: int = -1
+    """-1: none; n: log-probability of the drawn id and of the n likeliest (before temperature)."""
+    bias: tuple[tuple[int, float], ...] = ()
+    penalties: Penalties | None = None
+
+
+class Row(msgspec.Struct, frozen=True):
+    ids: array[int]
+    """int32 inputs known on the host; empty exactly when `feed` is used."""
+    feed: int
+    """-1, or the row of the previous batch whose drawn id is this row's one input."""
+    start: int
+    """Tokens of this sequence already in KV."""
+    pages: array[int]
+    """int32 page numbers covering positions [0, start + count)."""
+    sample: Sample | None
+
+    @property
+    def count(self) -> int:
+        return len(self.ids) or 1
+
+
+class Batch(msgspec.Struct, frozen=True):
+    number: int
+    rows: list[Row]
+    copies: list[tuple[int, int]] = []
+    """(from page, to page), carried out in order before any row."""
+
+
+class Logprobs(msgspec.Struct, frozen=True):
+    """Natural logarithms: of the drawn id, and of the likeliest ids, best first."""
+
+    drawn: float
+    top: list[tuple[int, float]]
+
+
+class Drawn(msgspec.Struct, frozen=True):
+    """What one row answered: an id, or why that row alone failed."""
+
+    id: int
+    logprobs: Logprobs | None = None
+    failure: str | None = None
+
+
+class Sampled(msgspec.Struct, frozen=True):
+    drawn: list[Drawn | None]
+    """Parallel to Batch.rows; None where nothing was to be drawn."""
+    model_s: float
+    """Seconds the device spent on this step."""
+
+
+class Geometry(msgspec.Struct, frozen=True):
+    """What the scheduler and the cache must know of the device."""
+
+    pages: int
+    page_size: int
+    max_model_len: int
+    vocab_size: int
+    batched_tokens: int
+    steps_ahead: int
+
+
+class Runner(Protocol[Ticket]):
+    """Runs batches in the order given. Called from one device thread only.
+
+    `launch` starts a step and may return before it is done; `collect` waits for it. A failure of one
+    row is in its Drawn; an exception means that the device itself is broken.
+    """
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    def launch(self, batch: Batch) -> Ticket: ...
+
+    def collect(self, ticket: Ticket) -> Sampled: ...

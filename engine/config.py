@@ -1,0 +1,37 @@
+"""What an engine is built from. Frozen; every bound has its unit in its name or its comment."""
+
+from typing import Literal
+
+import msgspec
+
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+BUNDLED = "demo"
+"""The `model` that names the checkpoint shipped inside the package."""
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: str = BUNDLED
+    """A folder in the Hugging Face layout, a hub id, or `demo`."""
+    revision: str | None = None
+    dtype: Dtype = "auto"
+    device: Device = "auto"
+    max_model_len: int | None = None
+    """Tokens in one session at most; the model's own limit when None."""
+    block_size: int = 16
+    """Tokens in one KV page."""
+    num_gpu_blocks_override: int | None = None
+    """KV pages in the pool; else from `kv_cache_memory_bytes`."""
+    kv_cache_memory_bytes: int | None = None
+    """Bytes for the KV pool; None: a share of the free device memory."""
+    max_num_seqs: int = 64
+    """Rows in one step at most."""
+    max_num_batched_tokens: int | None = None
+    """Tokens in one step at most; None: 512 on a CPU, 8,192 on a GPU."""
+    threads: int | None = None
+    """CPU threads of the device; None: every core."""
+    steps_ahead: int | None = None
+    """Steps launched beyond the one whose output is awaited: 0 or 1. None: 1 on a GPU, 0 on a CPU."""
+    audit_every_step: bool = False
+    """Prove after every step that each page has one owner (tests)."""

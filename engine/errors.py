@@ -1,0 +1,73 @@
+"""Everything that can go wrong at the engine's door, drawn once.
+
+    EngineError
+    ├── BadRequest        the caller is wrong; the same call can never succeed
+    │   ├── UnknownSession
+    │   └── TooLong       more tokens than the session, the model or the pool can ever hold
+    ├── Busy              a bound was reached; try again later               (retry)
+    ├── TurnFailed        this turn broke (NaN logits, tokenizer); the session lives on   (retry)
+    ├── EngineLost        the engine process is gone or does not answer      (retry)
+    └── ModelError        the model cannot be loaded or run
+
+`retry` says whether the same call may succeed later.
+"""
+
+from typing import ClassVar
+
+
+class EngineError(Exception):
+    """Base of the tree. `code` crosses the process border; `field` names the argument at fault."""
+
+    code: ClassVar[str] = "engine_error"
+    retry: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.field = field
+
+
+class BadRequest(EngineError):
+    code = "bad_request"
+
+
+class UnknownSession(BadRequest):
+    code = "unknown_session"
+
+
+class TooLong(BadRequest):
+    code = "too_long"
+
+
+class Busy(EngineError):
+    code = "busy"
+    retry = True
+
+
+class TurnFailed(EngineError):
+    code = "turn_failed"
+    retry = True
+
+
+class EngineLost(EngineError):
+    code = "engine_lost"
+    retry = True
+
+
+class ModelError(EngineError):
+    code = "model_error"
+
+
+BY_CODE: dict[str, type[EngineError]] = {
+    kind.code: kind
+    for kind in (
+        EngineError,
+        BadRequest,
+        UnknownSession,
+        TooLong,
+        Busy,
+        TurnFailed,
+        EngineLost,
+        ModelError,
+    )
+}
