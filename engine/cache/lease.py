@@ -1,0 +1,34 @@
+"""Lease: one sequence's hold on pages. A session is a lease that lives long.
+
+    position   0 ............ len(path)·P ............ committed ... committed+reserved
+    pages      | tree's: shared, read-only | private: writable                         |
+    KV         | written                                        | on its way           |
+
+Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the last
+page of the path may be only partly used; it is copied before the next write (SessionAwareCache.grow).
+Only the cache changes a lease.
+"""
+
+from array import array
+
+from engine.cache.radix import Node
+
+
+class Lease:
+    __slots__ = ("committed", "pages", "path", "reserved", "scope")
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+        self.path: list[Node] = []
+        self.pages: array[int] = array("i")
+        self.committed = 0
+        self.reserved = 0
+
+    @property
+    def private(self) -> int:
+        return len(self.pages) - len(self.path)
+
+    @property
+    def reach(self) -> int:
+        """Tokens whose KV is written or on its way."""
+        return self.committed + self.reserved

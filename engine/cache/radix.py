@@ -1,0 +1,140 @@
+"""RadixTree: pages that may be shared, by their whole past. Read-only, held by count.
+
+One node is one full page. Its place in the tree spells the ids of all pages before it, so two leases
+whose past is the same page for page read the same memory. Each scope has a root of its own: nothing
+is ever shared across scopes, by construction.
+
+    root(scope) ── [ids 0..15] ── [ids 16..31] ── [ids 32..47]
+                                └ [ids 16..31'] …
+
+A lease holds every node of its path, so that `holds` never grows from parent to child, and the
+unheld nodes of a branch always hang below the held ones. Only childless unheld nodes are evicted,
+least recently used first, hence never a page whose continuation is still cached.
+"""
+
+import heapq
+from array import array
+from collections.abc import Iterator, Sequence
+
+
+class Node:
+    """One shared page. `key` is the page's ids as bytes; `used` the tick of its last hold or drop."""
+
+    __slots__ = ("children", "holds", "key", "page", "parent", "used")
+
+    def __init__(self, page: int, key: bytes, parent: "Node | None") -> None:
+        self.page = page
+        self.key = key
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.holds = 0
+        self.used = 0
+
+
+class RadixTree:
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self.size = 0
+        self.unheld = 0
+        self._roots: dict[str, Node] = {}
+        self._clock = 0
+        self._evictable: list[tuple[int, int, Node]] = []
+        """Heap of (used, tie-breaker, node); entries whose node has changed since are skipped."""
+        self._offers = 0
+
+    def match(self, scope: str, ids: "array[int]", limit: int) -> list[Node]:
+        """The longest shared path of full pages within ids[:limit]. Holds nothing yet."""
+        path: list[Node] = []
+        node = self._roots.get(scope)
+        size = self.page_size
+        for start in range(0, limit - size + 1, size):
+            if node is None:
+                break
+            node = node.children.get(ids[start : start + size].tobytes())
+            if node is not None:
+                path.append(node)
+        return path
+
+    def insert(
+        self, scope: str, parent: Node | None, key: bytes, page: int
+    ) -> tuple[Node, bool]:
+        """The node for `key` below `parent` (None: the scope's root), made from `page` if it is
+        new. The second value says whether `page` was taken."""
+        above = parent or self._roots.setdefault(scope, Node(-1, b"", None))
+        node = above.children.get(key)
+        if node is not None:
+            return node, False
+        node = above.children[key] = Node(page, key, above)
+        self.size += 1
+        self._became_unheld(node)
+        return node, True
+
+    def hold(self, nodes: Sequence[Node]) -> None:
+        self._clock += 1
+        for node in nodes:
+            if node.holds == 0:
+                self.unheld -= 1
+            node.holds += 1
+            node.used = self._clock
+
+    def drop(self, nodes: Sequence[Node]) -> None:
+        """Deepest first in effect: a path is dropped whole or from its end."""
+        self._clock += 1
+        for node in reversed(nodes):
+            node.holds -= 1
+            node.used = self._clock
+            assert node.holds >= 0, "a node was dropped more often than held"
+            if node.holds == 0:
+                self._became_unheld(node)
+
+    def evict(self) -> int | None:
+        """Forgets the least recently used childless unheld node; its page, or None."""
+        while self._evictable:
+            entry = heapq.heappop(self._evictable)
+            if not self._is_current(entry):
+                continue
+            node = entry[2]
+            parent, node.parent = node.parent, None
+            assert parent is not None
+            del parent.children[node.key]
+            self.size -= 1
+            self.unheld -= 1
+            if parent.parent is not None and not parent.holds:
+                self._offer(parent)
+            elif parent.parent is None and not parent.children:
+                self._forget_root(parent)
+            return node.page
+        return None
+
+    def nodes(self) -> Iterator[Node]:
+        stack = [child for root in self._roots.values() for child in root.children.values()]
+        while stack:
+            node = stack.pop()
+            stack.extend(node.children.values())
+            yield node
+
+    def _became_unheld(self, node: Node) -> None:
+        self.unheld += 1
+        self._offer(node)
+
+    def _offer(self, node: Node) -> None:
+        """Makes the node evictable, if it has no children (else its last child will)."""
+        if node.children:
+            return
+        self._offers += 1
+        heapq.heappush(self._evictable, (node.used, self._offers, node))
+        if len(self._evictable) > 2 * self.unheld + 64:
+            self._evictable = [entry for entry in self._evictable if self._is_current(entry)]
+            heapq.heapify(self._evictable)
+
+    def _is_current(self, entry: tuple[int, int, Node]) -> bool:
+        used, _, node = entry
+        return (
+            used == node.used and not node.holds and not node.children and node.parent is not None
+        )
+
+    def _forget_root(self, root: Node) -> None:
+        for scope, candidate in self._roots.items():
+            if candidate is root:
+                del self._roots[scope]
+                return
