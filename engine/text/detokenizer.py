@@ -1,0 +1,58 @@
+"""Ids to text, a few at a time: never half a character, never a late correction."""
+
+from collections.abc import Collection, Sequence
+
+from tokenizers.decoders import DecodeStream
+
+from engine.text.tokenizer import Tokenizer
+
+_HELD_MAX = 16
+"""Ids held back at most while their text ends in an unfinished character (one has four bytes)."""
+
+
+class Detokenizer:
+    """`push` returns the text that is certain so far, `flush` the rest. Special tokens are left
+    out, but those in `keep` are written as they are spelt (markers of tool calls)."""
+
+    def __init__(self, tokenizer: Tokenizer, keep: Collection[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._keep = frozenset(keep)
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._seen: list[int] = []
+        """Ids already written, as far back as the text of the held ones depends on them."""
+        self._held: list[int] = []
+        """Ids given to the stream since it last wrote."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join([self._step(id) for id in ids])
+
+    def flush(self) -> str:
+        """What was held back; unfinished characters become U+FFFD. More may be pushed after."""
+        return self._release()
+
+    def _step(self, id: int) -> str:
+        if id in self._keep:
+            return self._release() + self._tokenizer.added[id]
+        self._held.append(id)
+        try:
+            text = self._stream.step(self._tokenizer.raw, id)
+        except Exception:
+            # The stream refuses when later ids change the text of earlier ones (a broken byte
+            # after whole characters). What is written stays; the rest is decoded by itself.
+            return self._release()
+        if text is None:
+            return self._release() if len(self._held) >= _HELD_MAX else ""
+        self._seen, self._held = self._held, []
+        return text
+
+    def _release(self) -> str:
+        if not self._held:
+            return ""
+        before = self._tokenizer.decode(self._seen)
+        text = self._tokenizer.decode([*self._seen, *self._held])
+        text = (
+            text[len(before) :] if text.startswith(before) else self._tokenizer.decode(self._held)
+        )
+        self._seen, self._held = self._held, []
+        self._stream = DecodeStream(self._seen, skip_special_tokens=True)
+        return text

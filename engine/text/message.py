@@ -1,0 +1,24 @@
+"""What is said in a conversation, as the chat template sees it. Knows no tokens."""
+
+from typing import Any, Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+Tool = dict[str, Any]
+"""An OpenAI-style tool: {"type": "function", "function": {name, description, parameters}}."""
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """JSON text."""
+    id: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: Role
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    """Of a `tool` message: the call it answers."""

@@ -1,0 +1,77 @@
+"""Text: everything about words that a checkpoint folder says, in one place."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from engine.errors import ModelError
+from engine.text.detokenizer import Detokenizer
+from engine.text.template import ChatTemplate
+from engine.text.tokenizer import Tokenizer, read_json
+
+
+class Text:
+    """Loaded from a checkpoint folder (tokenizer.json, tokenizer_config.json, chat template)."""
+
+    template: ChatTemplate | None
+    """None: the checkpoint has no chat template."""
+    stop_ids: tuple[int, ...]
+    """Ids that end an answer: all that config, generation config and tokenizer name."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        """`options` go to the chat template. Raises ModelError: what is missing or broken."""
+        path = Path(folder)
+        self._tokenizer = Tokenizer.load(path)
+        self.stop_ids = _stop_ids(path, self._tokenizer)
+        source = _template_source(path)
+        self.template = (
+            ChatTemplate(source, self._tokenizer, self.stop_ids, **options) if source else None
+        )
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id the tokenizer knows (the model's may be larger)."""
+        return self._tokenizer.size
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of text we trust: control tokens written in it are read, none is added."""
+        return self._tokenizer.encode(text)
+
+    def encode_plain(self, text: str) -> list[int]:
+        """Ids of text from outside: what looks like a control token is spelt out."""
+        return self._tokenizer.encode_plain(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Without special tokens."""
+        return self._tokenizer.decode(ids)
+
+    def detokenizer(self, keep: Collection[int] = ()) -> Detokenizer:
+        """`keep`: special tokens to spell out instead of leaving them out."""
+        return Detokenizer(self._tokenizer, keep)
+
+
+def _template_source(folder: Path) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{file}: not readable ({error})") from None
+    source = read_json(folder / "tokenizer_config.json").get("chat_template")
+    source = source or read_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(source, list):
+        named = {item.get("name"): item.get("template") for item in cast(list[Any], source)}
+        source = named.get("default") or next(iter(named.values()), None)
+    if source is not None and not isinstance(source, str):
+        raise ModelError(f"{folder}: chat_template is not text")
+    return source
+
+
+def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = read_json(folder / name).get("eos_token_id")
+        ids = cast(list[object], value) if isinstance(value, list) else [value]
+        found += [id for id in ids if isinstance(id, int)]
+    eos = tokenizer.id_of(tokenizer.special_names.get("eos_token", ""))
+    return tuple(dict.fromkeys([*found, *([] if eos is None else [eos])]))

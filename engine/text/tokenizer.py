@@ -1,0 +1,178 @@
+"""The tokenizer of one checkpoint folder: text to ids and back. Knows no chat template's meaning.
+
+`tokenizer.json` is read by the `tokenizers` library itself; transformers (slow to import, large)
+is only asked when a checkpoint has no such file. See docs/decisions/0002.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import tokenizers
+
+from engine.errors import ModelError
+
+OPEN, CLOSE = "\ufdd0", "\ufdd1"
+"""Around a stretch that looks like a control token and must stay plain text. Noncharacters, which
+Unicode keeps for such internal use; in text from outside they become U+FFFD."""
+
+_NONCHARACTERS = str.maketrans({OPEN: "\ufffd", CLOSE: "\ufffd"})
+_SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; {} if there is no such file. Raises ModelError."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object")
+    return cast(dict[str, Any], value)
+
+
+class Tokenizer:
+    """Encodes with two kinds of trust: `encode` reads control tokens written in the text,
+    `encode_plain` never does, `encode_marked` reads those outside OPEN...CLOSE."""
+
+    def __init__(self, raw: tokenizers.Tokenizer, special_names: Mapping[str, str]) -> None:
+        raw.no_padding()
+        raw.no_truncation()
+        self.raw = raw
+        self.special_names = dict(special_names)
+        """bos_token, eos_token, ...: what templates write."""
+        added = raw.get_added_tokens_decoder()
+        self.added: dict[int, str] = {id: token.content for id, token in added.items()}
+        self.special_ids = frozenset(id for id, token in added.items() if token.special)
+        self._control: dict[str, int] = {}
+        self.set_control(())
+        # An id before a stretch of text says that it is not the text's beginning, where
+        # SentencePiece-like tokenizers put a space.
+        self._anchor = next(
+            (added[id] for id in sorted(self.special_ids) if not added[id].rstrip), None
+        )
+
+    @classmethod
+    def load(cls, folder: Path) -> "Tokenizer":
+        """Raises ModelError, naming what is missing or broken."""
+        if not folder.is_dir():
+            raise ModelError(f"{folder}: no such folder")
+        return cls(_load_raw(folder), _special_names(read_json(folder / "tokenizer_config.json")))
+
+    def set_control(self, more: Collection[str]) -> None:
+        """Control tokens: all special ones, and the added ones in `more` (those a template writes).
+        Text from outside never becomes one of them."""
+        self._control = {
+            text: id for id, text in self.added.items() if id in self.special_ids or text in more
+        }
+        self._lookalikes = _any_of(self._control)
+        self._trusted = re.compile(f"((?<!{OPEN})(?:{self._lookalikes.pattern}))")
+
+    @property
+    def size(self) -> int:
+        """One more than the largest id."""
+        return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    def id_of(self, token: str) -> int | None:
+        return self.raw.token_to_id(token)
+
+    def encode(self, text: str, *, inside: bool = False) -> list[int]:
+        """Control tokens written in `text` become control tokens; none is added. `inside`: the text
+        continues something, so it has no beginning of its own."""
+        if not inside or self._anchor is None:
+            return self.raw.encode(text, add_special_tokens=False).ids
+        return self.raw.encode(self._anchor.content + text, add_special_tokens=False).ids[1:]
+
+    def encode_plain(self, text: str, *, inside: bool = False) -> list[int]:
+        """Ids of untrusted text: what looks like a control token is spelt out."""
+        return self.encode_marked(self.mark(text), inside=inside)
+
+    def mark(self, text: str) -> str:
+        """Untrusted text with everything that looks like a control token between OPEN and CLOSE."""
+        return self._lookalikes.sub(rf"{OPEN}\g<0>{CLOSE}", text.translate(_NONCHARACTERS))
+
+    def encode_marked(self, text: str, *, inside: bool = False) -> list[int]:
+        """Ids of text that may contain marked stretches; they, and what stands beside them up to
+        the next control token, are encoded as if there were no control tokens."""
+        if OPEN not in text and CLOSE not in text:
+            return self.encode(text, inside=inside)
+        ids: list[int] = []
+        for run in self._trusted.split(text):
+            if run in self._control:
+                ids.append(self._control[run])
+            elif OPEN in run or CLOSE in run:
+                ids += self._spell(run.replace(OPEN, "").replace(CLOSE, ""))
+            elif run:
+                ids += self.encode(run, inside=inside or bool(ids))
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
+        return self.raw.decode(list(ids), skip_special_tokens=skip_special)
+
+    def _spell(self, text: str) -> list[int]:
+        """Ids of `text` by the model alone, added tokens unread."""
+        ids = self._model_ids(text)
+        forbidden = set(self._control.values())
+        if forbidden.isdisjoint(ids):
+            return ids
+        # The vocabulary itself holds the control token as an ordinary piece: break its spelling.
+        broken = re.split(f"(?<=.)(?={'|'.join(re.escape(t[1:]) for t in self._control)})", text)
+        ids = [id for part in broken for id in self._model_ids(part)]
+        return [id for id in ids if id not in forbidden]
+
+    def _model_ids(self, text: str) -> list[int]:
+        normalizer = self.raw.normalizer
+        splitter = self.raw.pre_tokenizer
+        normal: str = normalizer.normalize_str(text) if normalizer else text
+        words: list[str] = (
+            [word for word, _ in splitter.pre_tokenize_str(normal)] if splitter else [normal]
+        )
+        return [token.id for word in words if word for token in self.raw.model.tokenize(word)]
+
+
+def _any_of(tokens: Collection[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+
+def _load_raw(folder: Path) -> tokenizers.Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        return _convert(folder)
+    try:
+        return tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelError(f"{path}: broken ({_line(error)})") from None
+
+
+def _convert(folder: Path) -> tokenizers.Tokenizer:
+    """For checkpoints with another kind of tokenizer file: transformers converts it."""
+    if not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
+        raise ModelError(f"{folder}: tokenizer.json is missing")
+    import transformers
+
+    try:
+        return cast(Any, transformers).AutoTokenizer.from_pretrained(str(folder)).backend_tokenizer
+    except Exception as error:
+        raise ModelError(
+            f"{folder}: tokenizer.json is missing and the other tokenizer files cannot be "
+            f"converted ({_line(error)})"
+        ) from None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def _special_names(config: Mapping[str, Any]) -> dict[str, str]:
+    named: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[name] = text
+    return named
