@@ -1,0 +1,52 @@
+"""What can go wrong between a client and us, drawn once.
+
+RealtimeError
+├── Refusal          what was asked cannot be done; nothing changed, the connection goes on
+│   └── BadFrame     the frame is not one of the protocol; too many of them end the connection
+├── Hangup           the connection must end, with a close code
+└── SetupError       the server cannot start as asked: one line for the person at the terminal
+"""
+
+from typing import Literal
+
+Fault = Literal["invalid_request_error", "server_error"]
+
+
+class RealtimeError(Exception):
+    """Base of the tree."""
+
+
+class Refusal(RealtimeError):
+    """Becomes an `error` event. `param` is the path of the field at fault; `event_id` is the
+    client's."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        kind: Fault = "invalid_request_error",
+        event_id: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.param = param
+        self.kind: Fault = kind
+        self.event_id = event_id
+
+
+class BadFrame(Refusal):
+    pass
+
+
+class Hangup(RealtimeError):
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class SetupError(RealtimeError):
+    pass

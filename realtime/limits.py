@@ -1,0 +1,39 @@
+"""Every bound of the realtime side, with its unit. What happens at each is said beside it."""
+
+import msgspec
+
+EVENT_ID_CHARS_MAX = 512
+"""A longer client `event_id` is an error."""
+ITEM_ID_CHARS_MAX = 128
+TEXT_CHARS_MAX = 512 * 1024
+"""One content part, or the instructions; more would not fit the frame limit of some clients when
+it is echoed."""
+PARTS_MAX = 64
+TOOLS_MAX = 128
+NAME_CHARS_MAX = 64
+METADATA_PAIRS_MAX = 16
+METADATA_VALUE_CHARS_MAX = 512
+STOP_STRINGS_MAX = 16
+STOP_CHARS_MAX = 256
+INPUT_ITEMS_MAX = 1024
+OUTPUT_TOKENS_MAX = 1_000_000
+TOP_K_MAX = 1_000_000
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds that an operator may want to move."""
+
+    frame_bytes_max: int = 1024 * 1024
+    """Over it an `error` event, the connection goes on; over twice it close 1009."""
+    bad_frames_max: int = 32
+    """Consecutive frames that are no event of the protocol; then close 1007."""
+    outbox_bytes_max: int = 1024 * 1024
+    """Waiting for a slow reader. Over it we stop reading from that client; over it for
+    `outbox_over_s_max`, or over four times it, close 1013."""
+    outbox_over_s_max: float = 10.0
+    off_loop_chars: int = 16 * 1024
+    """Longer texts are tokenised beside the event loop, not on it."""
+    apart_responses_max: int = 8
+    """Out-of-band responses of one session at the same time; more are refused."""
+    sessions_max: int = 10_000
+    """Open sessions; more are told to come back (close 1013)."""

@@ -1,0 +1,235 @@
+"""What the session core hears (Ask) and says (Tell), whatever the wire.
+
+A wire vocabulary turns its client events into Asks and Tells into its server events. Items are
+values: an edited item is a new one under the same id.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from engine import Sampling
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+AnswerStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+ItemRole = Literal["system", "user", "assistant"]
+PartKind = Literal["input_text", "output_text", "input_audio"]
+
+ROOT = "root"
+"""As `after`: in front of every item."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """`input_audio` stands for its transcript: all that a text server can know of it."""
+
+    kind: PartKind
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: str
+    role: ItemRole
+    parts: tuple[Part, ...]
+    status: ItemStatus = "completed"
+
+
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "completed"
+
+
+class CallOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+Item = MessageItem | CallItem | CallOutputItem
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    description: str | None = None
+    parameters: str = "{}"
+    """JSON schema, as text."""
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    mode: Literal["auto", "none", "required", "function"] = "auto"
+    name: str | None = None
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """How answers are made. `extras` is what only the wire vocabulary understands, as JSON."""
+
+    instructions: str = ""
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    max_output_tokens: int | None = None
+    """None: up to the context."""
+    sampling: Sampling = Sampling()
+    """`max_tokens` and `stop_ids` are filled in when a turn starts."""
+    extras: str = "{}"
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    input_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the input, how many were already in KV."""
+    output_tokens: int = 0
+
+
+class AnswerError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """A response, as it is now."""
+
+    id: str
+    conversation: str | None
+    """None: made apart from the conversation."""
+    settings: Settings
+    metadata: dict[str, str] | None = None
+    status: AnswerStatus = "in_progress"
+    reason: Literal["client_cancelled", "max_output_tokens"] | None = None
+    error: AnswerError | None = None
+    items: tuple[Item, ...] = ()
+    usage: Usage | None = None
+
+
+# ---------------------------------------------------------------- what the core hears
+
+
+class Configure(msgspec.Struct, frozen=True):
+    settings: Settings
+
+
+class AddItem(msgspec.Struct, frozen=True):
+    item: Item
+    after: str | None = None
+    """An item's id, ROOT, or None: at the end."""
+
+
+class FetchItem(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class DropItem(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class TruncateItem(msgspec.Struct, frozen=True):
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+
+
+class ItemReference(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class Respond(msgspec.Struct, frozen=True, kw_only=True):
+    settings: Settings
+    metadata: dict[str, str] | None = None
+    apart: bool = False
+    """Beside the conversation: nothing is added to it."""
+    context: tuple[Item | ItemReference, ...] | None = None
+    """Answer to this instead of the conversation."""
+
+
+class Cancel(msgspec.Struct, frozen=True):
+    answer_id: str | None = None
+
+
+Ask = Configure | AddItem | FetchItem | DropItem | TruncateItem | Respond | Cancel
+
+
+# ---------------------------------------------------------------- what the core says
+
+
+class Opened(msgspec.Struct, frozen=True):
+    settings: Settings
+
+
+class Configured(msgspec.Struct, frozen=True):
+    settings: Settings
+
+
+class ItemAdded(msgspec.Struct, frozen=True):
+    item: Item
+    previous: str | None
+
+
+class ItemFetched(msgspec.Struct, frozen=True):
+    item: Item
+
+
+class ItemDropped(msgspec.Struct, frozen=True):
+    item_id: str
+
+
+class ItemTruncated(msgspec.Struct, frozen=True):
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+
+
+class AnswerStarted(msgspec.Struct, frozen=True):
+    answer: Answer
+
+
+class OutputStarted(msgspec.Struct, frozen=True):
+    answer_id: str
+    index: int
+    item: MessageItem | CallItem
+    previous: str | None
+    apart: bool
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    answer_id: str
+    index: int
+    item_id: str
+    text: str
+
+
+class ArgumentsDelta(msgspec.Struct, frozen=True):
+    answer_id: str
+    index: int
+    item_id: str
+    call_id: str
+    text: str
+
+
+class OutputEnded(msgspec.Struct, frozen=True):
+    answer_id: str
+    index: int
+    item: MessageItem | CallItem
+    previous: str | None
+    apart: bool
+
+
+class AnswerEnded(msgspec.Struct, frozen=True):
+    answer: Answer
+
+
+Tell = (
+    Opened
+    | Configured
+    | ItemAdded
+    | ItemFetched
+    | ItemDropped
+    | ItemTruncated
+    | AnswerStarted
+    | OutputStarted
+    | TextDelta
+    | ArgumentsDelta
+    | OutputEnded
+    | AnswerEnded
+)

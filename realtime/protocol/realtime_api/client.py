@@ -1,0 +1,214 @@
+"""The client events, their required and optional fields and the bounds of each.
+
+Keys that are not listed are ignored, here as at every level below. A text server has no use for
+some listed ones either; they are typed `object`, accepted whatever they hold. Where a key may be
+null, null says "back to the default" in `session.update` and "as the session has it" in
+`response.create`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from realtime import limits
+
+EventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
+ItemId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
+Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+StopString = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS_MAX)]
+StopStrings = Annotated[list[StopString], Meta(max_length=limits.STOP_STRINGS_MAX)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)],
+        Annotated[str, Meta(max_length=limits.METADATA_VALUE_CHARS_MAX)],
+    ],
+    Meta(max_length=limits.METADATA_PAIRS_MAX),
+]
+
+
+# ---------------------------------------------------------------- in session and response
+
+
+class ToolIn(msgspec.Struct, frozen=True):
+    """Kinds other than `function` are accepted and left out."""
+
+    type: str = "function"
+    name: Name | None = None
+    description: Text | None = None
+    parameters: dict[str, object] | None = None
+
+
+class ToolChoiceIn(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """Our extra keys: how tokens are drawn. Names and ranges as vLLM has them."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
+    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
+    top_k: Annotated[int, Meta(ge=0, le=limits.TOP_K_MAX)] | UnsetType | None = UNSET
+    min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType | None = UNSET
+    stop: StopString | StopStrings | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
+
+
+class Wishes(Sampled, frozen=True, kw_only=True):
+    """What both a session and a single response may wish."""
+
+    instructions: Text | UnsetType | None = UNSET
+    tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | UnsetType | None = UNSET
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | UnsetType | None = UNSET
+    max_output_tokens: (
+        Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)] | Literal["inf"] | UnsetType | None
+    ) = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    output_modalities: list[Literal["text", "audio"]] | UnsetType | None = UNSET
+    audio: object = None
+    prompt: object = None
+    reasoning: object = None
+
+
+class SessionIn(Wishes, frozen=True, kw_only=True):
+    type: Literal["realtime"]
+    model: object = None
+    include: object = None
+    tracing: object = None
+    truncation: object = None
+
+
+# ---------------------------------------------------------------- items
+
+
+class PartIn(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal[
+        "input_text", "output_text", "text", "input_audio", "output_audio", "audio", "input_image"
+    ]
+    text: Text | None = None
+    transcript: Text | None = None
+    audio: object = None
+    image_url: object = None
+
+
+class MessageIn(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: ItemId | None = None
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)]
+
+
+class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: ItemId | None = None
+    call_id: ItemId | None = None
+    name: Name
+    arguments: Text
+
+
+class FunctionCallOutputIn(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: ItemId | None = None
+    call_id: ItemId
+    output: Text
+
+
+class ItemReferenceIn(msgspec.Struct, frozen=True, kw_only=True, tag="item_reference"):
+    id: ItemId
+
+
+ItemIn = MessageIn | FunctionCallIn | FunctionCallOutputIn
+
+
+class ResponseIn(Wishes, frozen=True, kw_only=True):
+    conversation: str | None = None
+    input: (
+        Annotated[list[ItemIn | ItemReferenceIn], Meta(max_length=limits.INPUT_ITEMS_MAX)] | None
+    ) = None
+    metadata: Metadata | None = None
+
+
+# ---------------------------------------------------------------- the events
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: EventId | None = None
+
+
+class SessionUpdate(Event, frozen=True, kw_only=True, tag="session.update"):
+    session: SessionIn
+
+
+class ItemCreate(Event, frozen=True, kw_only=True, tag="conversation.item.create"):
+    item: ItemIn
+    previous_item_id: ItemId | None = None
+
+
+class ItemRetrieve(Event, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
+    item_id: ItemId
+
+
+class ItemTruncate(Event, frozen=True, kw_only=True, tag="conversation.item.truncate"):
+    item_id: ItemId
+    content_index: Annotated[int, Meta(ge=0, le=limits.PARTS_MAX)]
+    audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)]
+
+
+class ItemDelete(Event, frozen=True, kw_only=True, tag="conversation.item.delete"):
+    item_id: ItemId
+
+
+class ResponseCreate(Event, frozen=True, kw_only=True, tag="response.create"):
+    response: ResponseIn | None = None
+
+
+class ResponseCancel(Event, frozen=True, kw_only=True, tag="response.cancel"):
+    response_id: str | None = None
+
+
+class AudioAppend(Event, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
+    audio: str
+
+
+class AudioCommit(Event, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
+    pass
+
+
+class AudioClear(Event, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
+    pass
+
+
+class OutputAudioClear(Event, frozen=True, kw_only=True, tag="output_audio_buffer.clear"):
+    pass
+
+
+ClientEvent = (
+    SessionUpdate
+    | ItemCreate
+    | ItemRetrieve
+    | ItemTruncate
+    | ItemDelete
+    | ResponseCreate
+    | ResponseCancel
+    | AudioAppend
+    | AudioCommit
+    | AudioClear
+    | OutputAudioClear
+)
+
+EVENT_TYPES = (
+    "session.update",
+    "conversation.item.create",
+    "conversation.item.retrieve",
+    "conversation.item.truncate",
+    "conversation.item.delete",
+    "response.create",
+    "response.cancel",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
+    "input_audio_buffer.clear",
+    "output_audio_buffer.clear",
+)
+ITEM_TYPES = ("message", "function_call", "function_call_output")

@@ -1,0 +1,262 @@
+"""Client events to Asks. Pure; raises Refusal for what the shapes alone cannot forbid."""
+
+from collections.abc import Callable
+from typing import TypeVar, assert_never
+
+import msgspec
+from msgspec import UnsetType
+
+from engine import Sampling
+from realtime.errors import Refusal
+from realtime.protocol import core
+from realtime.protocol.realtime_api import client
+from realtime.protocol.realtime_api.extras import Extras
+
+T = TypeVar("T")
+Fresh = Callable[[str], str]
+"""Makes an id from a prefix."""
+
+
+class NoAudio(msgspec.Struct, frozen=True):
+    """An audio event: answered here, the core hears nothing of it."""
+
+    cleared: bool = False
+
+
+def hear(
+    event: client.ClientEvent, now: core.Settings, default: core.Settings, fresh: Fresh
+) -> core.Ask | NoAudio:
+    """`now` is how the session is set, `default` what a cleared key falls back to."""
+    match event:
+        case client.SessionUpdate(session=session):
+            return core.Configure(_settings(session, now, default, "session"))
+        case client.ItemCreate(item=item, previous_item_id=after):
+            return core.AddItem(_item(item, "item", fresh), after)
+        case client.ItemRetrieve(item_id=item_id):
+            return core.FetchItem(item_id)
+        case client.ItemTruncate(item_id=item_id, content_index=index, audio_end_ms=end):
+            return core.TruncateItem(item_id, index, end)
+        case client.ItemDelete(item_id=item_id):
+            return core.DropItem(item_id)
+        case client.ResponseCreate(response=response):
+            return _respond(response or client.ResponseIn(), now, fresh)
+        case client.ResponseCancel(response_id=answer_id):
+            return core.Cancel(answer_id)
+        case client.AudioAppend() | client.OutputAudioClear():
+            return NoAudio()
+        case client.AudioClear():
+            return NoAudio(cleared=True)
+        case client.AudioCommit():
+            raise Refusal(
+                "Error committing input audio buffer: it is empty, this server takes text only.",
+                code="input_audio_buffer_commit_empty",
+            )
+        case _:
+            assert_never(event)
+
+
+def _respond(response: client.ResponseIn, now: core.Settings, fresh: Fresh) -> core.Respond:
+    context: tuple[core.Item | core.ItemReference, ...] | None = None
+    if response.input is not None:
+        context = tuple(
+            core.ItemReference(item.id)
+            if isinstance(item, client.ItemReferenceIn)
+            else _item(item, f"response.input[{n}]", fresh)
+            for n, item in enumerate(response.input)
+        )
+    return core.Respond(
+        settings=_settings(response, now, now, "response"),
+        metadata=response.metadata,
+        apart=response.conversation == "none",
+        context=context,
+    )
+
+
+# ---------------------------------------------------------------- settings
+
+
+def _pick(value: T | UnsetType | None, now: T, default: T) -> T:
+    if isinstance(value, UnsetType):
+        return now
+    return default if value is None else value
+
+
+def _settings(
+    wishes: client.Wishes, now: core.Settings, default: core.Settings, where: str
+) -> core.Settings:
+    tokens = now.max_output_tokens
+    if wishes.max_output_tokens is None:
+        tokens = default.max_output_tokens
+    elif not isinstance(wishes.max_output_tokens, UnsetType):
+        tokens = None if wishes.max_output_tokens == "inf" else wishes.max_output_tokens
+    tools = now.tools
+    if wishes.tools is None:
+        tools = default.tools
+    elif not isinstance(wishes.tools, UnsetType):
+        tools = _tools(wishes.tools, where)
+    choice = now.tool_choice
+    if wishes.tool_choice is None:
+        choice = default.tool_choice
+    elif not isinstance(wishes.tool_choice, UnsetType):
+        choice = _tool_choice(wishes.tool_choice, tools, where)
+    return core.Settings(
+        instructions=_pick(wishes.instructions, now.instructions, default.instructions),
+        tools=tools,
+        tool_choice=choice,
+        max_output_tokens=tokens,
+        sampling=_sampling(wishes, now.sampling, default.sampling),
+        extras=_extras(wishes, now, default),
+    )
+
+
+def _sampling(wishes: client.Wishes, now: Sampling, default: Sampling) -> Sampling:
+    stop = wishes.stop
+    if isinstance(stop, str):
+        stops = (stop,)
+    elif stop is None:
+        stops = default.stop
+    else:
+        stops = now.stop if isinstance(stop, UnsetType) else tuple(stop)
+    if isinstance(wishes.seed, UnsetType):
+        seed = now.seed
+    else:
+        seed = default.seed if wishes.seed is None else wishes.seed
+    return msgspec.structs.replace(
+        now,
+        temperature=_pick(wishes.temperature, now.temperature, default.temperature),
+        top_p=_pick(wishes.top_p, now.top_p, default.top_p),
+        top_k=_pick(wishes.top_k, now.top_k, default.top_k),
+        min_p=_pick(wishes.min_p, now.min_p, default.min_p),
+        repetition_penalty=_pick(
+            wishes.repetition_penalty, now.repetition_penalty, default.repetition_penalty
+        ),
+        presence_penalty=_pick(
+            wishes.presence_penalty, now.presence_penalty, default.presence_penalty
+        ),
+        frequency_penalty=_pick(
+            wishes.frequency_penalty, now.frequency_penalty, default.frequency_penalty
+        ),
+        seed=seed,
+        stop=stops,
+    )
+
+
+def _tools(tools: list[client.ToolIn], where: str) -> tuple[core.Tool, ...]:
+    taken: list[core.Tool] = []
+    for n, tool in enumerate(tools):
+        if tool.type != "function":
+            continue
+        if tool.name is None:
+            param = f"{where}.tools[{n}].name"
+            raise Refusal(
+                f"Missing required parameter: '{param}'.",
+                code="missing_required_parameter",
+                param=param,
+            )
+        schema = msgspec.json.encode(tool.parameters or {}).decode()
+        taken.append(core.Tool(name=tool.name, description=tool.description, parameters=schema))
+    return tuple(taken)
+
+
+def _tool_choice(
+    choice: str | client.ToolChoiceIn, tools: tuple[core.Tool, ...], where: str
+) -> core.ToolChoice:
+    match choice:
+        case "auto" | "none" | "required":
+            return core.ToolChoice(choice)
+        case client.ToolChoiceIn(type="function", name=name) if name is not None:
+            if name not in {tool.name for tool in tools}:
+                raise Refusal(
+                    f"Invalid '{where}.tool_choice.name': no tool is called {name!r}.",
+                    code="invalid_value",
+                    param=f"{where}.tool_choice.name",
+                )
+            return core.ToolChoice("function", name)
+        case _:
+            raise Refusal(
+                f"Invalid '{where}.tool_choice': expected 'auto', 'none', 'required' or "
+                '{"type": "function", "name": …}.',
+                code="invalid_value",
+                param=f"{where}.tool_choice",
+            )
+
+
+def _extras(wishes: client.Wishes, now: core.Settings, default: core.Settings) -> str:
+    was, cleared = Extras.of(now), Extras.of(default)
+    return Extras(
+        parallel_tool_calls=_pick(
+            wishes.parallel_tool_calls, was.parallel_tool_calls, cleared.parallel_tool_calls
+        ),
+        voice=_voice(wishes.audio) or was.voice,
+    ).text()
+
+
+class _Voiced(msgspec.Struct):
+    voice: str
+
+
+class _Spoken(msgspec.Struct):
+    output: _Voiced
+
+
+def _voice(audio: object) -> str | None:
+    """We never speak; but a client may compare what it asked for with what we report."""
+    try:
+        return msgspec.convert(audio, _Spoken).output.voice[:64]
+    except msgspec.ValidationError:
+        return None
+
+
+# ---------------------------------------------------------------- items
+
+
+def _item(item: client.ItemIn, where: str, fresh: Fresh) -> core.Item:
+    item_id = item.id or fresh("item")
+    match item:
+        case client.MessageIn(role=role, content=content):
+            parts = tuple(
+                _part(part, role, f"{where}.content[{n}]") for n, part in enumerate(content)
+            )
+            return core.MessageItem(id=item_id, role=role, parts=parts)
+        case client.FunctionCallIn(name=name, arguments=arguments, call_id=call_id):
+            return core.CallItem(
+                id=item_id, call_id=call_id or fresh("call"), name=name, arguments=arguments
+            )
+        case client.FunctionCallOutputIn(call_id=call_id, output=output):
+            return core.CallOutputItem(id=item_id, call_id=call_id, output=output)
+        case _:
+            assert_never(item)
+
+
+def _part(part: client.PartIn, role: core.ItemRole, where: str) -> core.Part:
+    """Any spelling of text is text; audio counts by its transcript."""
+    match part.type:
+        case "input_text" | "output_text" | "text":
+            if part.text is None:
+                raise _missing(f"{where}.text")
+            return core.Part("output_text" if role == "assistant" else "input_text", part.text)
+        case "input_audio" | "output_audio" | "audio":
+            if part.transcript is None:
+                raise Refusal(
+                    f"Invalid '{where}': this server takes text only; audio needs a 'transcript'.",
+                    code="invalid_value",
+                    param=f"{where}.transcript",
+                )
+            if role == "user":
+                return core.Part("input_audio", part.transcript)
+            kind = "output_text" if role == "assistant" else "input_text"
+            return core.Part(kind, part.transcript)
+        case "input_image":
+            raise Refusal(
+                f"Invalid '{where}.type': this server takes text only, no images.",
+                code="invalid_value",
+                param=f"{where}.type",
+            )
+        case _:
+            assert_never(part.type)
+
+
+def _missing(param: str) -> Refusal:
+    return Refusal(
+        f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
+    )

@@ -1,0 +1,280 @@
+"""Tells to server events, in the order every client understands."""
+
+from collections.abc import Iterator
+from typing import Literal, TypedDict, assert_never
+
+import msgspec
+from msgspec import UNSET
+
+from realtime.errors import Refusal
+from realtime.protocol import core
+from realtime.protocol.realtime_api import server
+from realtime.protocol.realtime_api.extras import Extras
+
+
+class Voice:
+    """One connection's: numbers the events it says."""
+
+    def __init__(self, session_id: str, model: str) -> None:
+        self.session_id = session_id
+        self.model = model
+        self._said = 0
+
+    def say(self, tell: core.Tell) -> Iterator[server.ServerEvent]:
+        match tell:
+            case core.Opened(settings=settings):
+                yield server.SessionCreated(event_id=self._id(), session=self._session(settings))
+            case core.Configured(settings=settings):
+                yield server.SessionUpdated(event_id=self._id(), session=self._session(settings))
+            case core.ItemAdded(item=item, previous=previous):
+                shape = item_out(item)
+                yield server.ItemAdded(event_id=self._id(), previous_item_id=previous, item=shape)
+                yield server.ItemDone(event_id=self._id(), previous_item_id=previous, item=shape)
+            case core.ItemFetched(item=item):
+                yield server.ItemRetrieved(event_id=self._id(), item=item_out(item))
+            case core.ItemDropped(item_id=item_id):
+                yield server.ItemDeleted(event_id=self._id(), item_id=item_id)
+            case core.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end):
+                yield server.ItemTruncated(
+                    event_id=self._id(), item_id=item_id, content_index=index, audio_end_ms=end
+                )
+            case core.AnswerStarted(answer=answer):
+                yield server.ResponseCreated(event_id=self._id(), response=response_out(answer))
+            case core.OutputStarted():
+                yield from self._output_started(tell)
+            case core.TextDelta(answer_id=answer_id, index=index, item_id=item_id, text=text):
+                yield server.TextDelta(
+                    event_id=self._id(),
+                    response_id=answer_id,
+                    item_id=item_id,
+                    output_index=index,
+                    content_index=0,
+                    delta=text,
+                )
+            case core.ArgumentsDelta():
+                yield server.ArgumentsDelta(
+                    event_id=self._id(),
+                    response_id=tell.answer_id,
+                    item_id=tell.item_id,
+                    output_index=tell.index,
+                    call_id=tell.call_id,
+                    delta=tell.text,
+                )
+            case core.OutputEnded():
+                yield from self._output_ended(tell)
+            case core.AnswerEnded(answer=answer):
+                yield server.ResponseDone(event_id=self._id(), response=response_out(answer))
+                yield server.RateLimitsUpdated(event_id=self._id(), rate_limits=[])
+            case _:
+                assert_never(tell)
+
+    def refuse(self, refusal: Refusal, event_id: str | None) -> server.Error:
+        return server.Error(
+            event_id=self._id(),
+            error=server.ErrorBody(
+                type=refusal.kind,
+                code=refusal.code,
+                message=refusal.message,
+                param=refusal.param,
+                event_id=refusal.event_id or event_id,
+            ),
+        )
+
+    def audio_cleared(self) -> server.AudioCleared:
+        return server.AudioCleared(event_id=self._id())
+
+    def _output_started(self, tell: core.OutputStarted) -> Iterator[server.ServerEvent]:
+        shape = item_out(tell.item)
+        yield server.OutputItemAdded(
+            event_id=self._id(), response_id=tell.answer_id, output_index=tell.index, item=shape
+        )
+        if not tell.apart:
+            yield server.ItemAdded(event_id=self._id(), previous_item_id=tell.previous, item=shape)
+        if isinstance(tell.item, core.MessageItem):
+            yield server.ContentPartAdded(
+                event_id=self._id(),
+                response_id=tell.answer_id,
+                item_id=tell.item.id,
+                output_index=tell.index,
+                content_index=0,
+                part=server.PartOut(type="text", text=""),
+            )
+
+    def _output_ended(self, tell: core.OutputEnded) -> Iterator[server.ServerEvent]:
+        item, answer_id, index = tell.item, tell.answer_id, tell.index
+        match item:
+            case core.MessageItem():
+                text = "".join(part.text for part in item.parts)
+                yield server.TextDone(
+                    event_id=self._id(),
+                    response_id=answer_id,
+                    item_id=item.id,
+                    output_index=index,
+                    content_index=0,
+                    text=text,
+                )
+                yield server.ContentPartDone(
+                    event_id=self._id(),
+                    response_id=answer_id,
+                    item_id=item.id,
+                    output_index=index,
+                    content_index=0,
+                    part=server.PartOut(type="text", text=text),
+                )
+            case core.CallItem():
+                yield server.ArgumentsDone(
+                    event_id=self._id(),
+                    response_id=answer_id,
+                    item_id=item.id,
+                    output_index=index,
+                    call_id=item.call_id,
+                    name=item.name,
+                    arguments=item.arguments,
+                )
+            case _:
+                assert_never(item)
+        shape = item_out(item)
+        yield server.OutputItemDone(
+            event_id=self._id(), response_id=answer_id, output_index=index, item=shape
+        )
+        if not tell.apart:
+            yield server.ItemDone(event_id=self._id(), previous_item_id=tell.previous, item=shape)
+
+    def _session(self, settings: core.Settings) -> server.SessionOut:
+        extras = Extras.of(settings)
+        return server.SessionOut(
+            id=self.session_id,
+            model=self.model,
+            instructions=settings.instructions,
+            tools=[tool_out(tool) for tool in settings.tools],
+            tool_choice=_choice(settings.tool_choice),
+            parallel_tool_calls=extras.parallel_tool_calls,
+            max_output_tokens=_tokens(settings),
+            output_modalities=["text"],
+            audio=server.SessionAudio(output=server.AudioOut(voice=extras.voice)),
+            **_sampling(settings),
+        )
+
+    def _id(self) -> str:
+        self._said += 1
+        return f"event_{self.session_id.removeprefix('sess_')}_{self._said}"
+
+
+def response_out(answer: core.Answer) -> server.ResponseOut:
+    return server.ResponseOut(
+        id=answer.id,
+        status=answer.status,
+        status_details=_details(answer),
+        output=[item_out(item) for item in answer.items],
+        conversation_id=answer.conversation,
+        output_modalities=["text"],
+        max_output_tokens=_tokens(answer.settings),
+        audio=server.ResponseAudio(output=server.AudioOut(voice=Extras.of(answer.settings).voice)),
+        usage=None if answer.usage is None else usage_out(answer.usage),
+        metadata=answer.metadata,
+        **_sampling(answer.settings),
+    )
+
+
+def item_out(item: core.Item) -> server.ItemOut:
+    match item:
+        case core.MessageItem():
+            return server.MessageOut(
+                id=item.id,
+                status=item.status,
+                role=item.role,
+                content=[_part(part) for part in item.parts],
+            )
+        case core.CallItem():
+            return server.FunctionCallOut(
+                id=item.id,
+                status=item.status,
+                call_id=item.call_id,
+                name=item.name,
+                arguments=item.arguments,
+            )
+        case core.CallOutputItem():
+            return server.FunctionCallOutputOut(
+                id=item.id, status=item.status, call_id=item.call_id, output=item.output
+            )
+        case _:
+            assert_never(item)
+
+
+def tool_out(tool: core.Tool) -> server.ToolOut:
+    return server.ToolOut(
+        name=tool.name,
+        description=UNSET if tool.description is None else tool.description,
+        parameters=msgspec.Raw(tool.parameters.encode()),
+    )
+
+
+def usage_out(usage: core.Usage) -> server.UsageOut:
+    return server.UsageOut(
+        total_tokens=usage.input_tokens + usage.output_tokens,
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        input_token_details=server.InputDetails(
+            text_tokens=usage.input_tokens,
+            cached_tokens=usage.cached_tokens,
+            cached_tokens_details=server.CachedDetails(text_tokens=usage.cached_tokens),
+        ),
+        output_token_details=server.OutputDetails(text_tokens=usage.output_tokens),
+    )
+
+
+def _part(part: core.Part) -> server.PartOut:
+    if part.kind == "input_audio":
+        return server.PartOut(type="input_audio", transcript=part.text)
+    return server.PartOut(type=part.kind, text=part.text)
+
+
+def _details(answer: core.Answer) -> server.StatusDetails | None:
+    reason = UNSET if answer.reason is None else answer.reason
+    match answer.status:
+        case "in_progress" | "completed":
+            return None
+        case "cancelled" | "incomplete":
+            return server.StatusDetails(type=answer.status, reason=reason)
+        case "failed":
+            error = answer.error or core.AnswerError("server_error", "The answer failed.")
+            return server.StatusDetails(
+                type="failed", error=server.ErrorDetail(code=error.code, message=error.message)
+            )
+        case _:
+            assert_never(answer.status)
+
+
+def _choice(choice: core.ToolChoice) -> str | server.ToolChoiceOut:
+    return server.ToolChoiceOut(name=choice.name) if choice.name is not None else choice.mode
+
+
+def _tokens(settings: core.Settings) -> int | Literal["inf"]:
+    return "inf" if settings.max_output_tokens is None else settings.max_output_tokens
+
+
+class _Sampling(TypedDict):
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: list[str]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+def _sampling(settings: core.Settings) -> _Sampling:
+    sampling = settings.sampling
+    return {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "seed": sampling.seed,
+        "stop": list(sampling.stop),
+        "repetition_penalty": sampling.repetition_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+    }

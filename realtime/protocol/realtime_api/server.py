@@ -1,0 +1,337 @@
+"""The server events and the shapes in them. Each validates against the OpenAI SDK's own types."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from realtime.errors import Fault
+from realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus
+
+# ---------------------------------------------------------------- items
+
+
+class PartOut(msgspec.Struct, frozen=True, kw_only=True):
+    """In items: input_text, output_text, input_audio. In content_part events: text."""
+
+    type: Literal["input_text", "output_text", "input_audio", "text"]
+    text: str | UnsetType = UNSET
+    transcript: str | UnsetType = UNSET
+
+
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: ItemStatus
+    role: ItemRole
+    content: list[PartOut]
+
+
+class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutputOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+ItemOut = MessageOut | FunctionCallOut | FunctionCallOutputOut
+
+
+# ---------------------------------------------------------------- session
+
+
+class ToolOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: msgspec.Raw
+
+
+class ToolChoiceOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    name: str
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm"):
+    rate: int = 24_000
+
+
+class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
+    """All null: a text server hears nothing. A client whose own `turn_detection` were reported back
+    would wait for us to interrupt."""
+
+    format: Format = Format()
+    transcription: None = None
+    noise_reduction: None = None
+    turn_detection: None = None
+
+
+class AudioOut(msgspec.Struct, frozen=True, kw_only=True):
+    format: Format = Format()
+    voice: str = "alloy"
+
+
+class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
+    input: AudioIn = AudioIn()
+    output: AudioOut = AudioOut()
+
+
+class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Our extra keys, as they are in effect."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: list[str]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+
+
+class SessionOut(SamplingOut, frozen=True, kw_only=True):
+    type: Literal["realtime"] = "realtime"
+    object: Literal["realtime.session"] = "realtime.session"
+    id: str
+    model: str
+    instructions: str
+    tools: list[ToolOut]
+    tool_choice: str | ToolChoiceOut
+    parallel_tool_calls: bool
+    max_output_tokens: int | Literal["inf"]
+    output_modalities: list[Literal["text"]]
+    audio: SessionAudio = SessionAudio()
+    truncation: Literal["disabled"] = "disabled"
+    tracing: None = None
+    prompt: None = None
+    include: None = None
+
+
+# ---------------------------------------------------------------- response
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    type: Fault = "server_error"
+    code: str
+    message: str
+
+
+class StatusDetails(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["cancelled", "incomplete", "failed"]
+    reason: Literal["client_cancelled", "max_output_tokens"] | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+
+
+class CachedDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int = 0
+    image_tokens: int = 0
+
+
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int = 0
+    image_tokens: int = 0
+    cached_tokens: int
+    cached_tokens_details: CachedDetails
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int = 0
+
+
+class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: InputDetails
+    output_token_details: OutputDetails
+
+
+class ResponseAudio(msgspec.Struct, frozen=True, kw_only=True):
+    output: AudioOut = AudioOut()
+
+
+class ResponseOut(SamplingOut, frozen=True, kw_only=True):
+    id: str
+    object: Literal["realtime.response"] = "realtime.response"
+    status: AnswerStatus
+    status_details: StatusDetails | None
+    output: list[ItemOut]
+    conversation_id: str | None
+    output_modalities: list[Literal["text"]]
+    max_output_tokens: int | Literal["inf"]
+    audio: ResponseAudio = ResponseAudio()
+    usage: UsageOut | None
+    metadata: dict[str, str] | None
+
+
+# ---------------------------------------------------------------- the events
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: str
+
+
+class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    session: SessionOut
+
+
+class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
+    session: SessionOut
+
+
+class ItemAdded(Event, frozen=True, kw_only=True, tag="conversation.item.added"):
+    previous_item_id: str | None
+    item: ItemOut
+
+
+class ItemDone(Event, frozen=True, kw_only=True, tag="conversation.item.done"):
+    previous_item_id: str | None
+    item: ItemOut
+
+
+class ItemRetrieved(Event, frozen=True, kw_only=True, tag="conversation.item.retrieved"):
+    item: ItemOut
+
+
+class ItemDeleted(Event, frozen=True, kw_only=True, tag="conversation.item.deleted"):
+    item_id: str
+
+
+class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.truncated"):
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+
+
+class ResponseCreated(Event, frozen=True, kw_only=True, tag="response.created"):
+    response: ResponseOut
+
+
+class ResponseDone(Event, frozen=True, kw_only=True, tag="response.done"):
+    response: ResponseOut
+
+
+class OutputItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
+    response_id: str
+    output_index: int
+    item: ItemOut
+
+
+class OutputItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
+    response_id: str
+    output_index: int
+    item: ItemOut
+
+
+class ContentPartAdded(Event, frozen=True, kw_only=True, tag="response.content_part.added"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    part: PartOut
+
+
+class ContentPartDone(Event, frozen=True, kw_only=True, tag="response.content_part.done"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    part: PartOut
+
+
+class TextDelta(Event, frozen=True, kw_only=True, tag="response.output_text.delta"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class ArgumentsDelta(
+    Event, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+):
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+    delta: str
+
+
+class ArgumentsDone(Event, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    name: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class RateLimitsUpdated(Event, frozen=True, kw_only=True, tag="rate_limits.updated"):
+    rate_limits: list[RateLimit]
+
+
+class AudioCleared(Event, frozen=True, kw_only=True, tag="input_audio_buffer.cleared"):
+    pass
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    type: Fault
+    code: str
+    message: str
+    param: str | None
+    event_id: str | None
+
+
+class Error(Event, frozen=True, kw_only=True, tag="error"):
+    error: ErrorBody
+
+
+ServerEvent = (
+    SessionCreated
+    | SessionUpdated
+    | ItemAdded
+    | ItemDone
+    | ItemRetrieved
+    | ItemDeleted
+    | ItemTruncated
+    | ResponseCreated
+    | ResponseDone
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
+    | TextDelta
+    | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | RateLimitsUpdated
+    | AudioCleared
+    | Error
+)
