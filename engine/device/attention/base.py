@@ -1,0 +1,26 @@
+"""The seam between a model and the way its attention is computed over paged KV."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.device.inputs import Step
+from engine.device.kv import KVPool
+
+
+class StepAttention(Protocol):
+    """The attention of one step, its index tensors made once and used by every layer."""
+
+    def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+        """query [T, heads, key_dim] -> [T, heads, value_dim], causal, each token seeing the
+        `window` last positions of its own row, itself included (None: all). The keys and values
+        of this step's tokens are in the pool already."""
+        ...
+
+
+class Backend(Protocol):
+    """Makes the attention of a step. Has no memory from step to step but buffers."""
+
+    def prepare(self, step: Step, pool: KVPool) -> StepAttention: ...

@@ -1,0 +1,215 @@
+"""Paged attention by gathering pages and calling SDPA: the oracle, and the way of the CPU.
+
+Rows with equally many new tokens and about as much context are computed together, padded to the
+longest. The query heads of one KV head are folded into query rows, so that each key is read once:
+
+    query [n, C tokens, kv_heads, G, dim] -> [n, kv_heads, G * C, dim]
+
+What lies beyond a row's end in its last page belongs to nobody and may be NaN (a failed turn's
+leftovers): it is cut off where a row is alone, and zeroed in the gathered copy where it is padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.device.inputs import Ints, Step, upload
+from engine.device.kv import KVPool
+
+FOLD_COUNT_MAX = 64
+"""Rows with more new tokens than this are computed alone, and their heads share keys by stride
+instead of by folding, whose mask would be G times as large."""
+WASTE_TOKENS = 512
+"""Padding (tokens of context) that costs about as much as one more call."""
+
+
+class Reference:
+    def prepare(self, step: Step, pool: KVPool) -> ReferenceStep:
+        return ReferenceStep(step, pool)
+
+
+class ReferenceStep:
+    """Plans are made on first use, one per distinct window and number of heads."""
+
+    def __init__(self, step: Step, pool: KVPool) -> None:
+        self.step, self.pool = step, pool
+        self.plans: dict[int | None, list[Group]] = {}
+
+    def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+        if window not in self.plans:
+            self.plans[window] = plan(self.step, self.pool.page_size, window, query)
+        groups = self.plans[window]
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        if len(groups) == 1:
+            return groups[0].attend(query, keys, values, scale)
+        out = query.new_empty(*query.shape[:2], values.shape[-1])
+        for group in groups:
+            out[group.where] = group.attend(query[group.where], keys, values, scale)
+        return out
+
+
+@dataclass
+class Group:
+    """n rows with C new tokens each, attending over at most L positions of gathered pages."""
+
+    where: Tensor | slice
+    """[n * C] their tokens among the step's T."""
+    pages: Tensor
+    """[n, P] page numbers, padded with the row's last."""
+    span: slice
+    """The L positions, of the P * page_size gathered ones, that hold context."""
+    mask: Tensor | None
+    """[n, 1, C, L], 0 where visible, else -inf. None: all is visible or, with C > 1, all that
+    is not after the query."""
+    blank: Tensor | None
+    """[B, 2] (row of the group, gathered position) where padding must not be NaN."""
+
+    def __post_init__(self) -> None:
+        self.rows = len(self.pages)
+        self.lines: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.folded: dict[int, Tensor | None] = {}
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """query [n * C, heads, dim] -> [n * C, heads, value_dim]."""
+        key, value = self._gather(keys), self._gather(values)  # [n, kv_heads, L, dim]
+        tokens, heads, dim = query.shape
+        count, kv_heads = tokens // self.rows, keys.shape[1]
+        share = heads // kv_heads
+        if count == 1:
+            mixed = F.scaled_dot_product_attention(
+                query.reshape(self.rows, kv_heads, share, dim),
+                key,
+                value,
+                attn_mask=self.mask,
+                scale=scale,
+            )
+            return mixed.reshape(tokens, heads, -1)
+        query = query.view(self.rows, count, kv_heads, share, dim).permute(0, 2, 3, 1, 4)
+        if count <= FOLD_COUNT_MAX:
+            mixed = F.scaled_dot_product_attention(
+                query.reshape(self.rows, kv_heads, share * count, dim),
+                key,
+                value,
+                attn_mask=self._folded_mask(share),
+                scale=scale,
+            ).view(self.rows, kv_heads, share, count, -1)
+        else:
+            mixed = F.scaled_dot_product_attention(
+                query[0],  # [kv_heads, share, C, dim]
+                key[0].unsqueeze(1).expand(-1, share, -1, -1),
+                value[0].unsqueeze(1).expand(-1, share, -1, -1),
+                attn_mask=None if self.mask is None else self.mask[0],
+                is_causal=self.mask is None,
+                scale=scale,
+            ).unsqueeze(0)
+        return mixed.permute(0, 3, 1, 2, 4).reshape(tokens, heads, -1)
+
+    def _gather(self, pool: Tensor) -> Tensor:
+        """[page, head, slot, dim] -> [n, head, L, dim], one copy, page by page."""
+        heads, slots, dim = pool.shape[1:]
+        if heads not in self.lines:
+            self.lines[heads] = self._lines(heads, slots)
+        lines, blank = self.lines[heads]
+        copy = pool.view(-1, slots * dim).index_select(0, lines)
+        if blank is not None:
+            copy.view(-1, dim).index_fill_(0, blank, 0.0)
+        return copy.view(self.rows, heads, -1, dim)[:, :, self.span]
+
+    def _lines(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
+        """Which (page, head) blocks to gather, and which gathered vectors to zero."""
+        head = torch.arange(heads, device=self.pages.device)
+        lines = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
+        if self.blank is None:
+            return lines, None
+        row, position = self.blank.unbind(1)
+        block = row[:, None] * heads + head
+        return lines, (block * self.pages.shape[1] * slots + position[:, None]).flatten()
+
+    def _folded_mask(self, share: int) -> Tensor | None:
+        """The mask for C tokens of `share` query heads, one head's tokens below the other's."""
+        if share not in self.folded:
+            self.folded[share] = None if self.mask is None else self.mask.repeat(1, 1, share, 1)
+        return self.folded[share]
+
+
+def plan(step: Step, page_size: int, window: int | None, like: Tensor) -> list[Group]:
+    """Cut the rows of a step into groups."""
+    ends = step.starts + step.counts
+    begins = np.zeros_like(ends)
+    if window is not None:
+        begins = np.maximum(step.starts - window + 1, 0) // page_size * page_size
+    groups = []
+    for rows in _similar(step.counts, ends - begins):
+        groups.append(_group(step, rows, begins[rows], ends[rows], page_size, window, like))
+    return groups
+
+
+def _similar(counts: Ints, lengths: Ints) -> list[Ints]:
+    """Row numbers, grouped so that padding to the longest costs less than a call of its own."""
+    groups: list[list[int]] = []
+    for row in np.lexsort((lengths, counts)).tolist():
+        count, length = int(counts[row]), int(lengths[row])
+        if groups and count <= FOLD_COUNT_MAX and counts[groups[-1][0]] == count:
+            waste = sum(length - int(lengths[other]) for other in groups[-1])
+            if waste <= WASTE_TOKENS:
+                groups[-1].append(row)
+                continue
+        groups.append([row])
+    return [np.array(sorted(rows)) for rows in groups]
+
+
+def _group(
+    step: Step,
+    rows: Ints,
+    begins: Ints,
+    ends: Ints,
+    page_size: int,
+    window: int | None,
+    like: Tensor,
+) -> Group:
+    """begins, ends [n]: the positions of each row that are gathered, from a page's beginning."""
+    device = like.device
+    count = int(step.counts[rows[0]])
+    lengths = ends - begins
+    longest = int(lengths.max())
+    alone = len(rows) == 1
+    tables = np.empty((len(rows), -(-longest // page_size)), dtype=np.int64)
+    for line, row in enumerate(rows):
+        found = step.tables[row][begins[line] // page_size : -(-ends[line] // page_size)]
+        tables[line, : len(found)] = found
+        tables[line, len(found) :] = found[-1]
+    where: Tensor | slice = slice(None)
+    if len(rows) != len(step.counts):
+        where = upload((step.first[rows][:, None] + np.arange(count)).ravel(), device)
+    begin = 0
+    if alone and count == 1 and window is not None:
+        begin = max(0, longest - window)
+    blank = mask = None
+    if not alone and int(lengths.min()) != longest:
+        gathered = np.arange(tables.shape[1] * page_size)
+        blank = upload(np.argwhere(gathered >= lengths[:, None]), device)
+    begun = int(step.starts[rows[0]]) > 0
+    if not alone or window is not None or begun or count <= FOLD_COUNT_MAX:
+        mask = _mask(lengths, count, begin, longest, window, like)
+    return Group(where, upload(tables, device), slice(begin, longest), mask, blank)
+
+
+def _mask(
+    lengths: Ints, count: int, begin: int, end: int, window: int | None, like: Tensor
+) -> Tensor | None:
+    """[n, 1, C, end - begin]: 0 where a query sees a key, else -inf; None if all see all.
+    Positions are counted from where each row's gathered pages begin."""
+    key = np.arange(begin, end)
+    query = lengths[:, None] - count + np.arange(count)  # [n, C]
+    visible = key <= query[:, :, None]
+    if window is not None:
+        visible &= key > query[:, :, None] - window
+    if visible.all():
+        return None
+    hidden = upload(~visible, like.device)[:, None]
+    return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, float("-inf"))

@@ -1,0 +1,113 @@
+"""The arithmetic of a Llama-family decoder layer, on flat tokens. Knows no pages and no batch.
+
+T tokens of all rows of a step stand side by side; `attend` alone knows which belong together.
+Parameters are plain tensors: no nn.Module, because its call costs more than a small layer's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
+"""(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) ->
+[T, heads, dim]: writes the new keys and values, then attends over all that came before."""
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of x [T, heads, dim] by cos and sin [T, 1, dim]; the first half of `sin`
+    is negated, so that rolling by half a head does the work of transformers' `rotate_half`."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+class Linear:
+    """y = x W^T + b with W [out, in]. Checkpoint matrices are stacked into it along `out`."""
+
+    def __init__(self, size_in: int, size_out: int, bias: bool, like: Tensor) -> None:
+        self.weight = like.new_empty(size_out, size_in)
+        self.bias = like.new_empty(size_out) if bias else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class Norm:
+    """RMS norm over the last dimension, computed in fp32 inside torch's kernel."""
+
+    def __init__(self, size: int, eps: float, like: Tensor) -> None:
+        self.weight = like.new_empty(size)
+        self.shape = (size,)
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+class Attention:
+    """Queries, keys and values from one matrix; norm and rotation of queries and keys together."""
+
+    def __init__(
+        self,
+        layer: int,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        window: int | None,
+        rope: bool,
+        qkv_bias: bool,
+        out_bias: bool,
+        qk_norm_eps: float | None,
+        like: Tensor,
+    ) -> None:
+        self.layer, self.window, self.rope = layer, window, rope
+        self.heads, self.rotated, self.all_heads = heads, heads + kv_heads, heads + 2 * kv_heads
+        self.head_dim = head_dim
+        self.scale = head_dim**-0.5
+        self.qkv = Linear(hidden, self.all_heads * head_dim, qkv_bias, like)
+        self.out = Linear(heads * head_dim, hidden, out_bias, like)
+        self.norm_eps = qk_norm_eps
+        self.norm_weight = None  # [heads + kv_heads, dim]: q_norm, then k_norm, row by row
+        if qk_norm_eps is not None:
+            self.norm_weight = like.new_empty(self.rotated, head_dim)
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        qkv = self.qkv(x).view(-1, self.all_heads, self.head_dim)
+        qk = qkv[:, : self.rotated]
+        if self.norm_weight is not None:
+            qk = F.rms_norm(qk, (self.head_dim,), None, self.norm_eps) * self.norm_weight
+        if self.rope:
+            qk = rotate(qk, cos, sin)
+        query, key, value = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.rotated :]
+        mixed = attend(self.layer, query, key, value, self.scale, self.window)
+        return self.out(mixed.reshape(-1, self.heads * self.head_dim))
+
+
+class Mlp:
+    """down(act(gate(x)) * up(x)), gate and up in one matrix."""
+
+    def __init__(
+        self, hidden: int, inner: int, bias: bool, act: Callable[[Tensor], Tensor], like: Tensor
+    ) -> None:
+        self.inner = inner
+        self.act = act
+        self.gate_up = Linear(hidden, 2 * inner, bias, like)
+        self.down = Linear(inner, hidden, bias, like)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        both = self.gate_up(x)
+        return self.down(self.act(both[:, : self.inner]).mul_(both[:, self.inner :]))
+
+
+class Layer:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, before: Norm, attention: Attention, after: Norm, mlp: Mlp) -> None:
+        self.before, self.attention, self.after, self.mlp = before, attention, after, mlp
+
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+        x = x + self.attention(self.before(x), cos, sin, attend)
+        return x.add_(self.mlp(self.after(x)))

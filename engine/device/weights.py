@@ -1,0 +1,167 @@
+"""A checkpoint: where it is, what its config says, and its tensors poured into our parameters.
+
+Every way in which a checkpoint can be broken is one line of ModelError that says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig
+
+from engine.config import BUNDLED
+from engine.device.models.decoder import Slot
+from engine.errors import ModelError
+
+Progress = Callable[[str, float], None]
+"""(what is being done, how far it is in [0, 1])."""
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+"""The files of a hub repository that are fetched."""
+
+
+def resolve(model: str, revision: str | None, progress: Progress) -> Path:
+    """The folder of `demo`, of a folder in the Hugging Face layout, or of a hub id, fetched into
+    the ordinary Hugging Face cache where it is not there yet."""
+    if model == BUNDLED:
+        folder = Path(__file__).parent.parent / "bundled" / BUNDLED
+    elif Path(model).expanduser().exists() or model.startswith((".", "/", "~")):
+        folder = Path(model).expanduser()
+    else:
+        return _fetch(model, revision, progress)
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder")
+    return folder
+
+
+def _fetch(model: str, revision: str | None, progress: Progress) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": WANTED}
+    bar = _reporting_bar(model, progress)
+    try:
+        return Path(snapshot_download(model, tqdm_class=bar, **wanted))
+    except HFValidationError as error:
+        raise ModelError(f"{model}: neither a folder nor a hub id") from error
+    except GatedRepoError as error:
+        raise ModelError(f"{model}: the hub asks for a login and its licence accepted") from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{model}: the hub has no revision {revision!r}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"{model}: no such folder, and the hub has no such model") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelError(f"{model}: not in the local cache, and the hub does not answer") from error
+    except Exception as error:
+        raise ModelError(f"{model}: download failed: {_line(error)}") from error
+
+
+def _reporting_bar(model: str, progress: Progress) -> type:
+    """A tqdm class that draws nothing and reports the share of bytes (or files) fetched."""
+    from tqdm.auto import tqdm
+
+    class Bar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            kwargs.pop("name", None)
+            super().__init__(*args, **(kwargs | {"disable": False, "gui": True}))
+
+        def display(self, *args: Any, **kwargs: Any) -> None:
+            pass
+
+        def update(self, n: float | None = 1) -> bool | None:
+            done = super().update(n)
+            if self.total:
+                progress(f"fetching {model}", min(1.0, self.n / self.total))
+            return done
+
+    return Bar
+
+
+def read_config(folder: Path) -> Any:
+    """The transformers config of a checkpoint folder."""
+    path = folder / "config.json"
+    _read_json(path)
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as error:
+        raise ModelError(f"{path}: {_line(error)}") from error
+
+
+def fill(folder: Path, slots: dict[str, Slot], progress: Progress) -> None:
+    """Pour the tensors of a checkpoint into their slots, shard by shard, converting each on the
+    way; at no time is more than one checkpoint tensor in memory beside the parameters."""
+    missing = dict(slots)
+    for path, names in _shards(folder, slots):
+        try:
+            with safe_open(path, framework="pt", device="cpu") as shard:
+                present = set(shard.keys())
+                for name in sorted(present if names is None else names):
+                    slot = missing.pop(name, None) if name in present else None
+                    if slot is None:
+                        continue
+                    _pour(shard.get_tensor(name), slot, f"{path.name}: {name}")
+                    progress("loading weights", 1 - len(missing) / len(slots))
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path}: cannot be read: {_line(error)}") from error
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise ModelError(f"{folder}: tensor {min(missing)} is missing{more}")
+
+
+def _shards(folder: Path, slots: dict[str, Slot]) -> Iterable[tuple[Path, set[str] | None]]:
+    """(file, names wanted from it or None for whatever it has), each file found to exist."""
+    index = folder / INDEX
+    if not index.exists():
+        if not (folder / SINGLE).exists():
+            raise ModelError(f"{folder}: neither {SINGLE} nor {INDEX} is there")
+        return [(folder / SINGLE, None)]
+    places = _read_json(index).get("weight_map")
+    if not isinstance(places, dict):
+        raise ModelError(f"{index}: has no weight_map")
+    wanted: dict[str, set[str]] = {}
+    for name in slots:
+        if name in places:
+            wanted.setdefault(places[name], set()).add(name)
+    for file in sorted(wanted):
+        if not (folder / file).exists():
+            raise ModelError(f"{folder}: shard {file} is missing")
+    return [(folder / file, names) for file, names in sorted(wanted.items())]
+
+
+def _pour(tensor: torch.Tensor, slot: Slot, name: str) -> None:
+    if tuple(tensor.shape) != slot.shape:
+        found, wanted = list(tensor.shape), list(slot.shape)
+        raise ModelError(f"{name} has shape {found}, the config asks for {wanted}")
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise ModelError(f"{name} is {tensor.dtype}: quantized checkpoints are not supported")
+    slot.target.copy_(tensor)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError as error:
+        raise ModelError(f"{path.parent}: {path.name} is missing") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {_line(error)}") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: not a JSON object")
+    return found
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error's text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
