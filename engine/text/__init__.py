@@ -2,14 +2,17 @@
 
 from engine.text.detokenizer import Detokenizer
 from engine.text.message import Message, Role, Tool, ToolCall
+from engine.text.stop import Holdback, StopWatch
 from engine.text.template import ChatTemplate
 from engine.text.text import Text
 
 __all__ = [
     "ChatTemplate",
     "Detokenizer",
+    "Holdback",
     "Message",
     "Role",
+    "StopWatch",
     "Text",
     "Tool",
     "ToolCall",

@@ -6,8 +6,8 @@ from tokenizers.decoders import DecodeStream
 
 from engine.text.tokenizer import Tokenizer
 
-_HELD_MAX = 16
-"""Ids held back at most while their text ends in an unfinished character (one has four bytes)."""
+_HELD_MAX = 64
+"""Ids held back at most. A character has at most four bytes, so more is noise, not text."""
 
 
 class Detokenizer:
@@ -33,6 +33,8 @@ class Detokenizer:
     def _step(self, id: int) -> str:
         if id in self._keep:
             return self._release() + self._tokenizer.added[id]
+        if id in self._tokenizer.special_ids:
+            return ""
         self._held.append(id)
         try:
             text = self._stream.step(self._tokenizer.raw, id)
