@@ -33,9 +33,10 @@ __all__ = [
     "Sampling",
     "SessionInfo",
     "Text",
-    "ToolCall",
     "TooLong",
+    "ToolCall",
     "Turn",
     "TurnEnded",
+    "TurnFailed",
     "UnknownSession",
 ]

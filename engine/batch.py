@@ -108,8 +108,8 @@ class Geometry(msgspec.Struct, frozen=True):
 class Runner(Protocol[Ticket]):
     """Runs batches in the order given. Called from one device thread only.
 
-    `launch` starts a step and may return before it is done; `collect` waits for it. A failure of one
-    row is in its Drawn; an exception means that the device itself is broken.
+    `launch` starts a step and may return before it is done; `collect` waits for it. A failure of
+    one row is in its Drawn; an exception means that the device itself is broken.
     """
 
     @property

@@ -32,6 +32,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int | None = None
     """CPU threads of the device; None: every core."""
     steps_ahead: int | None = None
-    """Steps launched beyond the one whose output is awaited: 0 or 1. None: 1 on a GPU, 0 on a CPU."""
+    """Steps launched beyond the one awaited: 0 or 1. None: 1 on a GPU, 0 on a CPU."""
     audit_every_step: bool = False
     """Prove after every step that each page has one owner (tests)."""

@@ -41,7 +41,7 @@ class Command(msgspec.Struct, frozen=True, tag=True):
     n: int
 
 
-class Open(Command):
+class Open(Command, frozen=True):
     session: str
     streaming: bool = True
     timeout_s: float | None = None
@@ -49,18 +49,18 @@ class Open(Command):
     scope: str = ""
 
 
-class Append(Command):
+class Append(Command, frozen=True):
     session: str
     ids: list[int]
 
 
-class Generate(Command):
+class Generate(Command, frozen=True):
     session: str
     turn: str
     sampling: Sampling
 
 
-class Cancel(Command):
+class Cancel(Command, frozen=True):
     """Ends the turn, if it is still the one in flight or queued. `drop` forgets what it said."""
 
     session: str
@@ -68,37 +68,35 @@ class Cancel(Command):
     drop: bool = False
 
 
-class Rewind(Command):
+class Rewind(Command, frozen=True):
     session: str
     to: int
 
 
-class Fork(Command):
+class Fork(Command, frozen=True):
     session: str
     child: str
     at: int | None = None
 
 
-class Close(Command):
+class Close(Command, frozen=True):
     session: str
     keep_prefix: bool = True
 
 
-class Info(Command):
+class Info(Command, frozen=True):
     session: str
 
 
-class ListSessions(Command):
+class ListSessions(Command, frozen=True):
     pass
 
 
-class Stats(Command):
+class Stats(Command, frozen=True):
     pass
 
 
-AnyCommand = (
-    Open | Append | Generate | Cancel | Rewind | Fork | Close | Info | ListSessions | Stats
-)
+AnyCommand = Open | Append | Generate | Cancel | Rewind | Fork | Close | Info | ListSessions | Stats
 
 
 class SessionInfo(msgspec.Struct, frozen=True):

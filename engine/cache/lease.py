@@ -4,9 +4,9 @@
     pages      | tree's: shared, read-only | private: writable                         |
     KV         | written                                        | on its way           |
 
-Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the last
-page of the path may be only partly used; it is copied before the next write (SessionAwareCache.grow).
-Only the cache changes a lease.
+Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the
+last page of the path may be only partly used; it is copied before the next write (see `grow` of
+SessionAwareCache). Only the cache changes a lease.
 """
 
 from array import array

@@ -1,4 +1,4 @@
-"""PagePool: fixed KV pages; hands them out and takes them back. Knows no owner but the free list."""
+"""PagePool: fixed KV pages; hands them out, takes them back. Knows no owner but the free list."""
 
 from collections.abc import Iterable
 

@@ -1,8 +1,8 @@
 """RadixTree: pages that may be shared, by their whole past. Read-only, held by count.
 
-One node is one full page. Its place in the tree spells the ids of all pages before it, so two leases
-whose past is the same page for page read the same memory. Each scope has a root of its own: nothing
-is ever shared across scopes, by construction.
+One node is one full page. Its place in the tree spells the ids of all pages before it, so two
+leases whose past is the same page for page read the same memory. Each scope has a root of its own:
+nothing is ever shared across scopes, by construction.
 
     root(scope) ── [ids 0..15] ── [ids 16..31] ── [ids 32..47]
                                 └ [ids 16..31'] …
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 
 class Node:
-    """One shared page. `key` is the page's ids as bytes; `used` the tick of its last hold or drop."""
+    """One shared page. `key` is its ids as bytes; `used` the tick of its last hold or drop."""
 
     __slots__ = ("children", "holds", "key", "page", "parent", "used")
 
@@ -55,9 +55,7 @@ class RadixTree:
                 path.append(node)
         return path
 
-    def insert(
-        self, scope: str, parent: Node | None, key: bytes, page: int
-    ) -> tuple[Node, bool]:
+    def insert(self, scope: str, parent: Node | None, key: bytes, page: int) -> tuple[Node, bool]:
         """The node for `key` below `parent` (None: the scope's root), made from `page` if it is
         new. The second value says whether `page` was taken."""
         above = parent or self._roots.setdefault(scope, Node(-1, b"", None))

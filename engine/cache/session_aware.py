@@ -5,13 +5,13 @@
     free + tree + leased == total        after every call, proved by `audit`
 
 Memory is given back down a ladder: free pages; unheld tree pages, least recently used first; then
-idle leases, least recently used first, from their tails, so that what is left of a session is still
-a prefix of it. A lease that lost pages has a smaller `committed`: its sequence owes those ids again,
-and nothing else changes.
+idle leases, least recently used first, from their tails, so that what is left of a session is
+still a prefix of it. A lease that lost pages has a smaller `committed`: its sequence owes those ids
+again, and nothing else changes.
 
 Every call is O(what it moves), never O(history), except those that walk the tree (match, publish,
-fork, close): they are off the path of a streaming turn. The device runs steps in order, so a page may
-be given away while an earlier step still reads it; see batch.py.
+fork, close): they are off the path of a streaming turn. The device runs steps in order, so a page
+may be given away while an earlier step still reads it; see batch.py.
 """
 
 from array import array
@@ -112,7 +112,8 @@ class SessionAwareCache:
         pages are shared through the tree; the last partial page is shared too if the source has
         filled it, else copied (or, with no page to be had, left to be computed again: less than
         one page). The source must not be resting."""
-        assert lease.reserved == 0 and lease in self._busy
+        assert lease.reserved == 0
+        assert lease in self._busy
         at = min(at, lease.committed)
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, len(ids)))
         child = self.open(lease.scope)
@@ -159,6 +160,10 @@ class SessionAwareCache:
     def attainable(self) -> int:
         """Pages that could be had by evicting all that is idle; an upper bound."""
         return self.pool.total - sum(lease.private for lease in self._busy)
+
+    def in_flight(self) -> bool:
+        """Whether any lease has tokens on their way."""
+        return any(lease.reserved for lease in self._busy)
 
     # ---- the books ------------------------------------------------------------------------
 

@@ -1,0 +1,58 @@
+# Two commands are all a newcomer needs:   make demo   ·   make test
+# Everything lives in .venv; a change of pyproject.toml installs again.
+
+.PHONY: help setup demo test check format clean
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+ARGS ?=
+
+help:
+	@echo "make demo     set up, start the server with the bundled model"
+	@echo "make test     set up, run the tests            (make test ARGS='-k resume')"
+	@echo "make check    format, lint, types, layers"
+	@echo "make format   rewrite the code as the formatter wants it"
+	@echo "make setup    only prepare $(VENV), with $(BIN)/continuo"
+	@echo "make clean    remove what these made"
+
+setup: $(VENV)/ready
+
+demo: setup
+	@$(BIN)/continuo serve $(ARGS)
+
+test: $(VENV)/ready-dev .venv-openai/ready
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/ready-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/ready-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf .venv .venv-openai .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+
+$(BIN)/python:
+	@sh tools/make_venv.sh $(VENV)
+
+$(VENV)/ready: pyproject.toml | $(BIN)/python
+	@echo "Installing Continuo into $(VENV). The first time takes a few minutes (PyTorch is large)."
+	@$(PIP) -e .
+	@touch $@
+
+$(VENV)/ready-dev: pyproject.toml $(VENV)/ready
+	@echo "Installing what the tests and checks need."
+	@$(PIP) -e '.[test,dev]'
+	@touch $@
+
+# The openai SDK pins an old websockets, so it lives apart.
+.venv-openai/ready: tests/clients/requirements.txt
+	@sh tools/make_venv.sh .venv-openai
+	@.venv-openai/bin/python -m pip --disable-pip-version-check install --quiet -r $<
+	@touch $@

@@ -1,0 +1,102 @@
+"""python -m engine.boot FD CONFIG: builds all of it and runs the loop; nobody imports it.
+
+FD is a connected socket to the front; when the front hangs up, or dies, this process ends.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+import sys
+import time
+
+import msgspec
+import uvloop
+
+from engine.cache import SessionAwareCache
+from engine.config import EngineConfig
+from engine.device.runner import Ticket, TorchRunner, build
+from engine.errors import EngineError
+from engine.link import Link
+from engine.loop import Loop
+from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready
+from engine.metrics import Counters
+from engine.schedule import Scheduler
+from engine.sessions import Sessions
+from engine.text import StopWatch, Text
+
+Wire = Link[AnyEvent, AnyCommand]
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    fd, config = int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineConfig)
+    uvloop.run(_serve(socket.socket(fileno=fd), config))
+
+
+async def _serve(sock: socket.socket, config: EngineConfig) -> None:
+    early: list[AnyCommand] = []
+    lost = asyncio.Event()
+    link: Wire = Link(msgspec.msgpack.Decoder(list[AnyCommand]), early.extend, lost.set)
+    await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
+    try:
+        runner, ready = await _load(config, link)
+    except EngineError as error:
+        link.send(LoadFailed(error.message))
+        link.close()
+        return
+    loop, sessions = _build(runner, ready, config)
+    link.on_messages = loop.tell
+    link.send(ready)
+    running = asyncio.create_task(loop.run(sessions, link.send_all))
+    gone = asyncio.create_task(lost.wait())
+    await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+    loop.stop()
+    await running
+
+
+async def _load(config: EngineConfig, link: Wire) -> tuple[TorchRunner, Ready]:
+    """Loads the model on a thread, so that progress goes out meanwhile."""
+    here = asyncio.get_running_loop()
+
+    def progress(what: str, fraction: float) -> None:
+        here.call_soon_threadsafe(link.send, Loading(what, fraction))
+
+    runner, loaded = await asyncio.to_thread(build, config, progress)
+    geometry = runner.geometry
+    return runner, Ready(
+        folder=loaded.folder,
+        model=loaded.model,
+        architecture=loaded.architecture,
+        max_model_len=geometry.max_model_len,
+        vocab_size=geometry.vocab_size,
+        pages=geometry.pages,
+        page_size=geometry.page_size,
+        device=loaded.device,
+        dtype=loaded.dtype,
+        load_s=loaded.load_s,
+    )
+
+
+def _build(
+    runner: TorchRunner, ready: Ready, config: EngineConfig
+) -> tuple[Loop[Ticket], Sessions]:
+    geometry, text, counters = runner.geometry, Text(ready.folder), Counters()
+    cache = SessionAwareCache(geometry.pages, geometry.page_size)
+    scheduler = Scheduler(cache, geometry.batched_tokens, config.max_num_seqs)
+    loop = Loop(runner, cache, scheduler, counters, audit_every_step=config.audit_every_step)
+    sessions = Sessions(
+        cache,
+        scheduler,
+        geometry,
+        counters,
+        watch=lambda stops: StopWatch(stops, text.detokenizer()),
+        emit=loop.emit,
+        clock=time.monotonic,
+    )
+    return loop, sessions
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Loop: one step after another.  receive → plan → launch → collect → publish.
+
+One event loop drives the engine. The device works on one thread beside it, so commands are received
+while it does; when nothing is owed the loop sleeps. Up to `steps_ahead` steps are launched beyond
+the one whose answer is awaited; effects on sequences are taken at collect.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic
+
+from engine.batch import Batch, Drawn, Row, Runner, Sampled, Ticket
+from engine.cache import SessionAwareCache
+from engine.messages import AnyCommand, AnyEvent, TokenLogprobs, Tokens
+from engine.metrics import Counters
+from engine.schedule import Scheduler, Work
+from engine.sequence import Sequence, Turn
+from engine.sessions import Sessions
+
+log = logging.getLogger(__name__)
+
+AUDIT_EVERY_S = 60.0
+"""How often an idle engine proves its books."""
+
+
+SendAll = Callable[[list[AnyEvent]], None]
+
+
+class Flight:
+    """A step on the device, and what each row was for."""
+
+    __slots__ = ("batch", "ticket", "works")
+
+    def __init__(self, batch: Batch, works: list[Work], ticket: "Future[object]") -> None:
+        self.batch = batch
+        self.works = works
+        self.ticket = ticket
+
+
+class Loop(Generic[Ticket]):
+    def __init__(
+        self,
+        runner: Runner[Ticket],
+        cache: SessionAwareCache,
+        scheduler: Scheduler,
+        counters: Counters,
+        *,
+        audit_every_step: bool = False,
+    ) -> None:
+        self._runner = runner
+        self._cache = cache
+        self._scheduler = scheduler
+        self._counters = counters
+        self._audit_every_step = audit_every_step
+        self._ahead = runner.geometry.steps_ahead
+        self._device = ThreadPoolExecutor(1, "device")
+        self._inbox: deque[AnyCommand] = deque()
+        self._outbox: list[AnyEvent] = []
+        self._work = asyncio.Event()
+        self._flying: deque[Flight] = deque()
+        self._stopping = False
+        self._audited_s = time.monotonic()
+
+    def tell(self, commands: list[AnyCommand]) -> None:
+        """Commands from the link; they take effect at the next receive."""
+        self._inbox.extend(commands)
+        self._work.set()
+
+    def emit(self, event: AnyEvent) -> None:
+        self._outbox.append(event)
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._work.set()
+
+    async def run(self, sessions: Sessions, send: SendAll) -> None:
+        """Until `stop`."""
+        while not self._stopping:
+            self._receive(sessions)
+            launched = self._launch()
+            if len(self._flying) > self._ahead or (self._flying and not launched):
+                await self._collect(sessions)
+            elif not launched:
+                send(self._take_events())
+                await self._sleep()
+            send(self._take_events())
+            self._audit()
+        self._device.shutdown(wait=True, cancel_futures=True)
+
+    # ---- the verbs of a step --------------------------------------------------------------
+
+    def _receive(self, sessions: Sessions) -> None:
+        while self._inbox:
+            sessions.apply(self._inbox.popleft())
+
+    def _launch(self) -> bool:
+        """Plans a step and hands it to the device. False: there was nothing to do."""
+        works = self._scheduler.plan()
+        if not works:
+            return False
+        number = self._counters.steps
+        self._counters.steps += 1
+        rows = [self._row(work, number, index) for index, work in enumerate(works)]
+        copies, self._cache.copies = self._cache.copies, []
+        batch = Batch(number, rows, copies)
+        self._flying.append(Flight(batch, works, self._device.submit(self._runner.launch, batch)))
+        return True
+
+    def _row(self, work: Work, number: int, index: int) -> Row:
+        sequence, count, turn = work
+        start = sequence.launched - count
+        feed = -1
+        ids = sequence.ids[start : start + count]
+        if not ids:
+            fed_by, feed = sequence.last_feed
+            assert fed_by == number - 1, "a promise nobody keeps"
+        sample = None
+        if turn is not None:
+            turn.taken_up_s = turn.taken_up_s or time.monotonic()
+            sample = turn.next_sample()
+            sequence.promised += 1
+            sequence.last_feed = (number, index)
+        return Row(ids, feed, start, array("i", sequence.lease.pages), sample)
+
+    async def _collect(self, sessions: Sessions) -> None:
+        """Waits for the oldest step in flight and takes its effects."""
+        flight = self._flying.popleft()
+        sampled = await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
+        if isinstance(sampled, Exception):
+            self._lose(flight, sampled, sessions)
+            return
+        self._counters.model_s += sampled.model_s
+        for work, drawn in zip(flight.works, sampled.drawn, strict=True):
+            self._land(work, drawn, sessions)
+
+    def _wait_for(self, flight: Flight) -> Sampled | Exception:
+        """On the device thread."""
+        try:
+            return self._runner.collect(flight.ticket.result())  # pyright: ignore[reportArgumentType]
+        except Exception as error:
+            log.exception("step %d failed on the device", flight.batch.number)
+            return error
+
+    def _land(self, work: Work, drawn: Drawn | None, sessions: Sessions) -> None:
+        """KV of `count` tokens is written. Where the log was cut meanwhile, what lies beyond it is
+        dropped, and so is an id drawn for a turn that has ended."""
+        sequence, count, turn = work
+        kept = min(max(len(sequence.ids) - sequence.committed, 0), count)
+        self._cache.commit(sequence.lease, count, kept)
+        self._counters.tokens_computed += count
+        sequence.reached = max(sequence.reached, sequence.committed)
+        sessions.publish(sequence)
+        if turn is not None:
+            sequence.promised -= 1
+            if turn is sequence.turn:
+                assert drawn is not None
+                self._take(sequence, turn, drawn, sessions)
+        sessions.settle(sequence)
+
+    def _take(self, sequence: Sequence, turn: Turn, drawn: Drawn, sessions: Sessions) -> None:
+        """An id has come back for a running turn."""
+        if drawn.failure is not None:
+            sessions.end(sequence, "failed", error=drawn.failure)
+            return
+        turn.first_id_s = turn.first_id_s or time.monotonic()
+        sequence.ids.append(drawn.id)
+        turn.took(drawn.id)
+        self._counters.tokens_drawn += 1
+        logprobs = None
+        if drawn.logprobs is not None:
+            logprobs = [TokenLogprobs(drawn.logprobs.drawn, drawn.logprobs.top)]
+        self.emit(Tokens(sequence.id, turn.id, turn.outputs - 1, [drawn.id], logprobs))
+        stop = turn.watch.push([drawn.id]) if turn.watch is not None else None
+        if stop is not None or drawn.id in turn.stop_ids:
+            sessions.end(sequence, "stop", stop=stop)
+        elif turn.outputs >= turn.limit:
+            sessions.end(sequence, "length")
+
+    def _lose(self, flight: Flight, error: Exception, sessions: Sessions) -> None:
+        """The device failed a whole step: its turns fail, the sessions live on without that KV."""
+        self._counters.failed_steps += 1
+        for sequence, count, turn in flight.works:
+            self._cache.commit(sequence.lease, count, 0)
+            if turn is not None:
+                sequence.promised -= 1
+            if sequence.turn is not None:
+                sessions.end(sequence, "failed", error=f"{type(error).__name__}: {error}")
+            self._scheduler.remove(sequence)
+            sessions.settle(sequence)
+
+    # ---- between steps --------------------------------------------------------------------
+
+    def _take_events(self) -> list[AnyEvent]:
+        events, self._outbox = self._outbox, []
+        return events
+
+    async def _sleep(self) -> None:
+        """Until there is something to receive; proves the books now and then meanwhile."""
+        self._work.clear()
+        if self._inbox or self._stopping:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(AUDIT_EVERY_S):
+                await self._work.wait()
+
+    def _audit(self) -> None:
+        idle = not self._flying and time.monotonic() - self._audited_s > AUDIT_EVERY_S
+        if self._audit_every_step:
+            self._cache.audit()
+        elif idle:
+            self._audited_s = time.monotonic()
+            try:
+                self._cache.audit()
+            except AssertionError:
+                self._counters.failed_audits += 1
+                log.exception("the page books do not balance")

@@ -1,0 +1,185 @@
+"""Scheduler: who gets how much of the next step. Plain Python: knows no device, no wire, no clock.
+
+Order of a step: running decodes; then turns someone is waiting for, oldest first, long ones cut so
+that nobody stands behind them; then appends nobody waits for, with what is left.
+
+Pages: a turn may take them from whatever is idle and from strictly younger turns (retraction), so
+the oldest turn always goes on and somebody always finishes. A turn that holds nothing yet is
+admitted when its whole prompt could be had; the oldest is admitted always.
+"""
+
+from typing import NamedTuple
+
+from engine.cache import SessionAwareCache
+from engine.schedule.budget import Budget, allot
+from engine.sequence import Sequence, Turn
+
+
+class Work(NamedTuple):
+    """`tokens` more of a sequence; `turn` draws an id from the last of them, if given."""
+
+    sequence: Sequence
+    tokens: int
+    turn: Turn | None
+
+
+class Scheduler:
+    def __init__(self, cache: SessionAwareCache, tokens: int, rows: int) -> None:
+        self.cache = cache
+        self.tokens = tokens
+        self.rows = rows
+        self.retractions = 0
+        self._turns: dict[Sequence, None] = {}
+        """Sequences with a turn, by the age of the turn."""
+        self._appends: dict[Sequence, None] = {}
+        """Sequences that owe ids nobody waits for."""
+
+    # ---- what there is to do --------------------------------------------------------------
+
+    def add_turn(self, sequence: Sequence) -> None:
+        self._appends.pop(sequence, None)
+        self._turns[sequence] = None
+
+    def add_append(self, sequence: Sequence) -> None:
+        self._appends[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        self._turns.pop(sequence, None)
+        self._appends.pop(sequence, None)
+
+    @property
+    def turns(self) -> int:
+        return len(self._turns)
+
+    # ---- one step -------------------------------------------------------------------------
+
+    def plan(self) -> list[Work]:
+        """The rows of the next step. Every count in it is reserved in the cache already."""
+        budget = Budget(self.tokens, self.rows)
+        works: list[Work] = []
+        decoding, waiting = self._candidates()
+        for sequence in decoding:
+            if not budget.rows or not budget.tokens:
+                return works
+            if not self._take(sequence, 1, budget, works):
+                return works
+        waiting = [s for s in waiting if self._admit(s)][: budget.rows]
+        shares = allot([s.owed for s in waiting], budget.tokens)
+        for sequence, count in zip(waiting, shares, strict=True):
+            if count and not self._take(sequence, count, budget, works):
+                return works
+        self._fill_with_appends(budget, works)
+        return works
+
+    def retract(self, sequence: Sequence) -> None:
+        """The turn gives back all its pages and starts over when there is room; its ids stay."""
+        assert sequence.turn is not None
+        self.retractions += 1
+        sequence.turn.admitted = False
+        self.cache.retract(sequence.lease)
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _candidates(self) -> tuple[list[Sequence], list[Sequence]]:
+        """(turns that owe the one id they have just drawn, turns that owe more)."""
+        decoding: list[Sequence] = []
+        waiting: list[Sequence] = []
+        for sequence in self._turns:
+            turn = sequence.turn
+            assert turn is not None
+            if not turn.admitted or sequence.owed > 1:
+                waiting.append(sequence)
+            elif (
+                sequence.owed == 1
+                and sequence.wants_to_draw
+                and (turn.runs_ahead or not sequence.promised)
+            ):
+                decoding.append(sequence)
+        return decoding, waiting
+
+    def _admit(self, sequence: Sequence) -> bool:
+        turn = sequence.turn
+        assert turn is not None
+        if turn.admitted:
+            return True
+        if sequence.flying:
+            return False
+        cache, lease, prompt = self.cache, sequence.lease, len(sequence.ids)
+        pages = -(-(prompt + 1) // cache.page_size)
+        if not self._is_oldest(sequence) and pages > cache.attainable():
+            return False
+        cache.wake(lease)
+        lost = lease.committed < min(sequence.reached, prompt - 1)
+        if not lease.committed or sequence.turns == 1:
+            cache.match(lease, sequence.ids, prompt - 1)
+        cache.rewind(lease, prompt - 1)
+        turn.admitted = True
+        if turn.cached is None:
+            turn.cached = lease.committed
+            turn.residency = "recomputed" if lost else "hot" if lease.committed else "none"
+        return True
+
+    def _take(self, sequence: Sequence, count: int, budget: Budget, works: list[Work]) -> bool:
+        """Reserves `count` tokens for a turn, unless an older one has just taken its pages. False:
+        nothing more can be planned in this step, because what it needs is still in flight."""
+        assert sequence.turn is not None
+        if not sequence.turn.admitted:
+            return True
+        while not self.cache.grow(sequence.lease, count):
+            younger = self._younger(sequence)
+            victim = next((s for s in younger if not s.flying), None)
+            if victim is not None:
+                self.retract(victim)
+            elif younger:
+                return False
+            elif not self._is_oldest(sequence):
+                return True
+            elif self.cache.in_flight():
+                return False
+            else:
+                self._make_do(sequence)
+                return True
+        self._add(sequence, count, budget, works)
+        return True
+
+    def _add(self, sequence: Sequence, count: int, budget: Budget, works: list[Work]) -> None:
+        budget.spend(count)
+        draws = sequence.owed == 0 and sequence.wants_to_draw
+        works.append(Work(sequence, count, sequence.turn if draws else None))
+
+    def _make_do(self, sequence: Sequence) -> None:
+        """The pool is full of this one turn's pages and lacks only one to copy its last, shared
+        page to: that page is let go and computed again."""
+        size = self.cache.page_size
+        assert sequence.committed % size, "the oldest turn cannot have the pages it needs"
+        self.cache.rewind(sequence.lease, sequence.committed // size * size)
+
+    def _is_oldest(self, sequence: Sequence) -> bool:
+        return next(iter(self._turns)) is sequence
+
+    def _younger(self, sequence: Sequence) -> list[Sequence]:
+        """Younger turns that hold pages, youngest first."""
+        found: list[Sequence] = []
+        for other in reversed(self._turns):
+            if other is sequence:
+                break
+            if other.turn is not None and other.turn.admitted and other.lease.pages:
+                found.append(other)
+        return found
+
+    def _fill_with_appends(self, budget: Budget, works: list[Work]) -> None:
+        for sequence in list(self._appends):
+            if not budget.rows or not budget.tokens:
+                return
+            if sequence.flying:
+                continue
+            cache, lease = self.cache, sequence.lease
+            cache.wake(lease)
+            if not lease.committed:
+                cache.match(lease, sequence.ids, len(sequence.ids))
+            count = min(sequence.owed, budget.tokens)
+            if count and cache.grow(lease, count):
+                self._add(sequence, count, budget, works)
+            else:
+                cache.rest(lease)
+                del self._appends[sequence]

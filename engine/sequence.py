@@ -1,0 +1,192 @@
+"""Sequence: its ids, how many of them reached KV, what is owed. Turn: one answer in the making.
+
+    committed  ≤  launched  ≤  len(ids) + promised
+
+`committed` is what the lease has; `launched` adds what is on its way to it; `promised` ids have
+been ordered but are still on the device. The rest is owed. There is no prefill phase and no decode
+phase: a step runs part of what is owed, and draws an id where the end is reached and a turn wants
+one.
+"""
+
+from array import array
+from collections import deque
+
+from engine.batch import Penalties, Sample
+from engine.cache import Lease
+from engine.messages import Append, Close, Fork, Generate, Residency, Rewind, Sampling
+from engine.text import StopWatch
+
+_MASK = (1 << 64) - 1
+
+
+def uniform(seed: int, k: int) -> float:
+    """The one uniform in [0, 1) that output k of a turn uses. SplitMix64 (Steele, Lea, Flood 2014)
+    of seed and k, 53 bits."""
+    z = (seed * 0xD1342543DE82EF95 + (k + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return ((z ^ (z >> 31)) >> 11) / (1 << 53)
+
+
+class Turn:
+    """One answer: from `generate` to exactly one TurnEnded."""
+
+    __slots__ = (
+        "admitted",
+        "asked_s",
+        "began",
+        "cached",
+        "first_id_s",
+        "id",
+        "limit",
+        "ordered",
+        "outputs",
+        "penalties",
+        "residency",
+        "sampling",
+        "seed",
+        "stop_ids",
+        "taken_up_s",
+        "watch",
+    )
+
+    def __init__(
+        self,
+        id: str,
+        sampling: Sampling,
+        seed: int,
+        limit: int,
+        watch: StopWatch | None,
+        now: float,
+    ) -> None:
+        self.id = id
+        self.sampling = sampling
+        self.seed = seed
+        self.limit = limit
+        """Output ids at most."""
+        self.watch = watch
+        self.stop_ids = frozenset[int]() if sampling.ignore_eos else frozenset(sampling.stop_ids)
+        self.began = 0
+        """Length of the log when the turn began: its prompt."""
+        self.ordered = 0
+        """Ids asked of the device so far, those still promised included."""
+        self.outputs = 0
+        """Ids that have come back."""
+        self.admitted = False
+        self.penalties: Penalties | None = None
+        self.cached: int | None = None
+        """Prompt tokens found in KV when the turn was first taken up."""
+        self.residency: Residency = "none"
+        self.asked_s = now
+        self.taken_up_s = 0.0
+        self.first_id_s = 0.0
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a row may be launched while its last id is still promised."""
+        return self.penalties is None
+
+    def begin(self, ids: "array[int]") -> None:
+        """The turn's prompt is all of `ids`."""
+        s = self.sampling
+        self.began = len(ids)
+        if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
+            seen = set(ids) if s.repetition_penalty != 1.0 else set[int]()
+            self.penalties = Penalties(
+                s.repetition_penalty, s.presence_penalty, s.frequency_penalty, seen, {}
+            )
+
+    def next_sample(self) -> Sample:
+        s = self.sampling
+        self.ordered += 1
+        return Sample(
+            temperature=s.temperature,
+            top_k=s.top_k,
+            top_p=s.top_p,
+            min_p=s.min_p,
+            uniform=uniform(self.seed, self.ordered - 1) if s.temperature else 0.0,
+            logprobs=-1 if s.logprobs is None else s.logprobs,
+            bias=tuple(s.logit_bias.items()),
+            penalties=self.penalties,
+        )
+
+    def took(self, id: int) -> None:
+        """An id has come back and is part of the log."""
+        self.outputs += 1
+        if self.penalties is not None:
+            self.penalties.seen.add(id)
+            self.penalties.counts[id] = self.penalties.counts.get(id, 0) + 1
+
+
+class Sequence:
+    """A session's tokens and its hold on KV."""
+
+    __slots__ = (
+        "capacity",
+        "closing",
+        "deferred",
+        "id",
+        "ids",
+        "last_feed",
+        "lease",
+        "promised",
+        "publish_to",
+        "reached",
+        "streaming",
+        "touched_s",
+        "turn",
+        "turns",
+    )
+
+    def __init__(self, id: str, lease: Lease, capacity: int, streaming: bool, now: float) -> None:
+        self.id = id
+        self.lease = lease
+        self.capacity = capacity
+        """Tokens its log may hold."""
+        self.streaming = streaming
+        self.ids: array[int] = array("i")
+        self.promised = 0
+        self.last_feed: tuple[int, int] = (-1, -1)
+        """(batch number, row) that draws the promised id."""
+        self.turn: Turn | None = None
+        self.turns = 0
+        """Turns begun; the first one's prompt is what a streaming session publishes."""
+        self.publish_to = 0
+        """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
+        self.reached = 0
+        """How far KV has ever reached into the present ids; committed less: KV was lost."""
+        self.deferred: deque[Append | Generate | Rewind | Fork] = deque()
+        """Commands that wait for the turn, or the step in flight, to end."""
+        self.closing: Close | None = None
+        self.touched_s = now
+
+    @property
+    def committed(self) -> int:
+        return self.lease.committed
+
+    @property
+    def launched(self) -> int:
+        return self.lease.reach
+
+    @property
+    def flying(self) -> int:
+        """Tokens on their way to KV."""
+        return self.lease.reserved
+
+    @property
+    def busy(self) -> bool:
+        """A turn runs, or tokens are in flight: the log and the lease must not be changed."""
+        return self.turn is not None or self.lease.reserved > 0
+
+    @property
+    def end(self) -> int:
+        return len(self.ids) + self.promised
+
+    @property
+    def owed(self) -> int:
+        return self.end - self.lease.reach
+
+    @property
+    def wants_to_draw(self) -> bool:
+        turn = self.turn
+        return turn is not None and turn.ordered < turn.limit

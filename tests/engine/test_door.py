@@ -1,0 +1,345 @@
+"""Sessions through the door, over a real socket and the real loop, on a device of digests.
+
+The answers depend on every id of the past as KV holds it, so that equality with `oracle`, which
+knows the ids alone, shows that nothing was lost, mixed up or computed from the wrong page.
+"""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.errors import BadRequest, TooLong, TurnFailed, UnknownSession
+from engine.front import Engine, Turn
+from engine.messages import Sampling
+from tests.support.digest_runner import oracle
+from tests.support.engines import digest_engine
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+
+
+async def read(turn: Turn) -> list[int]:
+    return [id async for piece in turn for id in piece.ids]
+
+
+async def say(engine: Engine, session: str, ids: list[int], count: int) -> list[int]:
+    await engine.append(session, ids)
+    return await read(await engine.generate(session, Sampling(max_tokens=count)))
+
+
+@AHEAD
+async def test_turns_of_one_session(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        engine, log = bench.engine, list[int]()
+        session = await engine.open()
+        for turn in range(8):
+            new = [turn * 3 + n for n in range(1 + turn * 3 % 7)]
+            expected = oracle(log + new, 5)
+            assert await say(engine, session, new, 5) == expected
+            log += new + expected
+        assert (await engine.info(session)).length == len(log)
+
+
+@AHEAD
+async def test_a_turn_computes_only_what_is_new(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        session = await bench.engine.open()
+        await say(bench.engine, session, list(range(60)), 4)
+        before = bench.runner.tokens_run
+        turn_ids = await say(bench.engine, session, [1, 2, 3], 4)
+        assert len(turn_ids) == 4
+        # the id drawn last, the three new ones, and the answer but its last id; a step ahead may
+        # compute one more, and an append already prefilled has its last id computed once more
+        assert bench.runner.tokens_run - before <= 1 + 3 + 3 + ahead + 1
+
+
+@AHEAD
+async def test_many_sessions_at_once(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, pages=400) as bench:
+
+        async def life(number: int) -> None:
+            log: list[int] = []
+            session = await bench.engine.open()
+            for turn in range(4):
+                new = [(number * 7 + turn * n) % 90 for n in range(1 + (number + turn) % 9)]
+                expected = oracle(log + new, 1 + number % 6)
+                assert await say(bench.engine, session, new, 1 + number % 6) == expected
+                log += new + expected
+            await bench.engine.close(session)
+
+        await asyncio.gather(*(life(n) for n in range(20)))
+        stats = await bench.engine.stats()
+        assert stats.sessions == 0
+        assert stats.pages_leased == 0
+        assert stats.pages_free + stats.pages_tree == stats.pages_total
+
+
+@AHEAD
+async def test_a_full_pool_serves_everybody_in_the_end(letters: Path, ahead: int) -> None:
+    """Twelve sessions in a pool for two; turns are retracted and idle sessions evicted."""
+    async with digest_engine(letters, steps_ahead=ahead, pages=10, max_model_len=40) as bench:
+
+        async def life(number: int) -> None:
+            log: list[int] = []
+            session = await bench.engine.open()
+            for turn in range(3):
+                new = [(number * 5 + turn + n) % 90 for n in range(4)]
+                expected = oracle(log + new, 6)
+                assert await say(bench.engine, session, new, 6) == expected
+                log += new + expected
+
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(life(n) for n in range(12)))
+        assert (await bench.engine.stats()).evicted_pages > 0
+
+
+@AHEAD
+async def test_a_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        prompt = list(range(40))
+        first = await bench.engine.open(cache_scope="tenant")
+        await say(bench.engine, first, [*prompt, 50], 3)
+        second = await bench.engine.open(cache_scope="tenant")
+        before = bench.runner.tokens_run
+        await bench.engine.append(second, [*prompt, 60])
+        turn = await bench.engine.generate(second, Sampling(max_tokens=3))
+        assert await read(turn) == oracle([*prompt, 60], 3)
+        assert turn.ended is not None
+        assert turn.ended.cached_tokens >= 40
+        assert bench.runner.tokens_run - before < 10
+
+
+async def test_nothing_is_shared_across_scopes(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        for scope in ("a", "b"):
+            session = await bench.engine.open(cache_scope=scope)
+            before = bench.runner.tokens_run
+            await say(bench.engine, session, list(range(40)), 1)
+            assert bench.runner.tokens_run - before >= 40
+
+
+@AHEAD
+async def test_rewind_and_fork_compute_nothing_again(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        log = list(range(30))
+        log += await say(engine, session, log[:], 9)
+        before = bench.runner.tokens_run
+        assert await engine.rewind(session, 33) == 33
+        child = await engine.fork(session, 21)
+        told = await say(engine, session, [7], 4)
+        forked = await say(engine, child, [8], 4)
+        assert told == oracle([*log[:33], 7], 4)
+        assert forked == oracle([*log[:21], 8], 4)
+        assert bench.runner.tokens_run - before <= 2 * (1 + 1 + 3 + ahead)
+
+
+@AHEAD
+async def test_cancel_keeps_what_was_said(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2, 3])
+        turn = await engine.generate(session, Sampling())
+        said: list[int] = []
+        async for piece in turn:
+            said += piece.ids
+            if len(said) == 5:
+                await engine.cancel(session, turn.id)
+        assert turn.ended is not None
+        assert turn.ended.reason == "cancelled"
+        assert said == oracle([1, 2, 3], len(said))
+        log = [1, 2, 3, *said]
+        assert (await engine.info(session)).length == len(log) == turn.ended.length
+        assert await say(engine, session, [4], 3) == oracle([*log, 4], 3)
+
+
+async def test_cancel_can_drop_the_turn(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        session = await bench.engine.open()
+        await bench.engine.append(session, [1, 2, 3])
+        turn = await bench.engine.generate(session, Sampling())
+        assert await bench.engine.cancel(session, turn.id, drop=True) == 3
+        await read(turn)
+        assert await say(bench.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
+
+
+async def test_cancelling_an_ended_turn_is_harmless(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        session = await bench.engine.open()
+        await bench.engine.append(session, [1])
+        turn = await bench.engine.generate(session, Sampling(max_tokens=2))
+        await read(turn)
+        assert await bench.engine.cancel(session, turn.id) == 3
+
+
+@AHEAD
+async def test_appends_and_turns_queue_in_order_while_a_turn_runs(
+    letters: Path, ahead: int
+) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        first = await engine.generate(session, Sampling(max_tokens=6))
+        appended = asyncio.create_task(engine.append(session, [9, 9]))
+        second = asyncio.create_task(engine.generate(session, Sampling(max_tokens=4)))
+        said = await read(first)
+        assert said == oracle([1, 2], 6)
+        assert await appended == 10
+        assert await read(await second) == oracle([1, 2, *said, 9, 9], 4)
+
+
+@AHEAD
+async def test_stop_ids_and_stop_strings_end_the_turn_at_once(letters: Path, ahead: int) -> None:
+    prompt = [5, 6, 7]
+    ids = oracle(prompt, 12)
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, prompt)
+        turn = await engine.generate(session, Sampling(stop_ids=(ids[4],), max_tokens=12))
+        pieces = [piece async for piece in turn]
+        assert [id for p in pieces for id in p.ids] == ids[: ids.index(ids[4]) + 1]
+        assert "".join(p.text for p in pieces) == engine.text.decode(ids[: ids.index(ids[4])])
+        assert turn.ended is not None
+        assert turn.ended.reason == "stop"
+
+        await engine.rewind(session, len(prompt))
+        stop = engine.text.decode(ids[5:7])
+        turn = await engine.generate(session, Sampling(stop=(stop,), max_tokens=12))
+        pieces = [piece async for piece in turn]
+        whole = engine.text.decode(ids)
+        assert "".join(p.text for p in pieces) == whole[: whole.index(stop)]
+        assert turn.ended is not None
+        assert (turn.ended.reason, turn.ended.stop) == ("stop", stop)
+
+
+@AHEAD
+async def test_a_seed_gives_the_same_turn_whatever_else_runs(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, pages=200) as bench:
+        engine = bench.engine
+
+        async def sampled(seed: int | None) -> tuple[list[int], int]:
+            session = await engine.open()
+            await engine.append(session, [1, 2, 3])
+            turn = await engine.generate(
+                session, Sampling(max_tokens=8, temperature=1.0, seed=seed)
+            )
+            ids = await read(turn)
+            assert turn.ended is not None
+            return ids, turn.ended.seed
+
+        alone = await sampled(7)
+        together = await asyncio.gather(*(sampled(n) for n in range(10)))
+        assert together[7] == alone
+        assert len({tuple(ids) for ids, _ in together}) > 5
+        drawn, seed = await sampled(None)
+        assert await sampled(seed) == (drawn, seed)
+
+
+async def test_a_broken_row_fails_its_turn_alone(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        bench.runner.poison = {66}
+        good, bad = await bench.engine.open(), await bench.engine.open()
+        await bench.engine.append(bad, [1, 66])
+        await bench.engine.append(good, [1, 2])
+        failing = await bench.engine.generate(bad, Sampling(max_tokens=3))
+        fine = await bench.engine.generate(good, Sampling(max_tokens=3))
+        with pytest.raises(TurnFailed, match="not finite"):
+            await read(failing)
+        assert await read(fine) == oracle([1, 2], 3)
+        assert await say(bench.engine, bad, [3], 3) == oracle([1, 66, 3], 3)
+
+
+@AHEAD
+async def test_a_broken_step_fails_its_turns_and_the_engine_lives(
+    letters: Path, ahead: int
+) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as bench:
+        session = await bench.engine.open()
+        await bench.engine.append(session, [1, 2])
+        turn = await bench.engine.generate(session, Sampling(max_tokens=50))
+        said: list[int] = []
+
+        async def listen() -> None:
+            async for piece in turn:
+                said.extend(piece.ids)
+                bench.runner.fail_at = set(range(1000))
+
+        with pytest.raises(TurnFailed, match="on fire"):
+            await listen()
+        bench.runner.fail_at = set()
+        length = (await bench.engine.info(session)).length
+        assert length == 2 + len(said)
+        assert await say(bench.engine, session, [3], 3) == oracle([1, 2, *said, 3], 3)
+
+
+async def test_what_is_refused_changes_nothing(letters: Path) -> None:
+    async with digest_engine(letters, max_model_len=20) as bench:
+        engine = bench.engine
+        session = await engine.open(capacity_tokens=10)
+        await engine.append(session, [1, 2, 3])
+        with pytest.raises(TooLong, match=r"8 more tokens make 11; .* holds 10"):
+            await engine.append(session, [1] * 8)
+        with pytest.raises(BadRequest, match="from 0 to 96") as caught:
+            await engine.append(session, [97])
+        assert caught.value.field == "ids"
+        with pytest.raises(BadRequest, match="to is 4; it must be from 0 to 3"):
+            await engine.rewind(session, 4)
+        with pytest.raises(BadRequest, match="at is -1"):
+            await engine.fork(session, -1)
+        with pytest.raises(BadRequest, match="already open"):
+            await engine.open(session)
+        with pytest.raises(BadRequest, match="capacity_tokens is 21; it must be from 1 to 20"):
+            await engine.open(capacity_tokens=21)
+        with pytest.raises(UnknownSession):
+            await engine.append("nobody", [1])
+        empty = await engine.open()
+        with pytest.raises(BadRequest, match="empty"):
+            await engine.generate(empty, Sampling())
+        for field, sampling in {
+            "temperature": Sampling(temperature=float("nan")),
+            "top_p": Sampling(top_p=0.0),
+            "top_k": Sampling(top_k=98),
+            "max_tokens": Sampling(max_tokens=0),
+            "min_p": Sampling(min_p=1.5),
+            "logprobs": Sampling(logprobs=21),
+            "presence_penalty": Sampling(presence_penalty=3),
+            "logit_bias id": Sampling(logit_bias={97: 1.0}),
+        }.items():
+            with pytest.raises(BadRequest) as caught:
+                await engine.generate(session, sampling)
+            assert caught.value.field == field
+        assert await read(await engine.generate(session, Sampling())) == oracle([1, 2, 3], 7)
+        with pytest.raises(TooLong, match="10 of 10"):
+            await engine.generate(session, Sampling())
+
+
+async def test_closing_ends_the_turn_and_what_waits(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        session = await bench.engine.open()
+        await bench.engine.append(session, [1])
+        turn = await bench.engine.generate(session, Sampling())
+        waiting = asyncio.create_task(bench.engine.append(session, [2]))
+        await asyncio.sleep(0.01)
+        await bench.engine.close(session)
+        await read(turn)
+        assert turn.ended is not None
+        assert turn.ended.reason == "cancelled"
+        with pytest.raises(UnknownSession):
+            await waiting
+        with pytest.raises(UnknownSession):
+            await bench.engine.info(session)
+
+
+async def test_every_step_of_a_long_prompt_leaves_room_for_short_turns(letters: Path) -> None:
+    async with digest_engine(letters, batched_tokens=8, step_s=0.002) as bench:
+        engine = bench.engine
+        long, short = await engine.open(), await engine.open()
+        await engine.append(long, list(range(90)) + list(range(90)))
+        slow = asyncio.create_task(read(await engine.generate(long, Sampling(max_tokens=1))))
+        assert await say(engine, short, [1, 2], 3) == oracle([1, 2], 3)
+        assert not slow.done()
+        assert await slow == oracle(list(range(90)) + list(range(90)), 1)

@@ -1,0 +1,90 @@
+"""A Runner whose KV entries are digests of their past, and whose answers depend on all of it.
+
+If any page is lost, shared wrongly, overwritten or copied too late, the chain of digests breaks and
+the drawn ids differ from `oracle`, which needs the ids alone.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+
+from engine.batch import Batch, Drawn, Geometry, Logprobs, Sample, Sampled
+
+VOCABULARY = 97
+Digest = bytes
+
+
+def extend(past: Digest, id: int) -> Digest:
+    return hashlib.blake2b(past + id.to_bytes(4, "little"), digest_size=8).digest()
+
+
+def draw(past: Digest, sample: Sample) -> int:
+    salt = b"%.17g" % (sample.uniform if sample.temperature else 0.0)
+    return hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
+
+
+def oracle(ids: Sequence[int], count: int, stop_ids: Sequence[int] = ()) -> list[int]:
+    """The greedy continuation of `ids`: what one fresh prefill would give."""
+    past = b""
+    for id in ids:
+        past = extend(past, id)
+    out: list[int] = []
+    while len(out) < count and not (out and out[-1] in stop_ids):
+        out.append(draw(past, Sample()))
+        past = extend(past, out[-1])
+    return out
+
+
+class DigestRunner:
+    """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN."""
+
+    def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
+        self._geometry = geometry
+        self._step_s = step_s
+        size = geometry.page_size
+        self.memory: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.pages)]
+        self.drawn: list[int] = []
+        self.fail_at: set[int] = set()
+        self.poison: set[int] = set()
+        self.rows_run = 0
+        self.tokens_run = 0
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
+
+    def launch(self, batch: Batch) -> Sampled:
+        if self._step_s:
+            time.sleep(self._step_s)
+        if batch.number in self.fail_at:
+            raise RuntimeError("the device is on fire")
+        for source, target in batch.copies:
+            self.memory[target] = list(self.memory[source])
+        before, self.drawn = self.drawn, []
+        answers: list[Drawn | None] = []
+        size = self._geometry.page_size
+        for row in batch.rows:
+            self.rows_run += 1
+            self.tokens_run += row.count
+            ids = list(row.ids) if row.feed < 0 else [before[row.feed]]
+            place = row.start - 1
+            past = self.memory[row.pages[place // size]][place % size] if row.start else b""
+            for position, id in enumerate(ids, row.start):
+                past = extend(past, id)
+                self.memory[row.pages[position // size]][position % size] = past
+            assert len(row.pages) == -(-(row.start + len(ids)) // size)
+            id = draw(past, row.sample) if row.sample is not None else -1
+            self.drawn.append(id)
+            answers.append(self._answer(id, row.sample, ids[-1]))
+        return Sampled(answers, self._step_s)
+
+    def collect(self, ticket: Sampled) -> Sampled:
+        return ticket
+
+    def _answer(self, id: int, sample: Sample | None, last: int) -> Drawn | None:
+        if sample is None:
+            return None
+        if last in self.poison:
+            return Drawn(-1, failure="the logits are not finite")
+        logprobs = Logprobs(-0.5, [(id, -0.5)]) if sample.logprobs >= 0 else None
+        return Drawn(id, logprobs)
