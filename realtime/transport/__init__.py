@@ -1,0 +1,2 @@
+"""Frames in, frames out: a socket, what waits to be sent (`outbox`), and the loop between a socket
+and a session (`connection`)."""

@@ -1,0 +1,127 @@
+"""How one answer is made: the strand is brought up to the prompt, a turn runs, its pieces are told.
+Whatever goes wrong on the way, the answer ends, and says how."""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from engine import EngineError, EngineLost, Sampling, TurnEnded
+from realtime.protocol.core import (
+    Answer,
+    AnswerError,
+    AnswerStatus,
+    ItemStatus,
+    Tell,
+    Usage,
+)
+from realtime.session.conversation import Conversation
+from realtime.session.output import Output, Reader
+from realtime.session.strand import Strand
+
+log = logging.getLogger(__name__)
+
+Teller = Callable[[Tell], None]
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    conversation: Conversation
+    header: list[int]
+    sampling: Sampling
+
+    @property
+    def length(self) -> int:
+        return self.conversation.length + len(self.header)
+
+
+class Answering:
+    """`answer` is what it is now; `sampled` the ids drawn for it."""
+
+    def __init__(self, answer: Answer, strand: Strand, output: Output, reader: Reader) -> None:
+        self.answer = answer
+        self.strand = strand
+        self.sampled: list[int] = []
+        self._output = output
+        self._reader = reader
+        self._cancelled = False
+        self._generating = False
+
+    async def cancel(self) -> None:
+        """Stops it within a step; the run ends soon after."""
+        self._cancelled = True
+        if self._generating:
+            await self.strand.cancel(self.answer.id)
+
+    async def run(self, prompt: Prompt, tell: Teller) -> None:
+        """Ends with `answer` final; all but its end has been told."""
+        try:
+            ended = await self._turn(prompt, tell)
+        except EngineError as error:
+            if isinstance(error, EngineLost):
+                self.strand.forget()
+            self._end(tell, "failed", AnswerError(error.code, error.message))
+        except Exception:
+            log.exception("answer %s", self.answer.id)
+            self.strand.forget()
+            self._end(tell, "failed", AnswerError("server_error", "The server had a fault."))
+        else:
+            self._finish(tell, ended)
+
+    async def _turn(self, prompt: Prompt, tell: Teller) -> TurnEnded | None:
+        await self.strand.sync(prompt.conversation, prompt.header)
+        if self._cancelled:
+            return None
+        self._generating = True
+        turn = await self.strand.generate(prompt.sampling, self.answer.id)
+        if self._cancelled:
+            await self.strand.cancel(self.answer.id)
+        async for piece in turn:
+            self.sampled.extend(piece.ids)
+            for said in self._output.take(self._reader.push(piece.text)):
+                tell(said)
+        ended = turn.ended
+        assert ended is not None, "a turn that stopped has ended"
+        self.sampled = self.sampled[: ended.length - prompt.length]
+        self.strand.drawn(self.sampled)
+        assert self.strand.length == ended.length, "the engine's log is what we think it is"
+        return ended
+
+    def _finish(self, tell: Teller, ended: TurnEnded | None) -> None:
+        for said in self._output.take(self._reader.end()):
+            tell(said)
+        if ended is None:
+            self.answer = msgspec.structs.replace(self.answer, usage=Usage())
+            self._end(tell, "cancelled")
+            return
+        self.answer = msgspec.structs.replace(
+            self.answer,
+            usage=Usage(
+                input_tokens=ended.prompt_tokens,
+                cached_tokens=ended.cached_tokens,
+                output_tokens=ended.output_tokens,
+            ),
+        )
+        match ended.reason:
+            case "stop":
+                self._end(tell, "completed")
+            case "length":
+                self._end(tell, "incomplete")
+            case "cancelled":
+                self._end(tell, "cancelled")
+            case "failed":
+                words = ended.error or "The model failed on this answer."
+                self._end(tell, "failed", AnswerError("turn_failed", words))
+
+    def _end(self, tell: Teller, status: AnswerStatus, error: AnswerError | None = None) -> None:
+        item_status: ItemStatus = "completed" if status == "completed" else "incomplete"
+        whole = status in ("completed", "incomplete")
+        for said in self._output.finish(item_status, whole=whole):
+            tell(said)
+        reasons = {"cancelled": "client_cancelled", "incomplete": "max_output_tokens"}
+        self.answer = msgspec.structs.replace(
+            self.answer,
+            status=status,
+            reason=reasons.get(status),
+            error=error,
+            items=self._output.items,
+        )

@@ -1,0 +1,61 @@
+"""Items to what a chat template understands. Pure."""
+
+from collections.abc import Sequence
+from typing import Any, Literal, assert_never
+
+import msgspec
+
+from engine import Message, ToolCall
+from realtime.protocol.core import CallItem, CallOutputItem, Item, MessageItem, Tool
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+def role_of(item: Item) -> Role:
+    match item:
+        case MessageItem(role=role):
+            return role
+        case CallItem():
+            return "assistant"
+        case CallOutputItem():
+            return "tool"
+        case _:
+            assert_never(item)
+
+
+def text_of(item: MessageItem) -> str:
+    return "\n".join(part.text for part in item.parts)
+
+
+def joins(before: Sequence[Item], item: Item) -> bool:
+    """Whether a call belongs into the assistant's message that ends with `before`."""
+    return isinstance(item, CallItem) and role_of(before[-1]) == "assistant"
+
+
+def message_of(items: Sequence[Item]) -> Message:
+    """One item, or an assistant's message with the calls that belong to it."""
+    match items[0]:
+        case CallOutputItem(call_id=call_id, output=output):
+            return Message(role="tool", content=output, tool_call_id=call_id)
+        case MessageItem(role=role) as item if role != "assistant":
+            return Message(role=role, content=text_of(item))
+        case _:
+            said = [text_of(item) for item in items if isinstance(item, MessageItem)]
+            calls = [item for item in items if isinstance(item, CallItem)]
+            return Message(
+                role="assistant",
+                content="".join(said),
+                tool_calls=tuple(
+                    ToolCall(name=call.name, arguments=call.arguments, id=call.call_id)
+                    for call in calls
+                ),
+            )
+
+
+def tool_of(tool: Tool) -> dict[str, Any]:
+    """As chat templates have it since OpenAI's chat completions."""
+    function: dict[str, Any] = {"name": tool.name}
+    if tool.description is not None:
+        function["description"] = tool.description
+    function["parameters"] = msgspec.json.decode(tool.parameters)
+    return {"type": "function", "function": function}

@@ -1,0 +1,354 @@
+"""Session: does what the table says, against the engine's door.
+
+One Ask at a time (`do`); an answer runs beside, in a task of its own. All it says goes to `tell`,
+in order. Limits are checked before anything changes; a Refusal means that nothing has.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from engine import BadRequest, ChatTemplate, EngineError, EngineLost, TooLong
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.names import fresh
+from realtime.protocol import core
+from realtime.session.answering import Answering, Prompt, Teller
+from realtime.session.conversation import Conversation
+from realtime.session.output import Output, PlainReader
+from realtime.session.rendering import text_of
+from realtime.session.state import Action, Event, State, step
+from realtime.session.strand import Door, Strand
+
+log = logging.getLogger(__name__)
+
+
+class Session:
+    def __init__(
+        self,
+        session_id: str,
+        door: Door,
+        template: ChatTemplate,
+        settings: core.Settings,
+        tell: Teller,
+        limits: Limits,
+    ) -> None:
+        self.id = session_id
+        self.settings = settings
+        self._door = door
+        self._tell = tell
+        self._limits = limits
+        self._state = State.IDLE
+        self._conversation = Conversation.start(template, settings)
+        self._strand = Strand(door, session_id)
+        self._answering: Answering | None = None
+        self._apart: dict[str, Answering] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def conversation(self) -> Conversation:
+        return self._conversation
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def start(self) -> None:
+        self._tell(core.Opened(self.settings))
+
+    async def do(self, ask: core.Ask) -> None:
+        """Raises Refusal."""
+        try:
+            await self._do(ask)
+        except EngineError as error:
+            if isinstance(error, EngineLost):
+                self._strand.forget()
+            raise _refusal(error) from error
+
+    async def close(self) -> None:
+        """Stops what runs, within a step, and lets go of the engine. Never raises EngineError."""
+        running = [*self._apart.values()]
+        if self._answering is not None:
+            running.append(self._answering)
+        self._state, _ = step(self._state, Event.CLOSE)
+        with contextlib.suppress(EngineError):
+            for answering in running:
+                await answering.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        with contextlib.suppress(EngineError):
+            await self._strand.close()
+
+    # ------------------------------------------------------------ asks
+
+    async def _do(self, ask: core.Ask) -> None:
+        match ask:
+            case core.Configure(settings=settings):
+                _, actions = step(self._state, Event.CONFIGURE)
+                await self._change(
+                    lambda now: now.configured(settings),
+                    actions,
+                    param="session.instructions",
+                    chars=len(settings.instructions),
+                )
+                self.settings = settings
+                self._tell(core.Configured(settings))
+            case core.AddItem():
+                await self._add(ask)
+            case core.FetchItem(item_id=item_id):
+                step(self._state, Event.LOOK)
+                item = self._find(item_id, "item_retrieve_invalid_item_id")
+                self._tell(core.ItemFetched(item))
+            case core.DropItem(item_id=item_id):
+                _, actions = step(self._state, Event.EDIT)
+                self._find_whole(item_id, "item_delete_invalid_item_id")
+                await self._change(lambda now: now.drop(item_id), actions, param="item_id")
+                self._tell(core.ItemDropped(item_id))
+            case core.TruncateItem(item_id=item_id, content_index=index, audio_end_ms=end):
+                step(self._state, Event.LOOK)
+                item = self._find(item_id, "item_truncate_invalid_item_id")
+                if not isinstance(item, core.MessageItem) or item.role != "assistant":
+                    raise Refusal(
+                        "Only the assistant's messages can be truncated.",
+                        code="item_truncate_invalid_item_id",
+                        param="item_id",
+                    )
+                self._tell(core.ItemTruncated(item_id, index, end))
+            case core.Respond():
+                await self._respond(ask)
+            case core.Cancel(answer_id=answer_id):
+                await self._cancel(answer_id)
+            case _:
+                assert_never(ask)
+
+    async def _add(self, ask: core.AddItem) -> None:
+        item, after = ask.item, ask.after
+        _, actions = step(self._state, Event.EDIT)
+        known = self._conversation.find(item.id)
+        if known is not None and known != item:
+            raise Refusal(
+                f"Error adding item: an item with id '{item.id}' already exists.",
+                code="item_create_duplicate_item_id",
+                param="item.id",
+            )
+        if after is not None and after != core.ROOT and self._conversation.find(after) is None:
+            raise Refusal(
+                f"Error adding item: the previous item with id '{after}' does not exist.",
+                code="item_create_invalid_previous_item_id",
+                param="previous_item_id",
+            )
+        if known is None:
+            await self._change(
+                lambda now: now.add(item, after), actions, param="item", chars=_chars(item)
+            )
+        self._tell(core.ItemAdded(item, self._conversation.previous(item.id)))
+
+    async def _respond(self, ask: core.Respond) -> None:
+        event = Event.RESPOND_APART if ask.apart else Event.RESPOND
+        state, _ = step(self._state, event)
+        if ask.apart and len(self._apart) >= self._limits.apart_responses_max:
+            raise Refusal(
+                "Too many responses beside the conversation: the limit is "
+                f"{self._limits.apart_responses_max} at a time.",
+                code="rate_limit_exceeded",
+                param="response.conversation",
+            )
+        prompt = await self._prompt(ask)
+        answer = core.Answer(
+            id=fresh("resp"),
+            conversation=None if ask.apart else self.conversation_id,
+            settings=ask.settings,
+            metadata=ask.metadata,
+        )
+        own = ask.apart or ask.context is not None
+        strand = Strand(self._door, f"{self.id}.{answer.id}") if own else self._strand
+        place = _nowhere if ask.apart else self._place(answer.id)
+        answering = Answering(answer, strand, Output(answer, place, fresh), PlainReader())
+        if ask.apart:
+            self._apart[answer.id] = answering
+        else:
+            self._answering = answering
+            self._conversation = self._conversation.open(answer.id)
+        self._state = state
+        self._tell(core.AnswerStarted(answer))
+        task = asyncio.create_task(self._answer(answering, prompt), name=answer.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _cancel(self, answer_id: str | None) -> None:
+        if answer_id is not None and answer_id in self._apart:
+            await self._apart[answer_id].cancel()
+            return
+        running = self._answering
+        if answer_id is not None and running is not None and answer_id != running.answer.id:
+            raise Refusal(
+                f"Cancellation failed: response '{answer_id}' is not active.",
+                code="response_cancel_not_active",
+                param="response_id",
+            )
+        state, _ = step(self._state, Event.CANCEL)
+        assert running is not None, "answering is what the state says"
+        self._state = state
+        await running.cancel()
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def conversation_id(self) -> str:
+        return "conv_" + self.id.removeprefix("sess_")
+
+    async def _prompt(self, ask: core.Respond) -> Prompt:
+        """Raises Refusal if there is no room for a single token."""
+        settings = ask.settings
+        if ask.context is None:
+            conversation = self._conversation.closed().configured(settings)
+        else:
+            items = [self._resolve(item) for item in ask.context]
+            start = Conversation.start(self._conversation.template, settings)
+            chars = sum(_chars(item) for item in items)
+            conversation = await self._beside(chars, lambda: start.with_items(items))
+        header = conversation.header()
+        length, limit = conversation.length + len(header), self._door.ready.max_model_len
+        if length >= limit:
+            param = "response.input" if ask.context is not None else "conversation"
+            raise Refusal(
+                f"The prompt of this response is {length:,} tokens, but the context of the model "
+                f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
+                code="context_length_exceeded",
+                param=param,
+            )
+        room = limit - length
+        tokens = settings.max_output_tokens
+        sampling = msgspec.structs.replace(
+            settings.sampling,
+            max_tokens=room if tokens is None else min(tokens, room),
+            stop_ids=conversation.template.stop_ids,
+        )
+        return Prompt(conversation, header, sampling)
+
+    async def _answer(self, answering: Answering, prompt: Prompt) -> None:
+        await answering.run(prompt, self._tell)
+        answer = answering.answer
+        if answer.conversation is None:
+            del self._apart[answer.id]
+            self._tell(core.AnswerEnded(answer))
+        else:
+            self._answering = None
+            self._state, actions = step(self._state, Event.ENDED)
+            settled = self._conversation.settle(answer.id, answer.items, answering.sampled)
+            self._conversation = settled
+            self._tell(core.AnswerEnded(answer))
+            if Action.PUSH in actions:
+                await self._push(settled)
+        if answering.strand is not self._strand:
+            with contextlib.suppress(EngineError):
+                await answering.strand.close()
+
+    def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
+        def place(items: tuple[core.Item, ...]) -> str | None:
+            self._conversation = self._conversation.show(answer_id, items)
+            return self._conversation.previous(items[-1].id)
+
+        return place
+
+    def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
+        if isinstance(item, core.ItemReference):
+            return self._find(item.item_id, "item_reference_invalid_item_id")
+        return item
+
+    # ------------------------------------------------------------ edits
+
+    async def _change(
+        self,
+        edit: Callable[[Conversation], Conversation],
+        actions: tuple[Action, ...],
+        *,
+        param: str,
+        chars: int = 0,
+    ) -> None:
+        """Edits the conversation, if it fits. What the engine refuses is not done."""
+        while True:
+            old = self._conversation
+            new = await self._beside(chars, lambda now=old: edit(now))
+            if self._conversation is old:
+                break
+        self._check_length(old, new, param)
+        if Action.PUSH in actions and new.length <= self._door.ready.max_model_len:
+            await self._strand.sync(new)
+        self._conversation = new
+
+    def _check_length(self, old: Conversation, new: Conversation, param: str) -> None:
+        limit = self._door.ready.max_model_len
+        if new.length <= max(limit, old.length):
+            return
+        raise Refusal(
+            f"'{param}' adds {new.length - old.length:,} tokens to the {old.length:,} of the "
+            f"conversation; together {new.length:,} are over the context of the model, which "
+            f"holds {limit:,} (max_model_len).",
+            code="context_length_exceeded",
+            param=param,
+        )
+
+    async def _push(self, conversation: Conversation) -> None:
+        """What came while the answer was made goes to the engine now; the next push heals a
+        failure."""
+        if conversation.length > self._door.ready.max_model_len:
+            return
+        try:
+            await self._strand.sync(conversation)
+        except EngineError as error:
+            if isinstance(error, EngineLost):
+                self._strand.forget()
+            log.warning("session %s: push failed: %s", self.id, error.message)
+
+    async def _beside(self, chars: int, make: Callable[[], Conversation]) -> Conversation:
+        """Long texts are tokenised on a thread, so that nobody's delta waits for them."""
+        if chars > self._limits.off_loop_chars:
+            return await asyncio.to_thread(make)
+        return make()
+
+    def _find(self, item_id: str, code: str) -> core.Item:
+        item = self._conversation.find(item_id)
+        if item is None:
+            raise Refusal(
+                f"The item with id '{item_id}' does not exist.", code=code, param="item_id"
+            )
+        return item
+
+    def _find_whole(self, item_id: str, code: str) -> core.Item:
+        item = self._find(item_id, code)
+        if self._conversation.is_open(item_id):
+            raise Refusal(
+                f"The item with id '{item_id}' is still being made; cancel the response first.",
+                code=code,
+                param="item_id",
+            )
+        return item
+
+
+def _nowhere(items: tuple[core.Item, ...]) -> str | None:
+    return None
+
+
+def _chars(item: core.Item) -> int:
+    match item:
+        case core.MessageItem():
+            return len(text_of(item))
+        case core.CallItem(arguments=arguments):
+            return len(arguments)
+        case core.CallOutputItem(output=output):
+            return len(output)
+        case _:
+            assert_never(item)
+
+
+def _refusal(error: EngineError) -> Refusal:
+    """The engine's words as an answer to the client."""
+    code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
+    if isinstance(error, BadRequest):
+        return Refusal(error.message, code=code, param=error.field)
+    return Refusal(error.message, code=code, kind="server_error", param=error.field)

@@ -1,0 +1,118 @@
+"""Strand: one engine session, and what we know of its log. Brings it up to a conversation with the
+fewest tokens: rewinds to the first that differs, appends what follows."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from engine import Ready, Sampling, Text, Turn, UnknownSession
+from realtime.session.conversation import Conversation, Span
+
+
+class Door(Protocol):
+    """Of engine.Engine, what a session needs."""
+
+    ready: Ready
+    text: Text
+
+    async def open(
+        self,
+        session_id: str | None = None,
+        *,
+        streaming: bool = True,
+        timeout_s: float | None = None,
+        capacity_tokens: int | None = None,
+        cache_scope: str = "",
+    ) -> str: ...
+    async def append(self, session: str, ids: Sequence[int]) -> int: ...
+    async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn: ...
+    async def cancel(
+        self, session: str, turn: str | None = None, *, drop: bool = False
+    ) -> None: ...
+    async def rewind(self, session: str, to: int) -> int: ...
+    async def close(self, session: str, *, keep_prefix: bool = True) -> None: ...
+
+
+class Synced(msgspec.Struct, frozen=True):
+    rewound: int
+    appended: int
+
+
+class Strand:
+    """`spans` are in the engine's log whole, `tail` stands behind them. One call at a time."""
+
+    def __init__(self, door: Door, session: str, *, scope: str = "") -> None:
+        self._door = door
+        self._name = session
+        self._opened = 0
+        self._scope = scope
+        self._spans: tuple[Span, ...] | None = None
+        self._tail: list[int] = []
+        self._lock = asyncio.Lock()
+
+    def forget(self) -> None:
+        """The engine was lost: what its log holds is not known any more."""
+        self._spans, self._tail = None, []
+        self._opened += 1
+
+    @property
+    def session(self) -> str:
+        """The engine's name for it; a new one each time the engine was lost."""
+        return f"{self._name}.{self._opened}" if self._opened else self._name
+
+    @property
+    def length(self) -> int:
+        return sum(len(span.ids) for span in self._spans or ()) + len(self._tail)
+
+    async def sync(self, conversation: Conversation, tail: Sequence[int] = ()) -> Synced:
+        """The engine's log becomes the conversation's ids and `tail`. Raises EngineError."""
+        async with self._lock:
+            try:
+                return await self._sync(conversation.all_spans, list(tail))
+            except UnknownSession:
+                # The engine has let go of it (restart, time-out): what was said is here.
+                self._spans = None
+                return await self._sync(conversation.all_spans, list(tail))
+
+    async def generate(self, sampling: Sampling, turn: str) -> Turn:
+        return await self._door.generate(self.session, sampling, turn)
+
+    def drawn(self, ids: Sequence[int]) -> None:
+        """A turn has put these into the log."""
+        self._tail.extend(ids)
+
+    async def cancel(self, turn: str) -> None:
+        await self._door.cancel(self.session, turn)
+
+    async def close(self) -> None:
+        async with self._lock:
+            if self._spans is not None:
+                self._spans = None
+                await self._door.close(self.session)
+
+    async def _sync(self, wanted: tuple[Span, ...], tail: list[int]) -> Synced:
+        if self._spans is None:
+            await self._door.open(self.session, cache_scope=self._scope)
+            self._spans, self._tail = (), []
+        same = _common(self._spans, wanted)
+        old = [id for span in self._spans[same:] for id in span.ids] + self._tail
+        new = [id for span in wanted[same:] for id in span.ids] + tail
+        keep = _common(old, new)
+        base = self.length - len(old)
+        if keep < len(old):
+            await self._door.rewind(self.session, base + keep)
+            self._spans, self._tail = wanted[:same], old[:keep]
+        if keep < len(new):
+            await self._door.append(self.session, new[keep:])
+        self._spans, self._tail = wanted, tail
+        return Synced(rewound=len(old) - keep, appended=len(new) - keep)
+
+
+def _common(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many leading elements are the same."""
+    for n, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return n
+    return min(len(one), len(other))

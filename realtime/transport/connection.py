@@ -1,0 +1,134 @@
+"""One connection: frames from the socket to the session, what the session says to the socket.
+
+    socket ──recv──▶ decode ──▶ hear ──▶ session.do
+    socket ◀──send── outbox ◀── say ◀─── tell
+
+A bad frame is answered and forgotten; too many in a row end the connection. When the connection
+ends, for whatever reason, what its session was doing stops.
+"""
+
+import asyncio
+import logging
+
+from realtime.errors import BadFrame, Hangup, Refusal
+from realtime.limits import Limits
+from realtime.names import fresh
+from realtime.protocol import core
+from realtime.protocol.closing import CloseCode
+from realtime.protocol.realtime_api import NoAudio, Voice, decode, encode, event_id_of, hear
+from realtime.session import Registry, Session
+from realtime.transport.outbox import Outbox
+from realtime.transport.socket import Socket, SocketClosed
+
+log = logging.getLogger(__name__)
+
+_FAREWELL_S = 2.0
+"""How long we try to deliver what was said before we close."""
+
+
+class Connection:
+    def __init__(self, socket: Socket, registry: Registry, limits: Limits, model: str) -> None:
+        self._socket = socket
+        self._registry = registry
+        self._limits = limits
+        self._outbox = Outbox(socket, limits)
+        self._id = fresh("sess")
+        self._voice = Voice(self._id, model)
+        self._bad_frames = 0
+
+    async def run(self) -> None:
+        """From session.created to the close."""
+        try:
+            session = self._registry.open(self._tell, self._id)
+        except Refusal as refusal:
+            await self.refuse(refusal, CloseCode.TRY_LATER)
+            return
+        session.start()
+        reading = asyncio.create_task(self._read(session), name=f"read {self._id}")
+        sending = asyncio.create_task(self._outbox.run(), name=f"send {self._id}")
+        code, reason = CloseCode.RESTART, "the server stops"
+        try:
+            await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
+            code, reason = self._why(sending if sending.done() else reading)
+        finally:
+            reading.cancel()
+            await self._registry.close(session)
+            if not sending.done():
+                await asyncio.wait((asyncio.create_task(self._outbox.sent()),), timeout=_FAREWELL_S)
+                sending.cancel()
+            await asyncio.gather(reading, sending, return_exceptions=True)
+            await self._socket.close(code, reason)
+
+    async def refuse(self, refusal: Refusal, code: CloseCode) -> None:
+        """Says why, and closes: for a connection that never gets a session."""
+        try:
+            await self._socket.send(encode(self._voice.refuse(refusal, None)).decode())
+        except SocketClosed:
+            return
+        await self._socket.close(code, refusal.message[:120])
+
+    def _why(self, task: asyncio.Task[None]) -> tuple[CloseCode, str]:
+        error = task.exception()
+        match error:
+            case SocketClosed():
+                return CloseCode.NORMAL, ""
+            case Hangup(code=code, reason=reason):
+                return CloseCode(code), reason
+            case _:
+                log.error("connection %s broke", self._id, exc_info=error)
+                return CloseCode.SERVER_BUG, "a fault of the server"
+
+    def _tell(self, tell: core.Tell) -> None:
+        for event in self._voice.say(tell):
+            self._outbox.put(event)
+
+    async def _read(self, session: Session) -> None:
+        while True:
+            await self._outbox.room()
+            frame = await self._socket.recv()
+            await self._take(frame, session)
+
+    async def _take(self, frame: str | bytes, session: Session) -> None:
+        if isinstance(frame, bytes):
+            raise Hangup(CloseCode.BINARY, "binary frames are not used by this protocol")
+        event_id: str | None = None
+        try:
+            self._check_size(frame)
+            event = decode(frame)
+            event_id = event.event_id
+            self._bad_frames = 0
+            ask = hear(event, session.settings, self._registry.settings, fresh)
+            if not isinstance(ask, NoAudio):
+                await session.do(ask)
+            elif ask.cleared:
+                self._outbox.put(self._voice.audio_cleared())
+        except BadFrame as refusal:
+            self._outbox.put(self._voice.refuse(refusal, event_id))
+            self._count_bad_frame(refusal)
+        except Refusal as refusal:
+            self._outbox.put(self._voice.refuse(refusal, event_id))
+        except Exception:
+            log.exception("session %s", self._id)
+            fault = Refusal(
+                "The server had a fault. The connection is still good.",
+                code="server_error",
+                kind="server_error",
+            )
+            self._outbox.put(self._voice.refuse(fault, event_id))
+
+    def _check_size(self, frame: str) -> None:
+        limit = self._limits.frame_bytes_max
+        size = len(frame) if len(frame) * 4 <= limit else len(frame.encode(errors="replace"))
+        if size > limit:
+            raise Refusal(
+                f"The frame is {size:,} bytes; the limit is {limit:,} bytes.",
+                code="frame_too_large",
+                event_id=event_id_of(frame),
+            )
+
+    def _count_bad_frame(self, refusal: BadFrame) -> None:
+        if refusal.code != "invalid_json":
+            return
+        self._bad_frames += 1
+        if self._bad_frames >= self._limits.bad_frames_max:
+            raise Hangup(CloseCode.NOT_JSON, f"{self._bad_frames} frames in a row were not JSON")

@@ -1,0 +1,82 @@
+"""Outbox: never lets a slow reader stall a session, nor keep more than a bound of memory."""
+
+import asyncio
+
+from realtime.errors import Hangup
+from realtime.limits import Limits
+from realtime.protocol.closing import CloseCode
+from realtime.protocol.realtime_api import ServerEvent
+from realtime.transport.backlog import Backlog
+from realtime.transport.socket import Socket
+
+_HARD = 4
+"""Times the bound, at which we do not wait any longer."""
+
+
+class Outbox:
+    """`put` from anywhere, at once; `run` sends. Over the bound, `room` makes the reading side wait;
+    over it for too long, or by far, `run` ends with a Hangup."""
+
+    def __init__(self, socket: Socket, limits: Limits) -> None:
+        self._socket = socket
+        self._limits = limits
+        self._backlog = Backlog()
+        self._filled = asyncio.Event()
+        self._sent = asyncio.Event()
+        self._sent.set()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._patience: asyncio.TimerHandle | None = None
+        self._sender: asyncio.Task[None] | None = None
+
+    def put(self, event: ServerEvent) -> None:
+        self._backlog.put(event)
+        self._filled.set()
+        self._sent.clear()
+        over = self._backlog.bytes / self._limits.outbox_bytes_max
+        if over > 1 and self._patience is None:
+            self._room.clear()
+            loop = asyncio.get_running_loop()
+            self._patience = loop.call_later(self._limits.outbox_over_s_max, self._give_up)
+        if over > _HARD:
+            self._give_up()
+
+    async def room(self) -> None:
+        """Returns while less than the bound waits."""
+        await self._room.wait()
+
+    async def sent(self) -> None:
+        """Returns when nothing waits."""
+        await self._sent.wait()
+
+    async def run(self) -> None:
+        """Sends for ever. Raises SocketClosed, or Hangup over a reader that is too slow."""
+        self._sender = asyncio.create_task(self._send())
+        try:
+            await asyncio.shield(self._sender)
+        except asyncio.CancelledError:
+            if self._sender.cancelled():
+                raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
+            raise
+        finally:
+            self._sender.cancel()
+            if self._patience is not None:
+                self._patience.cancel()
+
+    async def _send(self) -> None:
+        while True:
+            frame = self._backlog.take()
+            if frame is None:
+                self._filled.clear()
+                self._sent.set()
+                await self._filled.wait()
+                continue
+            await self._socket.send(frame.decode())
+            if self._patience is not None and self._backlog.bytes <= self._limits.outbox_bytes_max:
+                self._patience.cancel()
+                self._patience = None
+                self._room.set()
+
+    def _give_up(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()

@@ -1,0 +1,54 @@
+"""Socket: what a connection needs of a WebSocket."""
+
+from typing import Protocol
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from realtime.protocol.closing import CloseCode
+
+
+class SocketClosed(Exception):
+    """The other side is gone."""
+
+
+class Socket(Protocol):
+    async def recv(self) -> str | bytes:
+        """One message. Raises SocketClosed."""
+        ...
+
+    async def send(self, frame: str) -> None:
+        """Returns when the frame is on its way; waits while the other side does not read. Raises
+        SocketClosed."""
+        ...
+
+    async def close(self, code: CloseCode, reason: str) -> None:
+        """Harmless if it is closed already."""
+        ...
+
+
+class StarletteSocket:
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    async def recv(self) -> str | bytes:
+        message = await self._websocket.receive()
+        if message["type"] != "websocket.receive":
+            raise SocketClosed
+        text: str | None = message.get("text")
+        return message["bytes"] if text is None else text
+
+    async def send(self, frame: str) -> None:
+        try:
+            await self._websocket.send_text(frame)
+        except (WebSocketDisconnect, RuntimeError) as error:
+            raise SocketClosed from error
+
+    async def close(self, code: CloseCode, reason: str) -> None:
+        if self._websocket.client_state is not WebSocketState.CONNECTED:
+            return
+        if self._websocket.application_state is not WebSocketState.CONNECTED:
+            return
+        try:
+            await self._websocket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError):
+            pass
