@@ -42,11 +42,12 @@ async def _serve(sock: socket.socket, config: EngineConfig) -> None:
     await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
     try:
         runner, ready = await _load(config, link)
+        text = Text(ready.folder)
     except EngineError as error:
         link.send(LoadFailed(error.message))
         link.close()
         return
-    loop, sessions = _build(runner, ready, config)
+    loop, sessions = _build(runner, text, config)
     link.on_messages = loop.tell
     link.send(ready)
     running = asyncio.create_task(loop.run(sessions, link.send_all))
@@ -80,9 +81,9 @@ async def _load(config: EngineConfig, link: Wire) -> tuple[TorchRunner, Ready]:
 
 
 def _build(
-    runner: TorchRunner, ready: Ready, config: EngineConfig
+    runner: TorchRunner, text: Text, config: EngineConfig
 ) -> tuple[Loop[Ticket], Sessions]:
-    geometry, text, counters = runner.geometry, Text(ready.folder), Counters()
+    geometry, counters = runner.geometry, Counters()
     cache = SessionAwareCache(geometry.pages, geometry.page_size)
     scheduler = Scheduler(cache, geometry.batched_tokens, config.max_num_seqs)
     loop = Loop(runner, cache, scheduler, counters, audit_every_step=config.audit_every_step)

@@ -6,7 +6,7 @@ within one turn of the event loop goes out as one frame.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import msgspec
 
@@ -53,8 +53,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
 
     def data_received(self, data: bytes) -> None:
         buffer = self._received

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from engine.batch import Batch, Drawn, Row, Runner, Sampled, Ticket
 from engine.cache import SessionAwareCache
@@ -32,15 +32,18 @@ AUDIT_EVERY_S = 60.0
 SendAll = Callable[[list[AnyEvent]], None]
 
 
-class Flight:
-    """A step on the device, and what each row was for."""
+class Order(NamedTuple):
+    """A step as it goes to the device, and what each row of it is for."""
 
-    __slots__ = ("batch", "ticket", "works")
+    batch: Batch
+    works: list[Work]
 
-    def __init__(self, batch: Batch, works: list[Work], ticket: "Future[object]") -> None:
-        self.batch = batch
-        self.works = works
-        self.ticket = ticket
+
+class Flight(NamedTuple):
+    """A step on the device."""
+
+    order: Order
+    ticket: "Future[object]"
 
 
 class Loop(Generic[Ticket]):
@@ -87,9 +90,9 @@ class Loop(Generic[Ticket]):
             if len(self._flying) > self._ahead or (self._flying and not launched):
                 await self._collect(sessions)
             elif not launched:
-                send(self._take_events())
+                send(self.take_events())
                 await self._sleep()
-            send(self._take_events())
+            send(self.take_events())
             self._audit()
         self._device.shutdown(wait=True, cancel_futures=True)
 
@@ -100,17 +103,23 @@ class Loop(Generic[Ticket]):
             sessions.apply(self._inbox.popleft())
 
     def _launch(self) -> bool:
-        """Plans a step and hands it to the device. False: there was nothing to do."""
+        """Hands the next step to the device. False: there was nothing to do."""
+        order = self.order()
+        if order is None:
+            return False
+        self._flying.append(Flight(order, self._device.submit(self._runner.launch, order.batch)))
+        return True
+
+    def order(self) -> Order | None:
+        """Plans a step and writes it down for the device. None: nothing is owed."""
         works = self._scheduler.plan()
         if not works:
-            return False
+            return None
         number = self._counters.steps
         self._counters.steps += 1
         rows = [self._row(work, number, index) for index, work in enumerate(works)]
         copies, self._cache.copies = self._cache.copies, []
-        batch = Batch(number, rows, copies)
-        self._flying.append(Flight(batch, works, self._device.submit(self._runner.launch, batch)))
-        return True
+        return Order(Batch(number, rows, copies), works)
 
     def _row(self, work: Work, number: int, index: int) -> Row:
         sequence, count, turn = work
@@ -133,10 +142,14 @@ class Loop(Generic[Ticket]):
         flight = self._flying.popleft()
         sampled = await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
         if isinstance(sampled, Exception):
-            self._lose(flight, sampled, sessions)
-            return
+            self._lose(flight.order, sampled, sessions)
+        else:
+            self.land(flight.order, sampled, sessions)
+
+    def land(self, order: Order, sampled: Sampled, sessions: Sessions) -> None:
+        """A step is done: its effects on sequences, all of them and only here."""
         self._counters.model_s += sampled.model_s
-        for work, drawn in zip(flight.works, sampled.drawn, strict=True):
+        for work, drawn in zip(order.works, sampled.drawn, strict=True):
             self._land(work, drawn, sessions)
 
     def _wait_for(self, flight: Flight) -> Sampled | Exception:
@@ -144,7 +157,7 @@ class Loop(Generic[Ticket]):
         try:
             return self._runner.collect(flight.ticket.result())  # pyright: ignore[reportArgumentType]
         except Exception as error:
-            log.exception("step %d failed on the device", flight.batch.number)
+            log.exception("step %d failed on the device", flight.order.batch.number)
             return error
 
     def _land(self, work: Work, drawn: Drawn | None, sessions: Sessions) -> None:
@@ -182,10 +195,10 @@ class Loop(Generic[Ticket]):
         elif turn.outputs >= turn.limit:
             sessions.end(sequence, "length")
 
-    def _lose(self, flight: Flight, error: Exception, sessions: Sessions) -> None:
+    def _lose(self, order: Order, error: Exception, sessions: Sessions) -> None:
         """The device failed a whole step: its turns fail, the sessions live on without that KV."""
         self._counters.failed_steps += 1
-        for sequence, count, turn in flight.works:
+        for sequence, count, turn in order.works:
             self._cache.commit(sequence.lease, count, 0)
             if turn is not None:
                 sequence.promised -= 1
@@ -196,7 +209,7 @@ class Loop(Generic[Ticket]):
 
     # ---- between steps --------------------------------------------------------------------
 
-    def _take_events(self) -> list[AnyEvent]:
+    def take_events(self) -> list[AnyEvent]:
         events, self._outbox = self._outbox, []
         return events
 

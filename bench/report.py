@@ -1,0 +1,76 @@
+"""What a bench answers: a table to read and the same as JSON."""
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Cell = str | int | float | None
+Row = Mapping[str, Cell]
+
+
+@dataclass
+class Report:
+    """`rows` become a table; `facts` stand beside it in the JSON."""
+
+    title: str
+    rows: Sequence[Row]
+    key: str = "rows"
+    """Name of the list of rows in the JSON."""
+    notes: Sequence[str] = ()
+    facts: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def text(self) -> str:
+        names = list(dict.fromkeys(name for row in self.rows for name in row))
+        cells = [[_show(row.get(name)) for name in names] for row in self.rows]
+        widths = [
+            max(len(name), *(len(row[column]) for row in cells))
+            for column, name in enumerate(names)
+        ]
+
+        def line(values: Sequence[str]) -> str:
+            padded = (value.rjust(width) for value, width in zip(values, widths, strict=True))
+            return "| " + " | ".join(padded) + " |"
+
+        rule = line(["-" * width for width in widths])
+        table = [line(names), rule, *(line(row) for row in cells)]
+        return "\n".join([self.title, "", *table, "", *self.notes, machine()])
+
+    def save(self, path: Path) -> None:
+        data = {"title": self.title, "machine": machine(), self.key: list(self.rows), **self.facts}
+        path.write_text(json.dumps(data, indent=2) + "\n")
+
+
+def machine() -> str:
+    """The machine and versions a figure was taken on, in one line."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
+        model = names[0].partition(":")[2].strip() if names else model
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (
+        f"{model}, {os.cpu_count()} cores{gpu}; "
+        f"Python {platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def median(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Nearest rank."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
+
+
+def _show(cell: Cell) -> str:
+    if isinstance(cell, float):
+        return f"{cell:.3g}" if abs(cell) < 10 else f"{cell:.1f}"
+    return "" if cell is None else str(cell)

@@ -1,0 +1,115 @@
+"""Time per decode step of scheduler, cache and batch building, on a device that does nothing.
+
+Two tables in one: steps of N sequences, and one streaming turn (16 ids in, 8 out) on a history of H
+ids, whose cost must not depend on H.
+"""
+
+import argparse
+import time
+
+from bench.null_device import NullRunner
+from bench.report import Report, Row, median, percentile
+from engine.batch import Geometry
+from engine.cache import SessionAwareCache
+from engine.loop import Loop
+from engine.messages import Append, Generate, Open, Sampling
+from engine.metrics import Counters
+from engine.schedule import Scheduler
+from engine.sessions import Sessions
+from engine.text import StopWatch
+
+PAGE = 16
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=2000, help="steps timed for each row")
+    parser.add_argument("--turns", type=int, default=200, help="turns timed for each history")
+
+
+def run(options: argparse.Namespace) -> Report:
+    rows: list[Row] = [_decode(n, options.steps) for n in (1, 8, 64, 256)]
+    rows += [_turn(h, options.turns) for h in (1_000, 10_000, 100_000)]
+    notes = ["Microseconds. A turn is 16 ids in and 8 out: an append, a prefill and 7 decode steps."]
+    return Report("Work outside the device", rows, notes=notes)
+
+
+class _Rig:
+    """Everything of an engine but the device and the border."""
+
+    def __init__(self, pages: int, rows: int) -> None:
+        geometry = Geometry(pages, PAGE, pages * PAGE, 4096, 8192, 0)
+        counters = Counters()
+        cache = SessionAwareCache(pages, PAGE)
+        scheduler = Scheduler(cache, geometry.batched_tokens, rows)
+        self.runner = NullRunner(geometry)
+        self.loop = Loop(self.runner, cache, scheduler, counters)
+        self.sessions = Sessions(
+            cache,
+            scheduler,
+            geometry,
+            counters,
+            watch=_no_stops,
+            emit=self.loop.emit,
+            clock=time.monotonic,
+        )
+
+    def step(self) -> float:
+        """Runs one step; returns the seconds of it that are ours, 0 if there was nothing to do."""
+        began = time.perf_counter()
+        order = self.loop.order()
+        if order is None:
+            return 0.0
+        ordered = time.perf_counter()
+        sampled = self.runner.launch(order.batch)
+        answered = time.perf_counter()
+        self.loop.land(order, sampled, self.sessions)
+        self.loop.take_events()
+        return ordered - began + time.perf_counter() - answered
+
+    def drain(self) -> float:
+        """Runs steps until nothing is owed; returns the seconds that are ours."""
+        total = 0.0
+        while spent := self.step():
+            total += spent
+        return total
+
+
+def _no_stops(stops: tuple[str, ...]) -> StopWatch:
+    raise AssertionError("no stop strings here")
+
+
+def _decode(sequences: int, steps: int) -> Row:
+    rig = _Rig(pages=sequences * (steps // PAGE + 80), rows=256)
+    for n in range(sequences):
+        rig.sessions.apply(Open(0, f"s{n}"))
+        rig.sessions.apply(Append(0, f"s{n}", [n % 4000] * 1024))
+    rig.drain()
+    for n in range(sequences):
+        rig.sessions.apply(Generate(0, f"s{n}", "t", Sampling(max_tokens=steps)))
+    rig.step()
+    spent = [rig.step() for _ in range(steps - 2)]
+    return {
+        "what": f"decode step, {sequences} sequences",
+        "median_us": median(spent) * 1e6,
+        "p99_us": percentile(spent, 99) * 1e6,
+    }
+
+
+def _turn(history: int, turns: int) -> Row:
+    rig = _Rig(pages=(history + turns * 24) // PAGE + 10, rows=64)
+    rig.sessions.apply(Open(0, "s"))
+    rig.sessions.apply(Append(0, "s", [7] * history))
+    rig.drain()
+    spent = [_one_turn(rig) for _ in range(turns)]
+    return {
+        "what": f"streaming turn, {history} ids of history",
+        "median_us": median(spent[1:]) * 1e6,
+        "p99_us": percentile(spent[1:], 99) * 1e6,
+    }
+
+
+def _one_turn(rig: _Rig) -> float:
+    began = time.perf_counter()
+    rig.sessions.apply(Append(0, "s", list(range(16))))
+    rig.sessions.apply(Generate(0, "s", "t", Sampling(max_tokens=8)))
+    return time.perf_counter() - began + rig.drain()
