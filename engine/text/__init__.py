@@ -3,12 +3,13 @@
 from engine.text.detokenizer import Detokenizer
 from engine.text.message import Message, Role, Tool, ToolCall
 from engine.text.stop import Holdback, StopWatch
-from engine.text.template import ChatTemplate
+from engine.text.template import ChatTemplate, Extension
 from engine.text.text import Text
 
 __all__ = [
     "ChatTemplate",
     "Detokenizer",
+    "Extension",
     "Holdback",
     "Message",
     "Role",

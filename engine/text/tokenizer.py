@@ -48,7 +48,8 @@ class Tokenizer:
         added = raw.get_added_tokens_decoder()
         self.added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self._control: dict[str, int] = {}
+        self._blurred = frozenset(id for id, token in added.items() if token.lstrip or token.rstrip)
+        """Ids of tokens that swallow the spaces beside them."""
         self.set_control(())
         # An id before a stretch of text says that it is not the text's beginning, where
         # SentencePiece-like tokenizers put a space.
@@ -71,6 +72,8 @@ class Tokenizer:
         }
         self._lookalikes = _any_of(self._control)
         self._trusted = re.compile(f"((?<!{OPEN})(?:{self._lookalikes.pattern}))")
+        sharp = [text for text, id in self._control.items() if id not in self._blurred]
+        self._border = re.compile(f"(?<!{OPEN})(?:{_any_of(sharp).pattern})")
 
     @property
     def size(self) -> int:
@@ -109,6 +112,23 @@ class Tokenizer:
             elif run:
                 ids += self.encode(run, inside=inside or bool(ids))
         return ids
+
+    def last_border(self, text: str) -> int:
+        """Behind the last control token of `text` (marked); 0 if it has none."""
+        return max((found.end() for found in self._border.finditer(text)), default=0)
+
+    def parts_at(self, text: str, at: int) -> bool:
+        """Whether the ids of `text` (marked) are the ids of text[:at] and then those of text[at:].
+        Control tokens are sure borders, so it is enough to look from the last to the next one."""
+        left, right = text[:at], text[at:]
+        start = self.last_border(left)
+        next_border = self._border.search(right)
+        end = next_border.start() if next_border else len(right)
+        if start == len(left) or end == 0:
+            return True
+        left, right = left[start:], right[:end]
+        apart = self.encode_marked(left, inside=start > 0) + self.encode_marked(right, inside=True)
+        return apart == self.encode_marked(left + right, inside=start > 0)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self.raw.decode(list(ids), skip_special_tokens=skip_special)
