@@ -1,0 +1,1 @@
+"""The process: command line, settings, the web application, who may enter, what is logged."""

@@ -1,12 +1,13 @@
 """How one answer is made: the strand is brought up to the prompt, a turn runs, its pieces are told.
 Whatever goes wrong on the way, the answer ends, and says how."""
 
+import contextlib
 import logging
 from collections.abc import Callable
 
 import msgspec
 
-from engine import EngineError, EngineLost, Sampling, TurnEnded
+from engine import EngineError, EngineLost, Sampling, TurnEnded, TurnFailed
 from realtime.protocol.core import (
     Answer,
     AnswerError,
@@ -75,10 +76,11 @@ class Answering:
         turn = await self.strand.generate(prompt.sampling, self.answer.id)
         if self._cancelled:
             await self.strand.cancel(self.answer.id)
-        async for piece in turn:
-            self.sampled.extend(piece.ids)
-            for said in self._output.take(self._reader.push(piece.text)):
-                tell(said)
+        with contextlib.suppress(TurnFailed):  # `ended` says so too
+            async for piece in turn:
+                self.sampled.extend(piece.ids)
+                for said in self._output.take(self._reader.push(piece.text)):
+                    tell(said)
         ended = turn.ended
         assert ended is not None, "a turn that stopped has ended"
         self.sampled = self.sampled[: ended.length - prompt.length]

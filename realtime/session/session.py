@@ -226,6 +226,7 @@ class Session:
         sampling = msgspec.structs.replace(
             settings.sampling,
             max_tokens=room if tokens is None else min(tokens, room),
+            top_k=min(settings.sampling.top_k, self._door.ready.vocab_size),
             stop_ids=conversation.template.stop_ids,
         )
         return Prompt(conversation, header, sampling)

@@ -8,6 +8,7 @@ ends, for whatever reason, what its session was doing stops.
 """
 
 import asyncio
+import contextlib
 import logging
 
 from realtime.errors import BadFrame, Hangup, Refusal
@@ -53,9 +54,10 @@ class Connection:
         finally:
             reading.cancel()
             await self._registry.close(session)
-            if not sending.done():
-                await asyncio.wait((asyncio.create_task(self._outbox.sent()),), timeout=_FAREWELL_S)
-                sending.cancel()
+            if code is not CloseCode.NORMAL and not sending.done():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._outbox.sent(), _FAREWELL_S)
+            sending.cancel()
             await asyncio.gather(reading, sending, return_exceptions=True)
             await self._socket.close(code, reason)
 

@@ -14,8 +14,8 @@ _HARD = 4
 
 
 class Outbox:
-    """`put` from anywhere, at once; `run` sends. Over the bound, `room` makes the reading side wait;
-    over it for too long, or by far, `run` ends with a Hangup."""
+    """`put` from anywhere, at once; `run` sends. Over the bound, `room` makes the reading side
+    wait; over it for too long, or by far, `run` ends with a Hangup."""
 
     def __init__(self, socket: Socket, limits: Limits) -> None:
         self._socket = socket

@@ -1,5 +1,6 @@
 """Socket: what a connection needs of a WebSocket."""
 
+import contextlib
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -48,7 +49,5 @@ class StarletteSocket:
             return
         if self._websocket.application_state is not WebSocketState.CONNECTED:
             return
-        try:
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
             await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, RuntimeError):
-            pass

@@ -1,0 +1,137 @@
+"""The web application and the uvicorn it runs on, hardened against peers that hold on.
+
+half a handshake            aborted after HANDSHAKE_S
+reads nothing any more      the kernel drops it USER_TIMEOUT_MS after the first unanswered byte
+silent                      pinged every PING_S, dropped after PING_S without an answer
+sends too much              refused by us up to twice the frame limit, by close 1009 above
+"""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import time
+from collections.abc import Callable, Generator
+
+import uvicorn
+from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from engine import Engine, Sampling
+from realtime.errors import SetupError
+from realtime.protocol.core import Settings as SessionSettings
+from realtime.server.auth import Gate
+from realtime.server.routes import Model, Routes
+from realtime.server.settings import Settings
+from realtime.session import Registry
+
+HANDSHAKE_S = 10.0
+PING_S = 20.0
+USER_TIMEOUT_MS = 30_000
+SHUTDOWN_S = 5
+
+
+def build(engine: Engine, settings: Settings) -> Starlette:
+    """Raises SetupError where the model cannot hold a conversation."""
+    template = engine.text.template
+    if template is None:
+        raise SetupError(
+            f"{engine.ready.model} has no chat template, so it cannot hold a conversation: use the "
+            "instruction-tuned version of it, or put a chat_template.jinja into its folder"
+        )
+    registry = Registry(
+        engine,
+        template,
+        SessionSettings(sampling=Sampling(temperature=settings.temperature)),
+        settings.limits,
+    )
+    names = settings.served_model_name or (settings.engine.model,)
+    now = int(time.time())
+    models = [
+        Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names
+    ]
+    gate = Gate(settings.api_keys, settings.allowed_origins)
+    return Starlette(routes=Routes(registry, gate, models, settings.limits).all())
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises SetupError if the port is taken."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise SetupError(f"--host {host}: {error.strerror}") from None
+    family, kind, protocol, _, address = infos[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    try:
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise not_free(host, port, error) from None
+    return sock
+
+
+def not_free(host: str, port: int, error: OSError) -> SetupError:
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        why = "something else uses it; stop that, or choose another with --port"
+    return SetupError(f"cannot listen on port {port} of {host}: {why}")
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """Who connects and then says nothing, or half of it, is gone after HANDSHAKE_S."""
+
+    _guard: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._guard = self.loop.call_later(HANDSHAKE_S, transport.abort)
+
+    def on_headers_complete(self) -> None:
+        self._disarm()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _disarm(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
+            self._guard = None
+
+
+class Server(uvicorn.Server):
+    """Leaves the signals to who runs it, and says when it listens."""
+
+    def __init__(self, app: Starlette, settings: Settings, on_listening: Callable[[], None]):
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=GuardedHttp,
+                ws="websockets-sansio",
+                ws_max_size=2 * settings.limits.frame_bytes_max,
+                ws_per_message_deflate=False,
+                ws_ping_interval=PING_S,
+                ws_ping_timeout=PING_S,
+                lifespan="off",
+                loop="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+            )
+        )
+        self._on_listening = on_listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield

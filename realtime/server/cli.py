@@ -1,0 +1,124 @@
+"""continuo serve | chat | bench | models"""
+
+import argparse
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+
+import uvloop
+
+from realtime.errors import SetupError
+from realtime.server import options
+from realtime.server.settings import DEFAULT_PORT, make
+
+_CHAT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "bench":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        match arguments.command:
+            case "serve":
+                return _serve(arguments)
+            case "chat":
+                return _chat(arguments)
+            case "models":
+                return _models()
+            case "bench":
+                return _bench([*arguments.arguments, *rest])
+            case _:
+                parser.print_help()
+                return 2
+    except SetupError as error:
+        print(f"continuo: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="continuo",
+        description="A self-hosted realtime conversation server: the model keeps listening.",
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"continuo {importlib.metadata.version('continuo')}"
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="start the server",
+        description="Starts the server. An option may also come from the environment (the name in "
+        "brackets; lists separated by commas) or from a TOML file (--config); the command line "
+        "wins over the environment, which wins over the file.",
+    )
+    options.add_options(serve)
+    chat = commands.add_parser(
+        "chat",
+        help="talk to a server",
+        description="Talks to a running server. Ctrl-C stops an answer, Ctrl-D leaves. Lines piped "
+        "into it are said one after the other, and only the answers are printed.",
+    )
+    chat.add_argument(
+        "--url",
+        default=os.environ.get("CONTINUO_URL", _CHAT_URL),
+        help=f"of the server (default: {_CHAT_URL}) [CONTINUO_URL]",
+    )
+    chat.add_argument(
+        "--api-key",
+        default=os.environ.get("CONTINUO_API_KEY"),
+        metavar="KEY",
+        help="[CONTINUO_API_KEY]",
+    )
+    chat.add_argument("--model", metavar="NAME", help="default: what the server serves")
+    chat.add_argument("--instructions", metavar="TEXT", help="what the model is told first")
+    chat.add_argument("--temperature", type=float, metavar="T", help="0 to 2")
+    commands.add_parser("models", help="list the models that can be served without a download")
+    bench = commands.add_parser(
+        "bench", help="measure", description="Runs a benchmark: continuo bench NAME [its options]"
+    )
+    bench.add_argument("arguments", nargs="*", metavar="NAME")
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from realtime.server.serving import serve
+
+    return uvloop.run(serve(make(options.load(arguments))))
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from realtime.server.chat import Wishes, chat
+
+    return uvloop.run(
+        chat(
+            Wishes(
+                url=arguments.url,
+                api_key=arguments.api_key,
+                model=arguments.model,
+                instructions=arguments.instructions,
+                temperature=arguments.temperature,
+            )
+        )
+    )
+
+
+def _models() -> int:
+    from realtime.server.models import show
+
+    show()
+    return 0
+
+
+def _bench(arguments: list[str]) -> int:
+    import bench
+
+    return bench.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

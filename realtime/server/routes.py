@@ -1,0 +1,111 @@
+"""What is served where.
+
+WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
+GET /v1/models                  what can be talked to
+GET /health                     is this process alive, and its engine
+"""
+
+import msgspec
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.protocol.closing import CloseCode
+from realtime.server.auth import SUBPROTOCOL, Denied, Gate, offered
+from realtime.session import Registry
+from realtime.transport import Connection, StarletteSocket
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "continuo"
+    max_model_len: int
+
+
+class Models(msgspec.Struct, frozen=True, kw_only=True):
+    object: str = "list"
+    data: list[Model]
+
+
+class Routes:
+    def __init__(self, registry: Registry, gate: Gate, models: list[Model], limits: Limits) -> None:
+        """`models` are the names of the one model that is served."""
+        self._registry = registry
+        self._gate = gate
+        self._models = models
+        self._limits = limits
+
+    def all(self) -> list[Route | WebSocketRoute]:
+        return [
+            WebSocketRoute("/v1/realtime", self.realtime),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{name:path}", self.model),
+            Route("/health", self.health),
+        ]
+
+    async def realtime(self, websocket: WebSocket) -> None:
+        denied = self._gate.check(websocket.headers)
+        if denied is not None:
+            await websocket.send_denial_response(_denial(denied))
+            return
+        subprotocols = offered(websocket.headers)
+        await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
+        name = websocket.query_params.get("model") or self._models[0].id
+        connection = Connection(StarletteSocket(websocket), self._registry, self._limits, name)
+        if self._known(name):
+            await connection.run()
+        else:
+            # Not an HTTP status: the SDKs would try that five times before they show it.
+            await connection.refuse(self._no_model(name), CloseCode.POLICY)
+
+    async def models(self, request: Request) -> Response:
+        return self._guard(request) or _json(Models(data=self._models))
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        known = self._known(name)
+        if (denied := self._guard(request)) is not None:
+            return denied
+        if known is None:
+            refusal = self._no_model(name)
+            return _denial(Denied(404, refusal.code, refusal.message))
+        return _json(known)
+
+    async def health(self, request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    def _guard(self, request: HTTPConnection) -> Response | None:
+        denied = self._gate.check(request.headers)
+        return None if denied is None else _denial(denied)
+
+    def _known(self, name: str) -> Model | None:
+        return next((model for model in self._models if model.id == name), None)
+
+    def _no_model(self, name: str) -> Refusal:
+        served = ", ".join(f"'{model.id}'" for model in self._models)
+        return Refusal(
+            f"The model '{name[:200]}' does not exist here; this server has {served}.",
+            code="model_not_found",
+            param="model",
+        )
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+def _denial(denied: Denied) -> Response:
+    body = {
+        "error": {
+            "message": denied.message,
+            "type": "invalid_request_error",
+            "param": None,
+            "code": denied.code,
+        }
+    }
+    return _json(body, denied.status)

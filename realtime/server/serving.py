@@ -1,0 +1,110 @@
+"""`continuo serve`, from the port to the farewell."""
+
+import asyncio
+import signal
+import socket
+
+from engine import Engine, EngineError
+from realtime.errors import SetupError
+from realtime.server import logs
+from realtime.server.app import Server, bind, build, not_free
+from realtime.server.settings import DEFAULT_PORT, Settings
+
+
+async def serve(settings: Settings) -> int:
+    """Returns the exit status. Raises SetupError."""
+    logs.configure(settings.log_level, settings.api_keys)
+    stop = _on_signals()
+    with bind(settings.host, settings.port) as sock:
+        engine = await _load(settings, stop)
+        if engine is None:
+            return 0
+        try:
+            return await _serve(engine, settings, sock, stop)
+        finally:
+            await engine.stop()
+
+
+def _on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+async def _load(settings: Settings, stop: asyncio.Event) -> Engine | None:
+    """None: stopped while it loaded."""
+    _say(f"Loading {settings.engine.model} ...")
+    loading = asyncio.create_task(Engine.start(settings.engine, _Progress()))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not loading.done():
+        loading.cancel()
+        await asyncio.gather(loading, return_exceptions=True)
+        return None
+    try:
+        return loading.result()
+    except EngineError as error:
+        raise SetupError(error.message) from None
+
+
+async def _serve(
+    engine: Engine, settings: Settings, sock: socket.socket, stop: asyncio.Event
+) -> int:
+    server = Server(build(engine, settings), settings, lambda: _welcome(engine, settings, sock))
+    serving = asyncio.create_task(server.serve([sock]))
+    stopping = asyncio.create_task(stop.wait())
+    lost = asyncio.create_task(engine.lost())
+    await asyncio.wait((serving, stopping, lost), return_when=asyncio.FIRST_COMPLETED)
+    status = 0
+    if lost.done():
+        _say("continuo: the engine process is gone; stopping.")
+        status = 1
+    elif stopping.done():
+        _say("Stopping.")
+    stopping.cancel()
+    lost.cancel()
+    server.should_exit = True
+    try:
+        await serving
+    except OSError as error:
+        raise not_free(settings.host, settings.port, error) from None
+    return status
+
+
+class _Progress:
+    """Says a stage once, when it begins."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+
+    def __call__(self, what: str, fraction: float) -> None:
+        if what != self._stage:
+            self._stage = what
+            _say(f"  {what}")
+
+
+def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
+    ready = engine.ready
+    name, port = settings.served_model_name or (settings.engine.model,), sock.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    url = f"ws://{host}:{port}"
+    chat = "continuo chat"
+    if port != DEFAULT_PORT or not settings.loopback:
+        chat += f" --url {url}"
+    if settings.api_keys:
+        chat += " --api-key YOUR_KEY"
+    _say(
+        f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
+        f"{ready.max_model_len:,} tokens of context.\n"
+        f"\n"
+        f"  Listening on   {url}/v1/realtime\n"
+        f"  Talk to it     {chat}\n"
+        f"  Stop it        Ctrl-C\n"
+    )
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

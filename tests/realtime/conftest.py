@@ -1,0 +1,63 @@
+"""A model that can hold a conversation and is not one: a small tokenizer with a chat template, and
+the real engine on a device of digests."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.support.digest_runner import VOCABULARY
+from tests.support.engines import Bench, digest_engine
+
+TEMPLATE = (
+    "{%- if tools %}<|im_start|>tools\n"
+    "{%- for tool in tools %}{{ tool.function.name }} {% endfor %}<|im_end|>\n{% endif -%}"
+    "{%- for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}"
+    "call {{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor -%}"
+    "<|im_end|>\n{% endfor -%}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif -%}"
+)
+
+
+def chat_folder(folder: Path) -> Path:
+    """One id a character; 0 ends a message. No more ids than the device of digests draws."""
+    characters = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"-_+*/=()[]{}<>|@#"
+    spelt = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]
+    special = ["<|im_end|>", "<|im_start|>"]
+    names = [*special, *spelt]
+    names += [f"~{n}" for n in range(VOCABULARY - len(names))]
+    tokenizer = Tokenizer(BPE({name: n for n, name in enumerate(names)}, [], unk_token="~0"))
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "chat_template": TEMPLATE,
+                "eos_token": "<|im_end|>",
+            }
+        )
+    )
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_folder(tmp_path_factory.mktemp("chatty"))
+
+
+@pytest.fixture
+async def bench(chatty: Path) -> AsyncIterator[Bench]:
+    async with digest_engine(
+        chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64
+    ) as bench:
+        yield bench
