@@ -128,16 +128,19 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         *,
         answer: bool = False,
+        sampled: bool = False,
     ) -> Extension:
         """What a conversation of `history` becomes when `new` is added, and with `answer` the
         header of the assistant's turn: exactly the ids that rendering the whole would give.
 
-        A system message is the first of `history` or `new`. Looks back only to the last user
-        message, unless the template depends on more. A message the template refuses at this place
-        (two questions in a row, where it wants them to alternate) stands as after another one.
+        A system message is the first of `history` or `new`. `sampled`: the last message of the
+        history was drawn by the model behind the header, and closed with `ending`; its ids stay as
+        they are unless the template revises it. Looks back only to the last user message, unless
+        the template depends on more. A message the template refuses at this place (two questions
+        in a row, where it wants them to alternate) stands as after another one.
         """
         for skipped, lead, view in self._views(history):
-            found = self._extend_view(view, new, tools, answer)
+            found = self._extend_view(view, new, tools, answer, sampled)
             if found is None:
                 break
             if found.keep > lead or not skipped:
@@ -145,10 +148,15 @@ class ChatTemplate:
         return self._one_by_one(history, new, tools, answer)
 
     def revises(
-        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool] = ()
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        *,
+        sampled: bool = False,
     ) -> int | None:
         """The first message of `history` whose ids change when `new` is added; None: none does."""
-        keep = self.extend(history, new, tools).keep
+        keep = self.extend(history, new, tools, sampled=sampled).keep
         return keep if keep < len(history) else None
 
     def render(
@@ -217,22 +225,50 @@ class ChatTemplate:
         yield 0, lead, history
 
     def _extend_view(
-        self, past: Sequence[Message], new: Sequence[Message], tools: Sequence[Tool], answer: bool
+        self,
+        past: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[Tool],
+        answer: bool,
+        sampled: bool,
     ) -> Extension | None:
         """None: the template refuses the conversation."""
         whole = self._settled([*past, *new], tools, answer)
         if whole is None:
             return None
-        was = self._settled(past, tools)
+        if sampled:
+            start = self._kept_sampled(past, tools, whole)
+            logged = past[:-1]
+        else:
+            start, logged = None, past
+        if start is not None:
+            return self._segments([*past, *new], len(past), tools, whole, start)
+        was = self._settled(logged, tools) or ""
         keep, start = next(
             (keep, len(before))
-            for keep in range(len(past), -1, -1)
-            if (before := was if keep == len(past) else self._settled(past[:keep], tools))
-            is not None
-            and (was or "").startswith(before)
+            for keep in range(len(logged), -1, -1)
+            if (before := self._settled(past[:keep], tools)) is not None
+            and was.startswith(before)
             and self._begins(before, whole)
         )
         return self._segments([*past, *new], keep, tools, whole, start)
+
+    def _kept_sampled(
+        self, past: Sequence[Message], tools: Sequence[Tool], whole: str
+    ) -> int | None:
+        """Where a last message that was sampled ends in `whole`, if that holds it, and all before
+        it, unchanged: as it is rendered now, or as it was said, word for word."""
+        before, answer = past[:-1], past[-1]
+        if not whole.startswith(self._settled(before, tools) or ""):
+            return None
+        rendered = self._settled(past, tools)
+        header = self._settled(before, tools, True)
+        closing = self._cut(self._tail("assistant"), "assistant")
+        literal = None if header is None else header + self._writer.mark(answer.content) + closing
+        for text in (rendered, literal):
+            if text is not None and self._begins(text, whole):
+                return len(text)
+        return None
 
     def _segments(
         self,
@@ -328,18 +364,24 @@ class ChatTemplate:
             for tools in ((), (_PROBE_TOOL,)):
                 for at in range(1, len(messages)):
                     past, new = messages[:at], messages[at : at + 1]
-                    whole = self._extend_view(past, new, tools, False)
+                    whole = self._extend_view(past, new, tools, False, False)
                     if whole is not None and self.extend(past, new, tools) != whole:
                         return False
         return True
 
     def _find_append_stable(self) -> bool:
         return all(
-            self.extend(messages[:at], messages[at : at + 1], tools).keep == at
+            self.extend(
+                messages[:at],
+                messages[at : at + 1],
+                tools,
+                sampled=messages[at - 1].role == "assistant",
+            ).keep
+            == at
             for messages in _probe_conversations()
             for tools in ((), (_PROBE_TOOL,))
             for at in range(1, len(messages))
-            if messages[at - 1] is not _SYSTEM
+            if messages[at - 1] is not _SYSTEM and messages[at].role != "assistant"
         )
 
     def _tail(self, role: Role) -> str:
@@ -393,7 +435,7 @@ class _Writer:
         self._program = program
         self._options = options
         self._folds_system = False
-        self._mark = tokenizer.mark
+        self.mark = tokenizer.mark
         literals = program.literals
         tokenizer.set_control([text for text in tokenizer.added.values() if text in literals])
         self._folds_system = self.attempt([_SYSTEM, _USER]) is None
@@ -438,23 +480,23 @@ class _Writer:
 
     def _plain(self, message: Message) -> dict[str, Any]:
         """The message as templates expect it."""
-        plain: dict[str, Any] = {"role": message.role, "content": self._mark(message.content)}
+        plain: dict[str, Any] = {"role": message.role, "content": self.mark(message.content)}
         if message.tool_calls:
             plain["tool_calls"] = [self._plain_call(call) for call in message.tool_calls]
         if message.role == "tool" and message.tool_call_id:
-            plain["tool_call_id"] = self._mark(message.tool_call_id)
+            plain["tool_call_id"] = self.mark(message.tool_call_id)
         return plain
 
     def _plain_call(self, call: ToolCall) -> dict[str, Any]:
-        function = {"name": self._mark(call.name), "arguments": self._marked(_arguments(call))}
-        return {"type": "function", "id": self._mark(call.id), "function": function}
+        function = {"name": self.mark(call.name), "arguments": self._marked(_arguments(call))}
+        return {"type": "function", "id": self.mark(call.id), "function": function}
 
     def _marked(self, value: object) -> object:
         if isinstance(value, str):
-            return self._mark(value)
+            return self.mark(value)
         if isinstance(value, Mapping):
             pairs = cast(Mapping[str, object], value).items()
-            return {self._mark(str(key)): self._marked(item) for key, item in pairs}
+            return {self.mark(str(key)): self._marked(item) for key, item in pairs}
         if isinstance(value, (list, tuple)):
             return [self._marked(item) for item in cast(Sequence[object], value)]
         return value

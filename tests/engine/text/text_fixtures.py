@@ -1,7 +1,11 @@
 """Small tokenizers of the real kinds, trained here, and checkpoint folders around them."""
 
+import atexit
 import json
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,8 @@ from tokenizers import (
     pre_tokenizers,
     trainers,
 )
+
+from engine.text import ChatTemplate, Text
 
 CORPUS = [
     "Hello, world! This is a test of things: numbers 12345 and words, words, words.\n\n",
@@ -108,3 +114,61 @@ def write_checkpoint(
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return folder
+
+
+IM = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+TAGS = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
+INST = [
+    *("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+    *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
+]
+HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
+
+FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
+    "chatml": (lambda: byte_level(IM), {"eos_token": "<|im_end|>"}),
+    "qwen2_5": (lambda: byte_level(IM, TAGS[:2]), {"eos_token": "<|im_end|>"}),
+    "qwen3": (lambda: byte_level(IM, TAGS), {"eos_token": "<|im_end|>"}),
+    "llama3": (
+        lambda: byte_level([*HEADERS, "<|python_tag|>"]),
+        {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"},
+    ),
+    "mistral_v3": (
+        lambda: sentencepiece_like(INST, legacy=False),
+        {"bos_token": "<s>", "eos_token": "</s>"},
+    ),
+    "mistral_small": (
+        lambda: byte_level(["<s>", "</s>", *INST]),
+        {"bos_token": "<s>", "eos_token": "</s>"},
+    ),
+    "llama2": (lambda: sentencepiece_like([]), {"bos_token": "<s>", "eos_token": "</s>"}),
+    "gemma": (
+        lambda: sentencepiece_like(["<start_of_turn>", "<end_of_turn>"], legacy=False),
+        {"bos_token": "<s>", "eos_token": "<end_of_turn>"},
+    ),
+    "counting": (
+        lambda: byte_level(["<s>", "</s>"]),
+        {"bos_token": "<s>", "eos_token": "</s>"},
+    ),
+}
+"""Of each template in templates/: a tokenizer of the real one's kind, and tokenizer_config.json."""
+
+
+@cache
+def family_folder(name: str) -> Path:
+    """A checkpoint folder of the family, removed when the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    tokenizer, config = FAMILIES[name]
+    template = (Path(__file__).parent / "templates" / f"{name}.jinja").read_text("utf-8")
+    return write_checkpoint(folder, tokenizer(), template, **config)
+
+
+@cache
+def family(name: str) -> Text:
+    return Text(str(family_folder(name)))
+
+
+def template_of(name: str) -> ChatTemplate:
+    template = family(name).template
+    assert template is not None
+    return template
