@@ -1,0 +1,114 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from text_fixtures import byte_level, family, family_folder, sentencepiece_like, write_checkpoint
+
+from engine.errors import ModelError
+from engine.text import Text
+
+
+def test_ids_there_and_back() -> None:
+    text = family("chatml")
+    ids = text.encode("Hello, wörld 😀")
+    assert text.decode(ids) == "Hello, wörld 😀"
+    assert all(0 <= id < text.vocab_size for id in ids)
+    assert max(text.encode("<|im_end|>")) == text.vocab_size - 1
+
+
+def test_no_special_tokens_are_added(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = byte_level(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair=None, special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    text = Text(str(write_checkpoint(tmp_path, tokenizer)))
+    assert text.encode("") == []
+    assert text.decode(text.encode("a")) == "a"
+    assert len(text.encode("a")) == 1
+
+
+def test_a_base_model_has_no_template(tmp_path: Path) -> None:
+    text = Text(str(write_checkpoint(tmp_path, byte_level([]))))
+    assert text.template is None
+    assert text.stop_ids == ()
+
+
+def test_the_template_may_stand_in_the_config(tmp_path: Path) -> None:
+    tokenizer = byte_level(["<|im_start|>", "<|im_end|>"])
+    source = (family_folder("chatml") / "chat_template.jinja").read_text()
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
+    for place in (source, named):
+        folder = write_checkpoint(tmp_path, tokenizer, chat_template=place)
+        template = Text(str(folder)).template
+        assert template is not None
+        assert template.answer("user")
+
+
+def test_stop_ids_from_every_place_that_names_one(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, byte_level(["<a>", "<b>", "<c>"]), eos_token="<c>")
+    a, b, c = (family_ids for family_ids in Text(str(folder)).encode("<a><b><c>"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": b}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [a, b]}))
+    assert Text(str(folder)).stop_ids == (a, b, c)
+
+
+def test_spelling_where_the_vocabulary_itself_holds_the_control_token(tmp_path: Path) -> None:
+    """SentencePiece's <s> is a piece like any other; people still cannot write it."""
+    text = Text(str(write_checkpoint(tmp_path, sentencepiece_like([]))))
+    bos = text.encode("<s>")[0]
+    ids = text.encode_plain("a <s> b")
+    assert bos not in ids
+    assert text.decode(ids) == "a <s> b"
+
+
+BROKEN = {
+    "no folder": (lambda folder: folder / "nowhere", "no such folder"),
+    "no tokenizer": (lambda folder: folder, "tokenizer.json is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_missing_is_named(case: str, tmp_path: Path) -> None:
+    place, words = BROKEN[case]
+    with pytest.raises(ModelError, match=words) as caught:
+        Text(str(place(tmp_path)))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json: broken"),
+        ("tokenizer.json", "", "tokenizer.json: broken"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: not readable"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: expected a JSON object"),
+        ("generation_config.json", "nonsense", "generation_config.json: not readable"),
+        ("chat_template.jinja", "{% if %}", "chat template: "),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: not readable"),
+    ],
+)
+def test_what_is_broken_is_named(
+    name: str, content: str | bytes, words: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, byte_level([]), "{{ messages }}")
+    data = content.encode() if isinstance(content, str) else content
+    (folder / name).write_bytes(data)
+    with pytest.raises(ModelError, match=words) as caught:
+        Text(str(folder))
+    assert "\n" not in caught.value.message
+
+
+def test_loading_stays_light() -> None:
+    """The gateway starts fast and small: neither torch nor transformers comes along."""
+    program = (
+        f"import sys; from engine.text import Text; Text({str(family_folder('qwen3'))!r});"
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
