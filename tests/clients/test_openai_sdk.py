@@ -1,0 +1,34 @@
+"""The real OpenAI SDK against a real server: one test a flow of openai_flows.py."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).with_name("openai_flows.py")
+BUNDLED_ONLY = {"a_name_is_recalled_ten_turns_later"}
+
+
+def names() -> list[str]:
+    """Read from the source: this environment cannot import it."""
+    found: list[str] = []
+    for node in ast.parse(SOURCE.read_text()).body:
+        if isinstance(node, ast.AsyncFunctionDef) and node.decorator_list:
+            found.append(node.name)
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "BAD":
+            assert isinstance(node.value, ast.Dict)
+            keys = [key.value for key in node.value.keys if isinstance(key, ast.Constant)]
+            found += [f"bad_input_{key}" for key in keys]
+    return found
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", names())
+def test_flow(name: str, flows: dict[str, str | None], model: str) -> None:
+    if model != "demo" and name in BUNDLED_ONLY:
+        pytest.skip("only the bundled model can")
+    assert flows[name] is None, flows[name]
+
+
+def test_no_flow_is_forgotten(flows: dict[str, str | None]) -> None:
+    assert sorted(flows) == sorted(names())
