@@ -1,4 +1,4 @@
-"""Models to measure with: random weights in the Qwen3 layout, made once and kept in the cache folder.
+"""Models to measure with: random weights in the Qwen3 layout, made once, kept in the cache folder.
 
     S   6.8 M parameters   hidden 256,  6 layers,  8 query and 4 KV heads of 32
     M   100 M parameters   hidden 768, 10 layers, 12 query and 4 KV heads of 64
@@ -9,12 +9,13 @@ The text never matters here, only the ids: the tokenizer reads bytes.
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "bench"
 CONTEXT = 131_072
 VOCABULARY = 4096
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "S": {
         "hidden_size": 256,
         "num_hidden_layers": 6,
@@ -56,7 +57,8 @@ def _save_weights(name: str, path: Path) -> None:
         eos_token_id=0,
         **SHAPES[name],
     )
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(path)
+    model = Qwen3ForCausalLM(config)
+    model.bfloat16().save_pretrained(path)
 
 
 def _save_tokenizer(path: Path) -> None:

@@ -29,7 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     rows: list[Row] = [_decode(n, options.steps) for n in (1, 8, 64, 256)]
     rows += [_turn(h, options.turns) for h in (1_000, 10_000, 100_000)]
-    notes = ["Microseconds. A turn is 16 ids in and 8 out: an append, a prefill and 7 decode steps."]
+    notes = [
+        "Microseconds. A turn is 16 ids in and 8 out: an append, a prefill and 7 decode steps."
+    ]
     return Report("Work outside the device", rows, notes=notes)
 
 

@@ -80,9 +80,7 @@ async def _load(config: EngineConfig, link: Wire) -> tuple[TorchRunner, Ready]:
     )
 
 
-def _build(
-    runner: TorchRunner, text: Text, config: EngineConfig
-) -> tuple[Loop[Ticket], Sessions]:
+def _build(runner: TorchRunner, text: Text, config: EngineConfig) -> tuple[Loop[Ticket], Sessions]:
     geometry, counters = runner.geometry, Counters()
     cache = SessionAwareCache(geometry.pages, geometry.page_size)
     scheduler = Scheduler(cache, geometry.batched_tokens, config.max_num_seqs)

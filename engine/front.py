@@ -18,6 +18,7 @@ from engine.messages import (
     AnyCommand,
     AnyEvent,
     Append,
+    AppendAs,
     Cancel,
     Close,
     Done,
@@ -68,6 +69,8 @@ class Turn:
         self.id = id
         self.session = session
         self.ended: TurnEnded | None = None
+        self.at_end: Callable[[], None] = lambda: None
+        """Called once when the turn has ended, by whoever it was."""
         self._detokenizer = detokenizer
         self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
         self._unspoken = frozenset(() if sampling.ignore_eos else sampling.stop_ids)
@@ -121,6 +124,8 @@ class Engine:
     def __init__(self, on_loading: OnLoading = lambda what, fraction: None) -> None:
         """An engine that is not connected yet; `start` makes one that is."""
         self._on_loading = on_loading
+        self.on_expired: Callable[[str], None] = lambda session: None
+        """Told the id of each session that its timeout has ended."""
         self._replies: dict[int, asyncio.Future[Done]] = {}
         self._turns: dict[tuple[str, str], Turn] = {}
         self._n = 0
@@ -192,10 +197,42 @@ class Engine:
         )
         return session
 
-    async def append(self, session: str, ids: Sequence[int]) -> int:
-        """Adds to the log, prefills when there is time. Returns the new length. While a turn runs
-        it waits for the turn's end. Raises TooLong, BadRequest, UnknownSession, Busy."""
-        return (await self._ask(Append(self._next(), session, list(ids)))).length
+    async def append(
+        self,
+        session: str,
+        ids: Sequence[int],
+        span: AppendAs = "firm",
+        *,
+        after: str | None = None,
+        replace: bool = False,
+        drop_previous_output: bool = False,
+        offset: int = 0,
+    ) -> int:
+        """Adds to the log, prefills when there is time. Returns the new length of the log, without
+        a provisional span. While a turn runs it waits for the turn's end.
+
+        `span`: `firm` ids are history; `provisional` ones are a replaceable last span (words before
+        their speaker has finished), each call in place of the one before; `commit` puts ids in
+        place of that span for good. The other options are for regular sessions: messages.Append.
+        Raises TooLong, BadRequest, UnknownSession, Busy."""
+        n = self._next()
+        command = Append(n, session, list(ids), span, after, replace, drop_previous_output, offset)
+        return (await self._ask(command)).length
+
+    async def complete(
+        self, ids: Sequence[int], sampling: Sampling, *, cache_scope: str = ""
+    ) -> Turn:
+        """One turn without a session: its prompt's KV is found if it is there, and left to be found
+        again."""
+        session = await self.open(streaming=False, cache_scope=cache_scope)
+        try:
+            await self.append(session, ids)
+            turn = await self.generate(session, sampling)
+        except BaseException:
+            await self.close(session)
+            raise
+        turn.at_end = lambda: self.link.send(Close(self._next(), session))
+        return turn
 
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn:
         """Starts a turn on all that was appended; returns once it is accepted. The drawn ids,
@@ -274,6 +311,7 @@ class Engine:
             case TurnEnded():
                 if turn := self._turns.pop((event.session, event.turn), None):
                     turn.put(event)
+                    turn.at_end()
             case Done():
                 self._answer(event.n, event)
             case Refused():
@@ -286,7 +324,7 @@ class Engine:
             case LoadFailed():
                 self._ready.set_exception(ModelError(event.message))
             case Expired():
-                pass
+                self.on_expired(event.session)
             case _:
                 assert_never(event)
 

@@ -91,7 +91,7 @@ class Loop(Generic[Ticket]):
                 await self._collect(sessions)
             elif not launched:
                 send(self.take_events())
-                await self._sleep()
+                await self._sleep(sessions.expire())
             send(self.take_events())
             self._audit()
         self._device.shutdown(wait=True, cancel_futures=True)
@@ -101,6 +101,7 @@ class Loop(Generic[Ticket]):
     def _receive(self, sessions: Sessions) -> None:
         while self._inbox:
             sessions.apply(self._inbox.popleft())
+        sessions.expire()
 
     def _launch(self) -> bool:
         """Hands the next step to the device. False: there was nothing to do."""
@@ -213,13 +214,13 @@ class Loop(Generic[Ticket]):
         events, self._outbox = self._outbox, []
         return events
 
-    async def _sleep(self) -> None:
-        """Until there is something to receive; proves the books now and then meanwhile."""
+    async def _sleep(self, at_most_s: float | None) -> None:
+        """Until there is something to receive, or to expire, or to audit."""
         self._work.clear()
-        if self._inbox or self._stopping:
+        if self._inbox or self._outbox or self._stopping:
             return
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(AUDIT_EVERY_S):
+            async with asyncio.timeout(min(at_most_s or AUDIT_EVERY_S, AUDIT_EVERY_S)):
                 await self._work.wait()
 
     def _audit(self) -> None:

@@ -49,9 +49,26 @@ class Open(Command, frozen=True):
     scope: str = ""
 
 
+AppendAs = Literal["firm", "provisional", "commit"]
+
+
 class Append(Command, frozen=True):
+    """`firm` ids go before a provisional span, if there is one. `provisional` ids become that span,
+    in place of what it was; `commit` ids take its place for good. What they have in common with the
+    span's beginning keeps its KV.
+
+    The other fields are for regular sessions: go on after the end of turn `after` instead of the
+    present log; `replace` that turn and all that followed it (without `after`: everything); forget
+    what the last turn said; keep only [:offset] of the log.
+    """
+
     session: str
     ids: list[int]
+    span: AppendAs = "firm"
+    after: str | None = None
+    replace: bool = False
+    drop_previous_output: bool = False
+    offset: int = 0
 
 
 class Generate(Command, frozen=True):
@@ -105,6 +122,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     state: Literal["idle", "prefilling", "generating"]
     length: int
     """Tokens in the session's log: the tip."""
+    provisional: int
+    """Tokens of a provisional span behind it."""
     committed: int
     """Tokens of it whose KV is on the device."""
     held_pages: int
@@ -126,6 +145,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     steps: int
     tokens_computed: int
     tokens_drawn: int
+    model_s: float
+    """Seconds the device has worked."""
+    failed_steps: int
+    failed_audits: int
     retractions: int
     evicted_pages: int
 

@@ -13,6 +13,7 @@ from collections import deque
 
 from engine.batch import Penalties, Sample
 from engine.cache import Lease
+from engine.history import History
 from engine.messages import Append, Close, Fork, Generate, Residency, Rewind, Sampling
 from engine.text import StopWatch
 
@@ -122,9 +123,12 @@ class Sequence:
     """A session's tokens and its hold on KV."""
 
     __slots__ = (
+        "aside",
         "capacity",
         "closing",
         "deferred",
+        "firm",
+        "history",
         "id",
         "ids",
         "last_feed",
@@ -132,19 +136,31 @@ class Sequence:
         "promised",
         "publish_to",
         "reached",
-        "streaming",
+        "timeout_s",
         "touched_s",
         "turn",
         "turns",
     )
 
-    def __init__(self, id: str, lease: Lease, capacity: int, streaming: bool, now: float) -> None:
+    def __init__(
+        self,
+        id: str,
+        lease: Lease,
+        capacity: int,
+        history: History | None,
+        timeout_s: float | None,
+        now: float,
+    ) -> None:
         self.id = id
         self.lease = lease
         self.capacity = capacity
         """Tokens its log may hold."""
-        self.streaming = streaming
+        self.history = history
+        """The finished turns of a regular session; None: a streaming one."""
+        self.timeout_s = timeout_s
         self.ids: array[int] = array("i")
+        self.firm: int | None = None
+        """Where the provisional span begins, if there is one: it is ids[firm:]."""
         self.promised = 0
         self.last_feed: tuple[int, int] = (-1, -1)
         """(batch number, row) that draws the promised id."""
@@ -153,12 +169,19 @@ class Sequence:
         """Turns begun; the first one's prompt is what a streaming session publishes."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
+        self.aside: array[int] = array("i")
+        """A provisional span that waits for the turn to end."""
         self.reached = 0
         """How far KV has ever reached into the present ids; committed less: KV was lost."""
         self.deferred: deque[Append | Generate | Rewind | Fork] = deque()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
         self.touched_s = now
+
+    @property
+    def length(self) -> int:
+        """Of the log proper, without a provisional span."""
+        return len(self.ids) if self.firm is None else self.firm
 
     @property
     def committed(self) -> int:

@@ -6,13 +6,17 @@ A command on a session whose turn runs, or whose tokens are in flight, waits in 
 close and info do not. A refused command changes nothing. What is in flight is named by its turn.
 """
 
+import heapq
 import secrets
+from array import array
 from collections.abc import Callable
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
 from engine.batch import Geometry
 from engine.cache import SessionAwareCache
+from engine.changes import Changes
 from engine.errors import BadRequest, Busy, EngineError, TooLong, UnknownSession
+from engine.history import History
 from engine.messages import (
     AnyCommand,
     AnyEvent,
@@ -21,6 +25,7 @@ from engine.messages import (
     Close,
     Done,
     EngineStats,
+    Expired,
     Fork,
     Generate,
     Info,
@@ -40,6 +45,12 @@ from engine.text import StopWatch
 
 DEFERRED_MAX = 256
 """Commands that may wait on one session."""
+QUEUED_TURNS_MAX = 8
+"""Turns among them."""
+NOBODY = 0
+"""The number of a command that no front has sent: its Done reaches nobody."""
+
+Deferrable = Append | Generate | Rewind | Fork
 
 
 class Sessions:
@@ -60,7 +71,10 @@ class Sessions:
         self._watch = watch
         self._emit = emit
         self._clock = clock
+        self._changes = Changes(cache, scheduler, geometry)
         self._table: dict[str, Sequence] = {}
+        self._deadlines: list[tuple[float, str, Sequence]] = []
+        """Heap of (not before, session, its sequence), one for each session with a timeout."""
 
     # ---- commands -------------------------------------------------------------------------
 
@@ -92,27 +106,45 @@ class Sessions:
             case _:
                 assert_never(command)
 
-    def _in_order(self, sequence: Sequence, command: Append | Generate | Rewind | Fork) -> None:
-        if not sequence.busy and not sequence.deferred:
+    def _in_order(self, sequence: Sequence, command: Deferrable) -> None:
+        if isinstance(command, Append):
+            self._changes.check_append(sequence, command)
+        waiting = sequence.deferred
+        if not sequence.busy and not waiting:
             self._change(sequence, command)
-        elif len(sequence.deferred) < DEFERRED_MAX:
-            sequence.deferred.append(command)
-        else:
-            raise Busy(f"{DEFERRED_MAX} commands already wait on session {sequence.id}")
+            return
+        last = waiting[-1] if waiting else None
+        if _is_provisional(last) and _is_provisional(command):
+            waiting.pop()
+            self._emit(Done(last.n, sequence.length))
+        self._check_bounds(sequence, command)
+        waiting.append(command)
 
-    def _change(self, sequence: Sequence, command: Append | Generate | Rewind | Fork) -> None:
+    def _check_bounds(self, sequence: Sequence, command: Deferrable) -> None:
+        waiting = sequence.deferred
+        if len(waiting) >= DEFERRED_MAX:
+            raise Busy(f"{DEFERRED_MAX} commands already wait on session {sequence.id}")
+        turns = sum(isinstance(other, Generate) for other in waiting)
+        if isinstance(command, Generate) and turns >= QUEUED_TURNS_MAX:
+            raise Busy(
+                f"session {sequence.id} has a turn in flight and {turns} queued, which is the most",
+                field="turn",
+            )
+
+    def _change(self, sequence: Sequence, command: Deferrable) -> None:
         match command:
             case Append():
-                self._append(sequence, command)
+                self._emit(Done(command.n, self._changes.append(sequence, command)))
             case Generate():
                 self._begin(sequence, command)
             case Rewind():
-                self._rewind(sequence, command)
+                self._changes.rewind(sequence, command.to)
+                self._emit(Done(command.n, command.to))
             case Fork():
                 self._fork(sequence, command)
             case _:
                 assert_never(command)
-        sequence.touched_s = self._clock()
+        self._touch(sequence)
 
     def _open(self, command: Open) -> None:
         limit = self._geometry.max_model_len
@@ -124,29 +156,19 @@ class Sessions:
                 f"capacity_tokens is {capacity}; it must be from 1 to {limit}",
                 field="capacity_tokens",
             )
-        lease = self._cache.open(command.scope)
-        self._add(Sequence(command.session, lease, capacity, command.streaming, self._clock()))
-        self._emit(Done(command.n))
-
-    def _append(self, sequence: Sequence, command: Append) -> None:
-        length = len(sequence.ids) + len(command.ids)
-        if length > sequence.capacity:
-            raise TooLong(
-                f"{len(command.ids)} more tokens make {length}; "
-                f"session {sequence.id} holds {sequence.capacity}",
-                field="ids",
+        if command.timeout_s is not None and not command.timeout_s > 0:
+            raise BadRequest(
+                f"timeout_s is {command.timeout_s}; it must be above 0", field="timeout_s"
             )
-        vocabulary = self._geometry.vocab_size
-        if command.ids and not 0 <= min(command.ids) <= max(command.ids) < vocabulary:
-            raise BadRequest(f"ids must be from 0 to {vocabulary - 1}", field="ids")
-        sequence.ids.extend(command.ids)
-        if sequence.owed:
-            self._scheduler.add_append(sequence)
-        self._emit(Done(command.n, length))
+        lease = self._cache.open(command.scope)
+        history = None if command.streaming else History()
+        now = self._clock()
+        self._add(Sequence(command.session, lease, capacity, history, command.timeout_s, now))
+        self._emit(Done(command.n))
 
     def _begin(self, sequence: Sequence, command: Generate) -> None:
         """A turn starts. Its prompt is the whole log; there must be room for one id more."""
-        length, sampling = len(sequence.ids), command.sampling
+        length, sampling = sequence.length, command.sampling
         if not length:
             raise BadRequest("there is nothing to continue: the session is empty", field="session")
         room = sequence.capacity - length
@@ -159,6 +181,7 @@ class Sessions:
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         watch = self._watch(sampling.stop) if sampling.stop and not sampling.ignore_eos else None
         turn = Turn(command.turn, sampling, seed, limit, watch, self._clock())
+        self._changes.set_span_aside(sequence)
         turn.begin(sequence.ids)
         sequence.turn = turn
         sequence.turns += 1
@@ -167,30 +190,20 @@ class Sessions:
         self._scheduler.add_turn(sequence)
         self._emit(Done(command.n, length))
 
-    def _rewind(self, sequence: Sequence, command: Rewind) -> None:
-        length = len(sequence.ids)
-        if not 0 <= command.to <= length:
-            raise BadRequest(f"to is {command.to}; it must be from 0 to {length}", field="to")
-        self._cut(sequence, command.to)
-        if not sequence.owed:
-            self._scheduler.remove(sequence)
-        self._emit(Done(command.n, command.to))
-
     def _fork(self, sequence: Sequence, command: Fork) -> None:
-        length = len(sequence.ids)
-        at = length if command.at is None else command.at
+        at = sequence.length if command.at is None else command.at
         if command.child in self._table:
             raise BadRequest(f"session {command.child} is already open", field="child")
-        if not 0 <= at <= length:
-            raise BadRequest(f"at is {at}; it must be from 0 to {length}", field="at")
-        self._cache.wake(sequence.lease)
-        lease = self._cache.fork(sequence.lease, sequence.ids, at)
-        self._rest(sequence)
-        child = Sequence(command.child, lease, sequence.capacity, sequence.streaming, self._clock())
+        lease = self._changes.fork(sequence, at)
+        history = None if sequence.history is None else History()
+        child = Sequence(
+            command.child, lease, sequence.capacity, history, sequence.timeout_s, self._clock()
+        )
         child.ids.extend(sequence.ids[:at])
         child.turns = sequence.turns
         child.reached = lease.committed
         self._add(child)
+        self._changes.schedule(child)
         self._emit(Done(command.n, at))
 
     def _cancel(self, sequence: Sequence, command: Cancel) -> None:
@@ -199,7 +212,7 @@ class Sessions:
         if turn is not None and command.turn in (None, turn.id):
             self.end(sequence, "cancelled")
             if command.drop:
-                self._cut_log(sequence, turn.began)
+                self._changes.cut_log(sequence, turn.began)
             self.settle(sequence)
         elif command.turn is not None:
             self._withdraw(sequence, command.turn)
@@ -237,8 +250,11 @@ class Sessions:
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
-        sequence.touched_s = now = self._clock()
+        if sequence.history is not None:
+            sequence.history.record(turn.id, sequence.ids, turn.began)
         self._scheduler.remove(sequence)
+        self._touch(sequence)
+        now = sequence.touched_s
         taken_up = turn.taken_up_s or now
         self._emit(
             TurnEnded(
@@ -264,14 +280,14 @@ class Sessions:
         if sequence.busy:
             return
         self._cache.rewind(sequence.lease, len(sequence.ids))
-        if not sequence.streaming:
-            self._cache.publish(sequence.lease, sequence.ids, len(sequence.ids))
+        if sequence.history is not None:
+            self._cache.publish(sequence.lease, sequence.ids, sequence.length)
         if sequence.closing is not None:
-            self._cache.close(
-                sequence.lease, sequence.ids if sequence.closing.keep_prefix else None
-            )
-            self._emit(Done(sequence.closing.n, len(sequence.ids)))
+            self._release(sequence, sequence.closing)
             return
+        if sequence.aside:
+            span, sequence.aside = sequence.aside, array("i")
+            self._changes.put_span(sequence, span)
         self._rest(sequence)
         while sequence.deferred and not sequence.busy:
             command = sequence.deferred.popleft()
@@ -279,6 +295,29 @@ class Sessions:
                 self._change(sequence, command)
             except EngineError as error:
                 self._emit(Refused(command.n, error.code, error.message, error.field))
+
+    def _release(self, sequence: Sequence, closing: Close) -> None:
+        shared = sequence.length if closing.keep_prefix else 0
+        self._cache.close(sequence.lease, sequence.ids, shared)
+        self._emit(Done(closing.n, sequence.length))
+
+    def expire(self) -> float | None:
+        """Ends the sessions whose time is up. Returns the seconds until the next may be. A timeout
+        counts from the end of the last turn or change, and cannot fire inside a turn."""
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, id, sequence = heapq.heappop(self._deadlines)
+            if self._table.get(id) is not sequence or sequence.timeout_s is None:
+                continue
+            deadline = sequence.touched_s + sequence.timeout_s
+            if sequence.busy or sequence.deferred:
+                deadline = max(deadline, now + sequence.timeout_s)
+            if deadline > now:
+                heapq.heappush(self._deadlines, (deadline, id, sequence))
+            else:
+                self._close(sequence, Close(NOBODY, id))
+                self._emit(Expired(id))
+        return self._deadlines[0][0] - now if self._deadlines else None
 
     def publish(self, sequence: Sequence) -> None:
         """Shares the first turn's prompt, once KV has reached it."""
@@ -297,26 +336,25 @@ class Sessions:
     def _add(self, sequence: Sequence) -> None:
         self._table[sequence.id] = sequence
         self._rest(sequence)
+        if sequence.timeout_s is not None:
+            deadline = sequence.touched_s + sequence.timeout_s
+            heapq.heappush(self._deadlines, (deadline, sequence.id, sequence))
 
     def _rest(self, sequence: Sequence) -> None:
-        if sequence.turn is None and not sequence.flying:
+        if not sequence.busy:
             self._cache.rest(sequence.lease)
 
-    def _cut(self, sequence: Sequence, to: int) -> None:
-        self._cut_log(sequence, to)
-        self._cache.rewind(sequence.lease, to)
-
-    def _cut_log(self, sequence: Sequence, to: int) -> None:
-        del sequence.ids[to:]
-        sequence.reached = min(sequence.reached, to)
-        sequence.publish_to = min(sequence.publish_to, to)
+    def _touch(self, sequence: Sequence) -> None:
+        """The session was used, or its turn has ended: its timeout begins anew."""
+        sequence.touched_s = self._clock()
 
     def _info(self, sequence: Sequence) -> SessionInfo:
         return SessionInfo(
             session=sequence.id,
-            streaming=sequence.streaming,
+            streaming=sequence.history is None,
             state="generating" if sequence.turn else "prefilling" if sequence.flying else "idle",
-            length=len(sequence.ids),
+            length=sequence.length,
+            provisional=len(sequence.ids) - sequence.length,
             committed=sequence.committed,
             held_pages=len(sequence.lease.pages),
             turn=sequence.turn.id if sequence.turn else None,
@@ -337,6 +375,13 @@ class Sessions:
             steps=counters.steps,
             tokens_computed=counters.tokens_computed,
             tokens_drawn=counters.tokens_drawn,
+            model_s=counters.model_s,
+            failed_steps=counters.failed_steps,
+            failed_audits=counters.failed_audits,
             retractions=self._scheduler.retractions,
             evicted_pages=cache.evicted,
         )
+
+
+def _is_provisional(command: Deferrable | None) -> TypeGuard[Append]:
+    return isinstance(command, Append) and command.span == "provisional"

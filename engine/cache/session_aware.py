@@ -107,15 +107,15 @@ class SessionAwareCache:
             lease.committed = to
             self._trim(lease)
 
-    def fork(self, lease: Lease, ids: "array[int]", at: int) -> Lease:
-        """A new lease on the first `at` tokens of ids, which end where they may be shared. Full
-        pages are shared through the tree; the last partial page is shared too if the source has
-        filled it, else copied (or, with no page to be had, left to be computed again: less than
-        one page). The source must not be resting."""
+    def fork(self, lease: Lease, ids: "array[int]", at: int, limit: int) -> Lease:
+        """A new lease on ids[:at]. Full pages are shared through the tree; the last partial page is
+        shared too if the source has filled it and ids[:limit] may be shared that far, else copied
+        (or, with no page to be had, left to be computed again: less than one page). The source
+        must not be resting."""
         assert lease.reserved == 0
         assert lease in self._busy
         at = min(at, lease.committed)
-        self.publish(lease, ids, min(self._pages_for(at) * self.page_size, len(ids)))
+        self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
         child = self.open(lease.scope)
         child.path = lease.path[: self._pages_for(at)]
         self.tree.hold(child.path)
@@ -129,11 +129,10 @@ class SessionAwareCache:
             child.committed = at
         return child
 
-    def close(self, lease: Lease, ids: "array[int] | None" = None) -> None:
-        """Ends the lease. With `ids`, its full pages stay in the tree, to be found or evicted."""
+    def close(self, lease: Lease, ids: "array[int]", limit: int) -> None:
+        """Ends the lease. Full pages of ids[:limit] stay in the tree, to be found or evicted."""
         assert lease.reserved == 0
-        if ids is not None:
-            self.publish(lease, ids, lease.committed)
+        self.publish(lease, ids, limit)
         self._release(lease, 0)
         self._busy.discard(lease)
         self._leases.remove(lease)

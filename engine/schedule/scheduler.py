@@ -41,6 +41,7 @@ class Scheduler:
         self._turns[sequence] = None
 
     def add_append(self, sequence: Sequence) -> None:
+        """It owes ids, and no turn waits for them."""
         self._appends[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -168,7 +169,7 @@ class Scheduler:
         return found
 
     def _fill_with_appends(self, budget: Budget, works: list[Work]) -> None:
-        for sequence in list(self._appends):
+        for sequence in sorted(self._appends, key=lambda s: s.firm is not None):
             if not budget.rows or not budget.tokens:
                 return
             if sequence.flying:

@@ -139,7 +139,7 @@ class Lives(RuleBasedStateMachine):
         at = data.draw(st.integers(0, len(life.ids)))
         shareable = data.draw(st.integers(at, len(life.ids)))
         committed = life.lease.committed
-        lease = self.cache.fork(life.lease, life.known[:shareable], at)
+        lease = self.cache.fork(life.lease, life.known, at, shareable)
         assert life.lease.committed == committed
         assert min(at, committed) - lease.committed < self.cache.page_size
         child = Life(lease, life.ids[:at])
@@ -158,7 +158,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(life=consumes(lives), keep=st.booleans())
     def close(self, life: Life, keep: bool) -> None:
-        self.cache.close(life.lease, life.known if keep else None)
+        self.cache.close(life.lease, life.known, len(life.ids) if keep else 0)
         self.all.remove(life)
 
     @rule()
@@ -174,7 +174,7 @@ class Lives(RuleBasedStateMachine):
             self.memory[page] = ["greedy"] * self.cache.page_size
         assert all(list(life.lease.pages) == pages for life, pages in kept)
         self.cache.commit(greedy, count, 0)
-        self.cache.close(greedy)
+        self.cache.close(greedy, array("i"), 0)
 
     @invariant()
     def everyone_reads_their_own_past(self) -> None:
@@ -196,7 +196,7 @@ class Lives(RuleBasedStateMachine):
         if not hasattr(self, "cache"):
             return
         for life in self.all:
-            self.cache.close(life.lease)
+            self.cache.close(life.lease, life.known, 0)
         self.cache.audit()
         assert self.cache.leased == 0
         assert self.cache.tree.unheld == self.cache.tree.size

@@ -1,0 +1,314 @@
+"""Through the door: provisional spans, regular sessions, one-shot requests, timeouts, bounds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine.errors import BadRequest, Busy, TooLong, UnknownSession
+from engine.front import Engine, Turn
+from engine.messages import Sampling
+from tests.support.digest_runner import oracle
+from tests.support.engines import Bench, digest_engine
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+
+
+async def read(turn: Turn) -> list[int]:
+    return [id async for piece in turn for id in piece.ids]
+
+
+async def answer(engine: Engine, session: str, count: int) -> list[int]:
+    return await read(await engine.generate(session, Sampling(max_tokens=count)))
+
+
+async def quiet(bench: Bench, session: str) -> None:
+    """Until all that was appended is prefilled."""
+    while True:
+        info = await bench.engine.info(session)
+        if info.state == "idle" and info.committed == info.length + info.provisional:
+            return
+        await asyncio.sleep(0.001)
+
+
+# ---- provisional spans ---------------------------------------------------------------------
+
+
+@AHEAD
+async def test_committed_words_were_prefilled_while_they_were_spoken(
+    letters: Path, ahead: int
+) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, list(range(20)))
+        for spoken in ([1, 2, 3], [1, 2, 3, 4, 5], [1, 2, 9, 8, 7, 6], [1, 2, 9, 8, 7, 6, 5]):
+            assert await engine.append(session, spoken, "provisional") == 20
+            await quiet(bench, session)
+        before = bench.runner.tokens_run
+        assert await engine.append(session, [1, 2, 9, 8, 7, 6, 5, 4], "commit") == 28
+        assert await answer(engine, session, 1) == oracle([*range(20), 1, 2, 9, 8, 7, 6, 5, 4], 1)
+        assert bench.runner.tokens_run - before <= 2
+
+
+async def test_a_revised_span_keeps_the_kv_of_its_common_beginning(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        session = await bench.engine.open()
+        await bench.engine.append(session, [*range(50)], "provisional")
+        await quiet(bench, session)
+        before = bench.runner.tokens_run
+        await bench.engine.append(session, [*range(45), 3, 2, 1], "provisional")
+        await quiet(bench, session)
+        assert bench.runner.tokens_run - before == 3
+
+
+async def test_what_is_appended_goes_before_a_provisional_span(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        await engine.append(session, [7, 7, 7], "provisional")
+        await quiet(bench, session)
+        assert await engine.append(session, [3, 4]) == 4
+        info = await engine.info(session)
+        assert (info.length, info.provisional) == (4, 3)
+        assert await engine.rewind(session, 3) == 3
+        assert (await engine.info(session)).provisional == 3
+        assert await engine.append(session, [7, 7], "commit") == 5
+        assert await answer(engine, session, 3) == oracle([1, 2, 3, 7, 7], 3)
+
+
+@AHEAD
+async def test_a_turn_does_not_see_a_provisional_span_and_gives_it_back(
+    letters: Path, ahead: int
+) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        await engine.append(session, [7, 7, 7], "provisional")
+        await quiet(bench, session)
+        said = await answer(engine, session, 4)
+        assert said == oracle([1, 2], 4)
+        await quiet(bench, session)
+        info = await engine.info(session)
+        assert (info.length, info.provisional) == (6, 3)
+        assert await engine.append(session, [], "provisional") == 6
+        assert (await engine.info(session)).provisional == 0
+        assert await answer(engine, session, 2) == oracle([1, 2, *said], 2)
+
+
+async def test_words_spoken_over_an_answer_wait_for_its_end(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling(max_tokens=20))
+        spoken = [
+            asyncio.create_task(engine.append(session, [5] * n, "provisional")) for n in range(1, 6)
+        ]
+        await asyncio.sleep(0.01)
+        assert all(task.done() for task in spoken[:4]), "only the latest words wait"
+        assert not spoken[4].done()
+        said = await read(turn)
+        assert await spoken[4] == 22
+        await engine.append(session, [5, 5], "commit")
+        assert await answer(engine, session, 3) == oracle([1, 2, *said, 5, 5], 3)
+
+
+async def test_a_provisional_span_is_never_shared(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        engine = bench.engine
+        one, other = await engine.open(), await engine.open()
+        await engine.append(one, list(range(8)))
+        await engine.append(one, list(range(30)), "provisional")
+        await quiet(bench, one)
+        child = await engine.fork(one, 6)
+        assert (await engine.info(child)).length == 6
+        await engine.close(one)
+        before = bench.runner.tokens_run
+        await engine.append(other, [*range(8), *range(30)])
+        await quiet(bench, other)
+        assert bench.runner.tokens_run - before == 30
+
+
+async def test_a_span_too_long_is_refused_and_the_one_before_stays(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        session = await bench.engine.open(capacity_tokens=10)
+        await bench.engine.append(session, [1, 2, 3])
+        await bench.engine.append(session, [4, 4], "provisional")
+        with pytest.raises(TooLong, match="would be 11 tokens long"):
+            await bench.engine.append(session, [4] * 8, "provisional")
+        with pytest.raises(TooLong):
+            await bench.engine.append(session, [4] * 6)
+        info = await bench.engine.info(session)
+        assert (info.length, info.provisional) == (3, 2)
+
+
+# ---- regular sessions ----------------------------------------------------------------------
+
+
+async def test_streaming_sessions_are_append_only(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling(max_tokens=5))
+        for field, options in {
+            "replace": {"replace": True},
+            "drop_previous_output": {"drop_previous_output": True},
+            "offset": {"offset": 1},
+            "after": {"after": "t"},
+        }.items():
+            with pytest.raises(BadRequest, match=f"append-only: it takes no {field}") as caught:
+                await engine.append(session, [3], **options)  # type: ignore[arg-type]
+            assert caught.value.field == field
+        said = await read(turn)
+        assert await engine.append(session, [3], offset=0) == 8
+        assert await answer(engine, session, 2) == oracle([1, 2, *said, 3], 2)
+
+
+@AHEAD
+async def test_a_regular_session_branches_from_any_finished_turn(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead) as bench:
+        engine = bench.engine
+        session = await engine.open(streaming=False)
+        logs: dict[str, list[int]] = {"": []}
+
+        async def turn(name: str, after: str | None, new: list[int], base: list[int]) -> None:
+            await engine.append(session, new, after=after)
+            made = await engine.generate(session, Sampling(max_tokens=5), turn=name)
+            said = await read(made)
+            assert said == oracle(base + new, 5)
+            logs[name] = base + new + said
+
+        await turn("a", None, list(range(12)), [])
+        await turn("b", None, [1, 1], logs["a"])
+        await turn("c", "a", [2, 2], logs["a"])
+        before = bench.runner.tokens_run
+        await turn("d", "b", [3, 3], logs["b"])
+        assert bench.runner.tokens_run - before <= 4 + 2 + 5 + 1, "the branch was still known"
+        await turn("e", None, [4], logs["d"])
+        await engine.append(session, [5], drop_previous_output=True)
+        logs["x"] = [*logs["d"], 4, 5]
+        assert await answer(engine, session, 3) == oracle(logs["x"], 3)
+        await engine.append(session, [6], after="c", offset=-2)
+        assert await answer(engine, session, 3) == oracle([*logs["c"][:-2], 6], 3)
+
+
+async def test_replace_forgets_a_turn_and_all_that_followed(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        engine = bench.engine
+        session = await engine.open(streaming=False)
+        for name, new in (("a", [1, 2]), ("b", [3]), ("c", [4])):
+            await engine.append(session, new)
+            await read(await engine.generate(session, Sampling(max_tokens=2), turn=name))
+        await engine.append(session, [9], after="b", replace=True)
+        log = [1, 2, *oracle([1, 2], 2), 9]
+        assert await answer(engine, session, 2) == oracle(log, 2)
+        for gone in ("b", "c"):
+            with pytest.raises(BadRequest, match=f"turn {gone} has not finished"):
+                await engine.append(session, [1], after=gone)
+        # the reference dies here: replace without a turn on a session that has some
+        assert await engine.append(session, [8, 8], replace=True) == 2
+        assert await answer(engine, session, 2) == oracle([8, 8], 2)
+        with pytest.raises(BadRequest, match="turn a has not finished"):
+            await engine.append(session, [1], after="a")
+
+
+async def test_the_three_modes_give_the_same_output(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        engine, log = bench.engine, list[int]()
+        streaming = await engine.open(cache_scope="1")
+        regular = await engine.open(streaming=False, cache_scope="2")
+        for turn in range(6):
+            new = [turn, 2, 3][: 1 + turn % 3]
+            for session in (streaming, regular):
+                await engine.append(session, new)
+            one = await answer(engine, streaming, 4)
+            assert one == await answer(engine, regular, 4)
+            once = await engine.complete(log + new, Sampling(max_tokens=4), cache_scope="3")
+            assert one == await read(once) == oracle(log + new, 4)
+            log += new + one
+
+
+async def test_one_shot_requests_find_each_others_prefix(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        log = list(range(40))
+        for _ in range(3):
+            turn = await bench.engine.complete(log, Sampling(max_tokens=8))
+            before = bench.runner.tokens_run
+            log += await read(turn)
+        assert bench.runner.tokens_run - before <= 8 + 8
+        assert await bench.engine.list() == []
+        assert (await bench.engine.stats()).pages_leased == 0
+
+
+# ---- timeouts and bounds -------------------------------------------------------------------
+
+
+async def test_a_timeout_counts_from_the_end_of_the_turn(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.01) as bench:
+        engine, expired = bench.engine, list[str]()
+        engine.on_expired = expired.append
+        session = await engine.open(timeout_s=0.1)
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling(max_tokens=30))
+        said = await read(turn)  # about 300 ms, three timeouts long
+        assert said == oracle([1, 2], 30)
+        assert not expired
+        await asyncio.sleep(0.05)
+        with pytest.raises(TooLong):
+            await engine.append(session, [1] * 1000)  # refused: it does not refresh the clock
+        await asyncio.sleep(0.15)
+        assert expired == [session]
+        with pytest.raises(UnknownSession):
+            await engine.append(session, [1])
+        assert (await engine.stats()).pages_leased == 0
+
+
+async def test_a_session_in_use_does_not_expire(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        session = await bench.engine.open(timeout_s=0.15)
+        for _ in range(8):
+            await bench.engine.append(session, [1])
+            await asyncio.sleep(0.05)
+        assert (await bench.engine.info(session)).length == 8
+        with pytest.raises(BadRequest, match=r"timeout_s is 0.0; it must be above 0"):
+            await bench.engine.open(timeout_s=0.0)
+
+
+async def test_turns_queue_to_a_bound_and_the_one_in_flight_is_not_touched(
+    letters: Path,
+) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling(max_tokens=20))
+        queued = [
+            asyncio.create_task(engine.generate(session, Sampling(max_tokens=1))) for _ in range(8)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="a turn in flight and 8 queued"):
+            await engine.generate(session, Sampling())
+        log = [1, 2, *await read(turn)]
+        assert log == [1, 2, *oracle([1, 2], 20)]
+        for waiting in queued:
+            said = await read(await waiting)
+            assert said == oracle(log, 1)
+            log += said
+
+
+async def test_a_queued_turn_can_be_cancelled(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling(max_tokens=10))
+        queued = asyncio.create_task(engine.generate(session, Sampling(), turn="second"))
+        await asyncio.sleep(0.004)
+        await engine.cancel(session, "second")
+        with pytest.raises(Exception, match="turn second was cancelled"):
+            await queued
+        assert await read(turn) == oracle([1, 2], 10)
