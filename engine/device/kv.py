@@ -1,16 +1,18 @@
-"""The KV pool: per layer one tensor of keys and one of values, `[page, kv_head, slot, dim]`.
+"""The KV pool: per layer one tensor of keys and one of values, `[page, kv_head, slot, dim]`; and
+the host tier beside it, of the same shape, in pinned memory where the device is a GPU.
 
 Knows where a token's key and value go, not whose they are.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from engine.batch import Move
 from engine.config import EngineConfig
 from engine.device.models.decoder import KVShape
 from engine.errors import ModelError
@@ -18,15 +20,29 @@ from engine.errors import ModelError
 CPU_SHARE, CPU_BYTES = 0.25, 1 << 30
 """By default a pool takes this share of the free memory of a CPU machine, this much at most."""
 CUDA_SHARE = 0.85
+MEMINFO = Path("/proc/meminfo")
 
 
 class KVPool:
     """Layers may differ in heads and dims; pages and slots are the same for all of them."""
 
-    def __init__(self, shapes: list[KVShape], pages: int, page_size: int, like: Tensor) -> None:
+    def __init__(
+        self,
+        shapes: list[KVShape],
+        pages: int,
+        page_size: int,
+        like: Tensor,
+        host_pages: int = 0,
+    ) -> None:
         self.shapes, self.pages, self.page_size = shapes, pages, page_size
         self.keys = [like.new_zeros(pages, s.heads, page_size, s.key_dim) for s in shapes]
         self.values = [like.new_zeros(pages, s.heads, page_size, s.value_dim) for s in shapes]
+        self._pool = [*self.keys, *self.values]
+        pinned = like.device.type == "cuda" and host_pages > 0
+        self._host = [
+            torch.zeros((host_pages, *x.shape[1:]), dtype=x.dtype, pin_memory=pinned)
+            for x in self._pool
+        ]
         self._flat = [
             (keys.view(-1, shape.key_dim), values.view(-1, shape.value_dim))
             for keys, values, shape in zip(self.keys, self.values, shapes, strict=True)
@@ -44,26 +60,41 @@ class KVPool:
         keys.index_put_((lines,), key)
         values.index_put_((lines,), value)
 
-    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy whole pages (from, to), one after the other in the order given."""
-        for run in _independent(copies):
-            sources, targets = torch.tensor(run, device=self.keys[0].device).unbind(1)
-            for pool in (*self.keys, *self.values):
-                pool[targets] = pool[sources]
+    def move(self, moves: Sequence[Move]) -> None:
+        """Copy whole pages, one after the other in the order given."""
+        for run in _independent(moves):
+            spill, load = run[0].kind == "spill", run[0].kind == "load"
+            pairs = torch.tensor([(source, target) for _, source, target in run])
+            for pool, host in zip(self._pool, self._host, strict=True):
+                _copy(host if load else pool, host if spill else pool, pairs)
 
 
-def _independent(copies: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-    """Cut a sequence of copies into runs in which no copy reads or writes a page written before
-    it in the same run, so that a run can be done in one operation."""
-    runs: list[list[tuple[int, int]]] = []
+def _copy(source: Tensor, target: Tensor, pairs: Tensor) -> None:
+    """Pages pairs[:, 0] of `source` to pages pairs[:, 1] of `target`; pairs [N, 2] on the host."""
+    pages = source[pairs[:, 0].to(source.device)]
+    target[pairs[:, 1].to(target.device)] = pages.to(target.device)
+
+
+def _independent(moves: Sequence[Move]) -> list[list[Move]]:
+    """Cut a sequence of moves into runs of one kind in which none reads or writes a page written
+    before it in the same run, so that a run can be done in one operation."""
+    runs: list[list[Move]] = []
     written: set[int] = set()
-    for source, target in copies:
-        if not runs or source in written or target in written:
+    for move in moves:
+        reads_written = move.kind == "copy" and move.source in written
+        if not runs or runs[-1][0].kind != move.kind or reads_written or move.target in written:
             runs.append([])
             written = set()
-        runs[-1].append((source, target))
-        written.add(target)
+        runs[-1].append(move)
+        written.add(move.target)
     return runs
+
+
+def host_pages(config: EngineConfig, token_bytes: int) -> int:
+    """Pages of a host tier of `kv_offloading_size` GiB."""
+    if config.kv_offloading_size < 0:
+        raise ModelError(f"kv_offloading_size is {config.kv_offloading_size}; it must be at least 0")
+    return int(config.kv_offloading_size * (1 << 30)) // (token_bytes * config.block_size)
 
 
 def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype) -> int:
@@ -110,7 +141,8 @@ def _free_bytes(device: torch.device) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_SHARE)
     try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
         return CPU_BYTES
     return min(CPU_BYTES, int(free * CPU_SHARE))

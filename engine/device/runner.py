@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import Tensor
 
 from engine.batch import Batch, Drawn, Geometry, Sample, Sampled
-from engine.config import BUNDLED, EngineConfig
+from engine.config import EngineConfig
 from engine.device import inputs, kv, weights
-from engine.device.attention.base import Backend, StepAttention
+from engine.device.attention.base import Backend, PoolAttend
 from engine.device.attention.reference import Reference
 from engine.device.inputs import Step
 from engine.device.kv import KVPool
@@ -32,12 +33,15 @@ CPU_FP32_PARAMETERS_MAX = 20_000_000
 class Model(Protocol):
     """What the runner asks of a model: our own decoder, or one of transformers'."""
 
-    @property
-    def kv(self) -> list[KVShape]: ...
+    kv: list[KVShape]
+    """What each layer keeps per token."""
+    vocab: int
 
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor: ...
-
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None
+    ) -> Tensor:
+        """tokens, positions [T] -> logits [S, vocab] of the `wanted` tokens (None: of all)."""
+        ...
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -95,18 +99,16 @@ class TorchRunner:
     def launch(self, batch: Batch) -> Ticket:
         begun = time.perf_counter()
         events = self._events()
-        if batch.copies:
-            self.pool.copy(batch.copies)
+        if batch.moves:
+            self.pool.move(batch.moves)
         step = inputs.build(batch, self.pool.page_size, self.device)
         self._feed(step)
-        hidden = self.forward(step)
+        logits = self.forward(step)
         samples = [row.sample for row in batch.rows if row.sample is not None]
         result = None
         self._previous = Previous(None, {})
         if samples:
-            if step.last is not None:
-                hidden = hidden.index_select(0, step.last)
-            result = draw(self.model.logits(hidden), samples)
+            result = draw(logits, samples)
             places = {row: place for place, row in enumerate(step.sampled)}
             self._previous = Previous(result.ids, places)
             result = result.to_host()
@@ -119,9 +121,9 @@ class TorchRunner:
         return ticket
 
     def forward(self, step: Step) -> Tensor:
-        """The hidden states [T, hidden] of a step, its keys and values written to the pool."""
-        attend = _Attend(step, self.pool, self.attention.prepare(step, self.pool))
-        return self.model.hidden(step.tokens, step.positions, attend)
+        """The logits [S, vocab] of a step, its keys and values written to the pool."""
+        attend = PoolAttend(step, self.pool, self.attention.prepare(step, self.pool))
+        return self.model(step.tokens, step.positions, attend, step.last)
 
     def collect(self, ticket: Ticket) -> Sampled:
         if ticket.begun is not None and ticket.done is not None:
@@ -152,28 +154,6 @@ class TorchRunner:
         return begun, done
 
 
-class _Attend:
-    """Writes a step's keys and values, then attends: what a layer calls."""
-
-    def __init__(self, step: Step, pool: KVPool, attention: StepAttention) -> None:
-        self.pool, self.attention = pool, attention
-        heads = {shape.heads for shape in pool.shapes}
-        lines = {count: pool.lines(step.pages, step.slots, count) for count in heads}
-        self.lines = [lines[shape.heads] for shape in pool.shapes]
-
-    def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scale: float,
-        window: int | None,
-    ) -> Tensor:
-        self.pool.write(layer, self.lines[layer], key, value)
-        return self.attention(layer, query, scale, window)
-
-
 def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded]:
     """Load a model and make its runner. `progress(what, fraction)` is called as it goes.
 
@@ -185,42 +165,59 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
     device = _device(config)
     folder = weights.resolve(config.model, config.revision, progress)
     found = weights.read_config(folder)
-    architecture = (found.architectures or [type(found).__name__])[0]
-    if getattr(found, "quantization_config", None):
-        raise ModelError(f"{folder}: quantized checkpoints are not supported")
-    dtype = _dtype(config, found, device)
-    if architecture not in SHAPES:
-        raise ModelError(f"{folder}: architecture {architecture} is not supported")
-    shape = SHAPES[architecture](found)
-    limit = rope.longest(found)
+    dtype = _dtype(config, weights.stored(folder), device)
     with torch.inference_mode():
-        like = empty(dtype, device)
-        model = Decoder(shape, found, config.max_model_len or limit, like)
-        weights.fill(folder, model.slots(), progress)
+        model, limit = _load(config, folder, found, empty(dtype, device), progress)
         token_bytes = kv.bytes_per_token(model.kv, dtype)
         pages, length = kv.size(config, token_bytes, limit, device)
-        pool = KVPool(model.kv, pages, config.block_size, like)
-    on_cuda = device.type == "cuda"
-    geometry = Geometry(
-        pages=pages,
-        page_size=config.block_size,
-        max_model_len=length,
-        vocab_size=shape.vocab,
-        batched_tokens=config.max_num_batched_tokens
-        or (CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS),
-        steps_ahead=config.steps_ahead if config.steps_ahead is not None else int(on_cuda),
-    )
-    runner = TorchRunner(model, pool, Reference(), geometry, device)
-    name = config.model if config.model == BUNDLED else str(config.model).rstrip("/")
+        spare = kv.host_pages(config, token_bytes)
+        pool = KVPool(model.kv, pages, config.block_size, empty(dtype, device), spare)
+    geometry = _geometry(config, device, pages, length, model.vocab, spare)
     loaded = Loaded(
         folder=str(folder),
-        model=name,
-        architecture=architecture,
+        model=config.model,
+        architecture=(found.architectures or [found.model_type])[0],
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - begun,
     )
-    return runner, loaded
+    return TorchRunner(model, pool, Reference(), geometry, device), loaded
+
+
+def _load(
+    config: EngineConfig, folder: Path, found: Any, like: Tensor, progress: Progress
+) -> tuple[Model, int]:
+    """The model, and the longest context it can have: in tokens."""
+    mapping = SHAPES.get((found.architectures or [""])[0])
+    if mapping is not None:
+        limit = rope.longest(found)
+        model = Decoder(mapping(found), found, min(config.max_model_len or limit, limit), like)
+        weights.fill(folder, model.slots(), progress)
+        return model, limit
+    from engine.device.models import hf  # transformers' model code is slow to import
+
+    progress("loading weights", 0.0)
+    model = hf.load(folder, found, like.dtype, like.device)
+    limit = model.limit() or config.max_model_len
+    if limit is None:
+        raise ModelError(f"{folder}: config.json has no context length; give max_model_len")
+    return model, limit
+
+
+def _geometry(
+    config: EngineConfig, device: torch.device, pages: int, length: int, vocab: int
+) -> Geometry:
+    on_cuda = device.type == "cuda"
+    tokens = CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS
+    return Geometry(
+        pages=pages,
+        page_size=config.block_size,
+        max_model_len=length,
+        vocab_size=vocab,
+        batched_tokens=config.max_num_batched_tokens or tokens,
+        steps_ahead=int(on_cuda) if config.steps_ahead is None else config.steps_ahead,
+        host_pages=host_pages,
+    )
 
 
 def _device(config: EngineConfig) -> torch.device:
@@ -230,10 +227,13 @@ def _device(config: EngineConfig) -> torch.device:
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
-def _dtype(config: EngineConfig, found: object, device: torch.device) -> torch.dtype:
+def _dtype(config: EngineConfig, stored: weights.Stored, device: torch.device) -> torch.dtype:
+    """What `auto` means: the checkpoint's own dtype on CUDA. On a CPU fp32 for small models, where
+    it costs no more and ids are the same whatever the batch; bf16 for all others, where weights
+    are what a step reads; never fp16, whose products are many times slower there."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
-    own = getattr(found, "dtype", None) or torch.float32
     if device.type == "cuda":
-        return own
-    return torch.float32
+        return stored.dtype
+    small = stored.parameters <= CPU_FP32_PARAMETERS_MAX
+    return torch.float32 if small else torch.bfloat16

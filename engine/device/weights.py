@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,31 @@ def read_config(folder: Path) -> Any:
     path = folder / "config.json"
     _read_json(path)
     try:
-        return AutoConfig.from_pretrained(folder)
+        found = AutoConfig.from_pretrained(folder)
     except Exception as error:
         raise ModelError(f"{path}: {_line(error)}") from error
+    if getattr(found, "quantization_config", None):
+        raise ModelError(f"{folder}: quantized checkpoints are not supported")
+    return found
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What a checkpoint's files say of themselves. Their first tensor stands for all dtypes."""
+
+    dtype: torch.dtype
+    parameters: int
+
+
+def stored(folder: Path) -> Stored:
+    paths = [path for path, _ in _shards(folder, None)]
+    try:
+        with safe_open(paths[0], framework="pt", device="cpu") as shard:
+            names = sorted(shard.keys())
+            dtype = shard.get_tensor(names[0]).dtype if names else torch.float32
+        return Stored(dtype, sum(path.stat().st_size for path in paths) // dtype.itemsize)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{paths[0]}: cannot be read: {_line(error)}") from error
 
 
 def fill(folder: Path, slots: dict[str, Slot], progress: Progress) -> None:
@@ -121,24 +144,25 @@ def fill(folder: Path, slots: dict[str, Slot], progress: Progress) -> None:
         raise ModelError(f"{folder}: tensor {min(missing)} is missing{more}")
 
 
-def _shards(folder: Path, slots: dict[str, Slot]) -> Iterable[tuple[Path, set[str] | None]]:
-    """(file, names wanted from it or None for whatever it has), each file found to exist."""
+def _shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, set[str] | None]]:
+    """The files that hold the tensors `names` (None: all), each found to exist, and what is
+    wanted from each (None: whatever it has)."""
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).exists():
             raise ModelError(f"{folder}: neither {SINGLE} nor {INDEX} is there")
         return [(folder / SINGLE, None)]
     places = _read_json(index).get("weight_map")
-    if not isinstance(places, dict):
+    if not isinstance(places, dict) or not places:
         raise ModelError(f"{index}: has no weight_map")
     wanted: dict[str, set[str]] = {}
-    for name in slots:
+    for name in places if names is None else names:
         if name in places:
             wanted.setdefault(places[name], set()).add(name)
     for file in sorted(wanted):
         if not (folder / file).exists():
             raise ModelError(f"{folder}: shard {file} is missing")
-    return [(folder / file, names) for file, names in sorted(wanted.items())]
+    return [(folder / file, found) for file, found in sorted(wanted.items())]
 
 
 def _pour(tensor: torch.Tensor, slot: Slot, name: str) -> None:

@@ -24,3 +24,25 @@ class Backend(Protocol):
     """Makes the attention of a step. Has no memory from step to step but buffers."""
 
     def prepare(self, step: Step, pool: KVPool) -> StepAttention: ...
+
+
+class PoolAttend:
+    """Writes a step's keys and values, then attends: what a layer calls."""
+
+    def __init__(self, step: Step, pool: KVPool, attention: StepAttention) -> None:
+        self.pool, self.attention = pool, attention
+        heads = {shape.heads for shape in pool.shapes}
+        lines = {count: pool.lines(step.pages, step.slots, count) for count in heads}
+        self.lines = [lines[shape.heads] for shape in pool.shapes]
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        self.pool.write(layer, self.lines[layer], key, value)
+        return self.attention(layer, query, scale, window)

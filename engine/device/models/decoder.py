@@ -131,6 +131,8 @@ class Decoder:
         """Parameters are left unfilled; `like` gives their dtype and device; `length` is the
         number of positions that can be rotated."""
         self.shape = shape
+        self.vocab = shape.vocab
+        self.kv = [KVShape(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.windows)
         self.embedding = like.new_empty(shape.vocab, shape.hidden)
         act = F.silu if shape.act in ("silu", "swish") else ACT2FN[shape.act]
         self.layers = [self._layer(number, act, like) for number in range(len(shape.windows))]
@@ -157,23 +159,18 @@ class Decoder:
         before, after = (Norm(shape.hidden, shape.eps, like) for _ in range(2))
         return Layer(before, attention, after, mlp)
 
-    @property
-    def kv(self) -> list[KVShape]:
-        """What each layer keeps per token."""
-        one = KVShape(self.shape.kv_heads, self.shape.head_dim, self.shape.head_dim)
-        return [one] * len(self.layers)
-
-    def hidden(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """tokens, positions [T] int64 -> final hidden states [T, hidden], not yet normalised."""
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None
+    ) -> Tensor:
+        """tokens, positions [T] int64 -> logits [S, vocab] of the `wanted` tokens (None: of all,
+        in order)."""
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.rope[positions].unsqueeze(2).unbind(1)  # each [T, 1, dim]
         for layer in self.layers:
             x = layer(x, cos, sin, attend)
-        return x
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden] -> logits [S, vocab]."""
-        return F.linear(self.norm(hidden), self.head)
+        if wanted is not None:
+            x = x.index_select(0, wanted)
+        return F.linear(self.norm(x), self.head)
 
     def slots(self) -> dict[str, Slot]:
         """Every checkpoint tensor this model needs, by name, and the place it fills."""

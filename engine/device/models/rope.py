@@ -29,6 +29,13 @@ def parameters(config: PretrainedConfig) -> dict:
     return found
 
 
+def each(config: PretrainedConfig) -> list[dict]:
+    """The rope parameters of every kind of layer: some models have one set per layer type."""
+    found = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return nested or [found]
+
+
 def longest(config: PretrainedConfig) -> int:
     """Tokens of context the model is made for: its positions, stretched where the scaling says so
     and `max_position_embeddings` has not been stretched already."""
