@@ -35,6 +35,10 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     open: bool = False
 
     @property
+    def rendered(self) -> bool:
+        return self.sampled is None and not self.open
+
+    @property
     def after(self) -> Role:
         return role_of(self.items[-1]) if self.items else "assistant"
 
@@ -122,13 +126,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             last = spans[at - 1]
             if not last.open and last.items[-1].id != after:
                 spans[at - 1 : at] = _split(last, after)
-        if at and spans[at - 1].sampled is None and not spans[at - 1].open:
-            last = spans[at - 1]
-            if joins(last.items, item):
-                spans[at - 1] = Span((*last.items, item))
-                return self._with(spans, since=at - 1)
         spans.insert(at, Span((item,)))
-        return self._with(spans, since=max(0, at - 1))
+        return self._with(spans, since=at - 1)
 
     def drop(self, item_id: str) -> "Conversation":
         """Raises KeyError if there is no such item."""
@@ -175,8 +174,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     ) -> "Conversation":
         """Lays the spans out from `since` on: those that stand behind another role now, and those
         not laid out yet, get their ids."""
+        since = max(0, since - 1)
         laid = list(spans[:since])
-        for span in spans[since:]:
+        for span in _joined(spans[since:]):
             before = laid[-1].after if laid else None
             known = span.open or bool(span.ids)
             moved = before != span.before or (before is None and head_changed)
@@ -199,6 +199,18 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         else:
             ids = self.template.message(before, message_of(span.items))
         return msgspec.structs.replace(span, ids=tuple(ids), before=before)
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Calls go into the assistant's message before them, as far as both are rendered."""
+    joined: list[Span] = []
+    for span in spans:
+        last = joined[-1] if joined else None
+        if last and last.rendered and span.rendered and joins(last.items, span.items[0]):
+            joined[-1] = Span(last.items + span.items)
+        else:
+            joined.append(span)
+    return joined
 
 
 def _holds(span: Span, item_id: str) -> bool:

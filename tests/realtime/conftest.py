@@ -2,6 +2,7 @@
 the real engine on a device of digests."""
 
 import json
+import string
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,7 +28,7 @@ TEMPLATE = (
 
 def chat_folder(folder: Path) -> Path:
     """One id a character; 0 ends a message. No more ids than the device of digests draws."""
-    characters = "\n abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789.,:;!?'\"-_+*/=()[]{}<>|@#"
+    characters = "\n " + string.ascii_letters + string.digits + ".,:;!?'\"-_+*/=()[]{}<>|@#"
     spelt = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]
     special = ["<|im_end|>", "<|im_start|>"]
     names = [*special, *spelt]
