@@ -1,6 +1,6 @@
 """The order to the device and its answer. Knows no session, no scheduler and no torch.
 
-A batch is one step: some page copies first, in order, then the rows together. A row is a stretch of
+A batch is one step: some page moves first, in order, then the rows together. A row is a stretch of
 one sequence: its inputs are written to KV at positions start, start+1, …; where `sample` is given,
 one id is drawn from the logits of its last input.
 
@@ -12,7 +12,7 @@ one id is drawn from the logits of its last input.
 from __future__ import annotations
 
 from array import array
-from typing import Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -65,11 +65,19 @@ class Row(msgspec.Struct, frozen=True):
         return len(self.ids) or 1
 
 
+class Move(NamedTuple):
+    """One page of KV, all layers: `copy` page to page, `spill` page to host slot, `load` back."""
+
+    kind: Literal["copy", "spill", "load"]
+    source: int
+    target: int
+
+
 class Batch(msgspec.Struct, frozen=True):
     number: int
     rows: list[Row]
-    copies: list[tuple[int, int]] = []
-    """(from page, to page), carried out in order before any row."""
+    moves: list[Move] = []
+    """Carried out in order before any row."""
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -103,6 +111,8 @@ class Geometry(msgspec.Struct, frozen=True):
     vocab_size: int
     batched_tokens: int
     steps_ahead: int
+    host_pages: int = 0
+    """Pages the host tier can keep."""
 
 
 class Runner(Protocol[Ticket]):

@@ -82,7 +82,7 @@ async def _load(config: EngineConfig, link: Wire) -> tuple[TorchRunner, Ready]:
 
 def _build(runner: TorchRunner, text: Text, config: EngineConfig) -> tuple[Loop[Ticket], Sessions]:
     geometry, counters = runner.geometry, Counters()
-    cache = SessionAwareCache(geometry.pages, geometry.page_size)
+    cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
     scheduler = Scheduler(cache, geometry.batched_tokens, config.max_num_seqs)
     loop = Loop(runner, cache, scheduler, counters, audit_every_step=config.audit_every_step)
     sessions = Sessions(

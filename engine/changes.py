@@ -77,6 +77,7 @@ class Changes:
         if not 0 <= at <= sequence.length:
             raise BadRequest(f"at is {at}; it must be from 0 to {sequence.length}", field="at")
         self._cache.wake(sequence.lease)
+        self._cache.recall(sequence.lease)
         lease = self._cache.fork(sequence.lease, sequence.ids, at, sequence.length)
         self._cache.rest(sequence.lease)
         return lease

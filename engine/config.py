@@ -25,6 +25,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """KV pages in the pool; else from `kv_cache_memory_bytes`."""
     kv_cache_memory_bytes: int | None = None
     """Bytes for the KV pool; None: a share of the free device memory."""
+    kv_offloading_size: float = 0.0
+    """GiB of host memory for the pages of idle sessions; 0: none, they are computed again."""
     max_num_seqs: int = 64
     """Rows in one step at most."""
     max_num_batched_tokens: int | None = None

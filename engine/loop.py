@@ -119,8 +119,7 @@ class Loop(Generic[Ticket]):
         number = self._counters.steps
         self._counters.steps += 1
         rows = [self._row(work, number, index) for index, work in enumerate(works)]
-        copies, self._cache.copies = self._cache.copies, []
-        return Order(Batch(number, rows, copies), works)
+        return Order(Batch(number, rows, self._cache.take_moves()), works)
 
     def _row(self, work: Work, number: int, index: int) -> Row:
         sequence, count, turn = work

@@ -127,6 +127,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
     committed: int
     """Tokens of it whose KV is on the device."""
     held_pages: int
+    host_pages: int
+    """Pages of it in the host tier."""
     turn: str | None
     idle_s: float
     """Since the end of the last turn or append."""
@@ -151,6 +153,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     failed_audits: int
     retractions: int
     evicted_pages: int
+    host_pages_total: int
+    host_pages_used: int
+    pages_spilled: int
+    pages_recalled: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

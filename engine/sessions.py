@@ -357,6 +357,7 @@ class Sessions:
             provisional=len(sequence.ids) - sequence.length,
             committed=sequence.committed,
             held_pages=len(sequence.lease.pages),
+            host_pages=len(sequence.lease.host),
             turn=sequence.turn.id if sequence.turn else None,
             idle_s=self._clock() - sequence.touched_s,
         )
@@ -380,6 +381,10 @@ class Sessions:
             failed_audits=counters.failed_audits,
             retractions=self._scheduler.retractions,
             evicted_pages=cache.evicted,
+            host_pages_total=cache.host.pool.total,
+            host_pages_used=cache.host.used,
+            pages_spilled=cache.host.spilled,
+            pages_recalled=cache.host.recalled,
         )
 
 

@@ -6,7 +6,8 @@
 
 Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the
 last page of the path may be only partly used; it is copied before the next write (see `grow` of
-SessionAwareCache). Only the cache changes a lease.
+SessionAwareCache). A resting lease may have spilled its tail to the host (host.py); that is recalled
+or forgotten before anything is written. Only the cache changes a lease.
 """
 
 from array import array
@@ -15,7 +16,7 @@ from engine.cache.radix import Node
 
 
 class Lease:
-    __slots__ = ("committed", "pages", "path", "reserved", "scope")
+    __slots__ = ("committed", "host", "host_end", "pages", "path", "reserved", "scope")
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
@@ -23,10 +24,18 @@ class Lease:
         self.pages: array[int] = array("i")
         self.committed = 0
         self.reserved = 0
+        self.host: array[int] = array("i")
+        self.host_end = 0
+        """Tokens known with the spilled ones, while `host` is not empty."""
 
     @property
     def private(self) -> int:
         return len(self.pages) - len(self.path)
+
+    @property
+    def known(self) -> int:
+        """Tokens whose KV exists somewhere."""
+        return self.host_end if self.host else self.committed
 
     @property
     def reach(self) -> int:

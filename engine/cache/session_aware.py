@@ -6,8 +6,8 @@
 
 Memory is given back down a ladder: free pages; unheld tree pages, least recently used first; then
 idle leases, least recently used first, from their tails, so that what is left of a session is
-still a prefix of it. A lease that lost pages has a smaller `committed`: its sequence owes those ids
-again, and nothing else changes.
+still a prefix of it; their pages are spilled to the host tier while it has room. A lease that lost
+pages has a smaller `committed`: its sequence owes those ids again, and nothing else changes.
 
 Every call is O(what it moves), never O(history), except those that walk the tree (match, publish,
 fork, close): they are off the path of a streaming turn. The device runs steps in order, so a page
@@ -17,18 +17,20 @@ may be given away while an earlier step still reads it; see batch.py.
 from array import array
 from collections import OrderedDict
 
+from engine.batch import Move
+from engine.cache.host import HostTier
 from engine.cache.lease import Lease
 from engine.cache.pages import PagePool
 from engine.cache.radix import RadixTree
 
 
 class SessionAwareCache:
-    def __init__(self, pages: int, page_size: int) -> None:
+    def __init__(self, pages: int, page_size: int, host_pages: int = 0) -> None:
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size)
-        self.copies: list[tuple[int, int]] = []
-        """Page copies the next batch must carry out, in order, before anything else."""
+        self._moves: list[Move] = []
+        self.host = HostTier(host_pages, page_size, self._moves)
         self.evicted = 0
         self._leases: set[Lease] = set()
         self._busy: set[Lease] = set()
@@ -49,8 +51,9 @@ class SessionAwareCache:
         Returns the tokens now committed. Only when nothing is in flight."""
         assert lease.reserved == 0
         path = self.tree.match(lease.scope, ids, limit)
-        if len(path) * self.page_size <= lease.committed:
+        if len(path) * self.page_size <= lease.known:
             return lease.committed
+        self.host.forget(lease)
         self.tree.hold(path)
         self._release(lease, 0)
         lease.path = path
@@ -62,6 +65,7 @@ class SessionAwareCache:
         """Reserves room for `count` more tokens after what is committed or on its way, giving back
         idle memory if need be. All or nothing for this lease. Copies the last shared page first if
         it would be written."""
+        assert not lease.host, "what was spilled must be recalled or forgotten first"
         copy = len(lease.path) * self.page_size > lease.reach
         needed = self._pages_for(lease.reach + count) - len(lease.pages) + copy
         if not self._make_room(needed):
@@ -103,6 +107,7 @@ class SessionAwareCache:
         """Forgets the KV after `to` tokens, if there is any. Nothing is computed again: a shared
         page cut in its middle is copied when it is next written."""
         assert lease.reserved == 0
+        self.host.trim(lease, to)
         if to < lease.committed:
             lease.committed = to
             self._trim(lease)
@@ -124,7 +129,7 @@ class SessionAwareCache:
         if child.committed < at and self._make_room(1):
             page = self.pool.take()
             self._leased += 1
-            self.copies.append((lease.pages[len(child.path)], page))
+            self._moves.append(Move("copy", lease.pages[len(child.path)], page))
             child.pages.append(page)
             child.committed = at
         return child
@@ -133,6 +138,7 @@ class SessionAwareCache:
         """Ends the lease. Full pages of ids[:limit] stay in the tree, to be found or evicted."""
         assert lease.reserved == 0
         self.publish(lease, ids, limit)
+        self.host.forget(lease)
         self._release(lease, 0)
         self._busy.discard(lease)
         self._leases.remove(lease)
@@ -151,10 +157,35 @@ class SessionAwareCache:
         self._idle.pop(lease, None)
         self._busy.add(lease)
 
+    def recall(self, lease: Lease) -> bool:
+        """Brings back what the lease has spilled, if room can be made; else it is forgotten and
+        will be computed again. False: there was something, and it is lost. The lease must be
+        awake."""
+        if not lease.host:
+            return True
+        assert lease not in self._idle
+        self.host.protect(lease)
+        if not self._make_room(len(lease.host)):
+            self.host.forget(lease)
+            return False
+        pages = array("i", [self.pool.take() for _ in lease.host])
+        self._leased += len(pages)
+        committed = lease.host_end
+        self.host.load(lease, pages)
+        lease.pages.extend(pages)
+        lease.committed = committed
+        return True
+
     def retract(self, lease: Lease) -> None:
         """Gives back everything the lease has, at once. Its sequence owes it all again."""
         assert lease.reserved == 0
         self._release(lease, 0)
+
+    def take_moves(self) -> list[Move]:
+        """What the next batch must move, in order, before anything else."""
+        moves = self._moves.copy()
+        self._moves.clear()
+        return moves
 
     def attainable(self) -> int:
         """Pages that could be had by evicting all that is idle; an upper bound."""
@@ -188,6 +219,13 @@ class SessionAwareCache:
         assert self.tree.size == len(nodes)
         assert self.tree.unheld == sum(node.holds == 0 for node in nodes)
         assert self.pool.free + self.tree.size + self._leased == self.pool.total
+        slots = self.host.pool.listing()
+        for lease in self._leases:
+            slots.extend(lease.host)
+            if lease.host:
+                assert lease.committed == len(lease.pages) * self.page_size, "a gap before the host"
+                assert len(lease.host) == self._pages_for(lease.host_end) - len(lease.pages)
+        assert sorted(slots) == list(range(self.host.pool.total)), "a host page is lost or doubled"
         assert self._busy <= self._leases
         assert self._idle.keys() == {x for x in self._leases - self._busy if x.pages}
 
@@ -219,7 +257,7 @@ class SessionAwareCache:
         node = lease.path.pop()
         page = self.pool.take()
         self._leased += 1
-        self.copies.append((node.page, page))
+        self._moves.append(Move("copy", node.page, page))
         lease.pages[len(lease.path)] = page
         self.tree.drop([node])
 
@@ -238,7 +276,10 @@ class SessionAwareCache:
 
     def _shrink(self, lease: Lease, pages: int) -> None:
         """Takes up to `pages` from the tail of an idle lease; one that has only shared pages left
-        lets go of them all, so that the tree may evict them."""
+        lets go of them all, so that the tree may evict them. What goes is spilled if it can be."""
         taken = min(pages, lease.private)
         self.evicted += taken
-        self._release(lease, len(lease.pages) - taken if taken else 0)
+        keep = len(lease.pages) - taken if taken else 0
+        if self.host.pool.total:
+            self.host.spill(lease, lease.pages[keep:])
+        self._release(lease, keep)

@@ -93,7 +93,9 @@ def _independent(moves: Sequence[Move]) -> list[list[Move]]:
 def host_pages(config: EngineConfig, token_bytes: int) -> int:
     """Pages of a host tier of `kv_offloading_size` GiB."""
     if config.kv_offloading_size < 0:
-        raise ModelError(f"kv_offloading_size is {config.kv_offloading_size}; it must be at least 0")
+        raise ModelError(
+            f"kv_offloading_size is {config.kv_offloading_size}; it must be at least 0"
+        )
     return int(config.kv_offloading_size * (1 << 30)) // (token_bytes * config.block_size)
 
 

@@ -205,7 +205,12 @@ def _load(
 
 
 def _geometry(
-    config: EngineConfig, device: torch.device, pages: int, length: int, vocab: int
+    config: EngineConfig,
+    device: torch.device,
+    pages: int,
+    length: int,
+    vocab: int,
+    host_pages: int,
 ) -> Geometry:
     on_cuda = device.type == "cuda"
     tokens = CUDA_BATCHED_TOKENS if on_cuda else CPU_BATCHED_TOKENS

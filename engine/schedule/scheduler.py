@@ -11,6 +11,7 @@ admitted when its whole prompt could be had; the oldest is admitted always.
 from typing import NamedTuple
 
 from engine.cache import SessionAwareCache
+from engine.messages import Residency
 from engine.schedule.budget import Budget, allot
 from engine.sequence import Sequence, Turn
 
@@ -110,6 +111,8 @@ class Scheduler:
         if not self._is_oldest(sequence) and pages > cache.attainable():
             return False
         cache.wake(lease)
+        spilled = bool(lease.host)
+        cache.recall(lease)
         lost = lease.committed < min(sequence.reached, prompt - 1)
         if not lease.committed or sequence.turns == 1:
             cache.match(lease, sequence.ids, prompt - 1)
@@ -117,7 +120,7 @@ class Scheduler:
         turn.admitted = True
         if turn.cached is None:
             turn.cached = lease.committed
-            turn.residency = "recomputed" if lost else "hot" if lease.committed else "none"
+            turn.residency = _residency(lost, spilled, lease.committed)
         return True
 
     def _take(self, sequence: Sequence, count: int, budget: Budget, works: list[Work]) -> bool:
@@ -176,6 +179,7 @@ class Scheduler:
                 continue
             cache, lease = self.cache, sequence.lease
             cache.wake(lease)
+            cache.recall(lease)
             if not lease.committed:
                 cache.match(lease, sequence.ids, len(sequence.ids))
             count = min(sequence.owed, budget.tokens)
@@ -184,3 +188,11 @@ class Scheduler:
             else:
                 cache.rest(lease)
                 del self._appends[sequence]
+
+
+def _residency(lost: bool, spilled: bool, committed: int) -> Residency:
+    if lost:
+        return "recomputed"
+    if spilled:
+        return "host"
+    return "hot" if committed else "none"

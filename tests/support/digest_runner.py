@@ -7,8 +7,9 @@ the drawn ids differ from `oracle`, which needs the ids alone.
 import hashlib
 import time
 from collections.abc import Sequence
+from typing import TypeVar
 
-from engine.batch import Batch, Drawn, Geometry, Logprobs, Sample, Sampled
+from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Sample, Sampled
 
 VOCABULARY = 97
 Digest = bytes
@@ -35,6 +36,20 @@ def oracle(ids: Sequence[int], count: int, stop_ids: Sequence[int] = ()) -> list
     return out
 
 
+Page = TypeVar("Page")
+
+
+def carry_out(moves: Sequence[Move], device: list[list[Page]], host: list[list[Page]]) -> None:
+    for kind, source, target in moves:
+        match kind:
+            case "copy":
+                device[target] = list(device[source])
+            case "spill":
+                host[target] = list(device[source])
+            case "load":
+                device[target] = list(host[source])
+
+
 class DigestRunner:
     """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN."""
 
@@ -43,6 +58,7 @@ class DigestRunner:
         self._step_s = step_s
         size = geometry.page_size
         self.memory: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.pages)]
+        self.host: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.host_pages)]
         self.drawn: list[int] = []
         self.fail_at: set[int] = set()
         self.poison: set[int] = set()
@@ -58,8 +74,7 @@ class DigestRunner:
             time.sleep(self._step_s)
         if batch.number in self.fail_at:
             raise RuntimeError("the device is on fire")
-        for source, target in batch.copies:
-            self.memory[target] = list(self.memory[source])
+        carry_out(batch.moves, self.memory, self.host)
         before, self.drawn = self.drawn, []
         answers: list[Drawn | None] = []
         size = self._geometry.page_size

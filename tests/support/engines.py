@@ -65,11 +65,14 @@ async def digest_engine(
     rows: int = 8,
     steps_ahead: int = 0,
     step_s: float = 0.0,
+    host_pages: int = 0,
 ) -> AsyncIterator[Bench]:
     limit = min(max_model_len, pages * page_size)
-    geometry = Geometry(pages, page_size, limit, VOCABULARY, batched_tokens, steps_ahead)
+    geometry = Geometry(
+        pages, page_size, limit, VOCABULARY, batched_tokens, steps_ahead, host_pages
+    )
     runner = DigestRunner(geometry, step_s=step_s)
-    cache = SessionAwareCache(pages, page_size)
+    cache = SessionAwareCache(pages, page_size, host_pages)
     scheduler = Scheduler(cache, batched_tokens, rows)
     counters = Counters()
     loop = Loop(runner, cache, scheduler, counters, audit_every_step=True)

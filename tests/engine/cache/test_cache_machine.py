@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from engine.cache import Lease, SessionAwareCache
+from tests.support.digest_runner import carry_out
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
@@ -41,16 +42,17 @@ class Life:
 class Lives(RuleBasedStateMachine):
     lives = Bundle("lives")
 
-    @initialize(page_size=st.sampled_from([1, 2, 4]), pages=st.integers(4, 12))
-    def start(self, page_size: int, pages: int) -> None:
-        self.cache = SessionAwareCache(pages, page_size)
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]), pages=st.integers(4, 12), host=st.integers(0, 8)
+    )
+    def start(self, page_size: int, pages: int, host: int) -> None:
+        self.cache = SessionAwareCache(pages, page_size, host)
+        self.host: list[list[object]] = [[None] * page_size for _ in range(host)]
         self.memory: list[list[object]] = [[None] * page_size for _ in range(pages)]
         self.all: list[Life] = []
 
     def _device(self) -> None:
-        for source, target in self.cache.copies:
-            self.memory[target] = list(self.memory[source])
-        self.cache.copies.clear()
+        carry_out(self.cache.take_moves(), self.memory, self.host)
 
     def _awake(self, life: Life) -> Life:
         self.cache.wake(life.lease)
@@ -74,6 +76,7 @@ class Lives(RuleBasedStateMachine):
         after = self.cache.match(life.lease, life.known, len(life.ids))
         assert after >= before
         assert after == life.lease.committed <= len(life.ids)
+        assert life.lease.known >= before
 
     @rule(life=lives, data=st.data())
     def compute(self, life: Life, data: st.DataObject) -> None:
@@ -93,6 +96,12 @@ class Lives(RuleBasedStateMachine):
         self, life: Life, count: int, ahead: int = 0, data: st.DataObject | None = None
     ) -> None:
         lease = self._awake(life).lease
+        known = lease.known
+        if self.cache.recall(lease):
+            assert lease.committed == known, "recalled, but not all of it"
+        if (count := min(count, len(life.ids) - lease.committed)) <= 0:
+            return
+        ahead = min(ahead, len(life.ids) - lease.committed - count)
         pages, committed = list(lease.pages), lease.committed
         if not self.cache.grow(lease, count):
             assert (list(lease.pages), lease.committed, lease.reserved) == (pages, committed, 0)
@@ -119,10 +128,11 @@ class Lives(RuleBasedStateMachine):
     @rule(life=lives, data=st.data())
     def rewind(self, life: Life, data: st.DataObject) -> None:
         to = data.draw(st.integers(0, len(life.ids)))
-        committed = life.lease.committed
+        committed, known = life.lease.committed, life.lease.known
         self.cache.rewind(life.lease, to)
         del life.ids[to:]
         assert life.lease.committed == min(to, committed), "rewind computed something again"
+        assert life.lease.known == min(to, known), "rewind forgot what was spilled"
 
     @rule(life=lives, ids=TOKENS, data=st.data())
     def edit(self, life: Life, ids: list[int], data: st.DataObject) -> None:
@@ -186,6 +196,11 @@ class Lives(RuleBasedStateMachine):
                 page = life.lease.pages[position // self.cache.page_size]
                 past = (life.lease.scope, tuple(life.ids[: position + 1]))
                 assert self.memory[page][position % self.cache.page_size] == past
+            for index, slot in enumerate(life.lease.host, len(life.lease.pages)):
+                start = index * self.cache.page_size
+                for position in range(start, min(start + self.cache.page_size, life.lease.known)):
+                    past = (life.lease.scope, tuple(life.ids[: position + 1]))
+                    assert self.host[slot][position - start] == past
 
     @invariant()
     def books_balance(self) -> None:
