@@ -1,0 +1,491 @@
+"""Sessions against the real engine on a device of digests.
+
+What that device draws depends on every id before it, as KV holds it: an answer that equals `oracle`
+of the conversation's ids shows that the engine's log is the conversation, whatever was edited,
+cancelled or sent in between.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from engine import Engine, EngineLost, Sampling
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.session import Registry, Session
+from realtime.session.state import State
+from tests.support.digest_runner import oracle
+from tests.support.engines import Bench
+
+
+class Ears:
+    """Hears what a session says."""
+
+    def __init__(self) -> None:
+        self.heard: list[core.Tell] = []
+        self._new = asyncio.Event()
+
+    def __call__(self, tell: core.Tell) -> None:
+        self.heard.append(tell)
+        self._new.set()
+
+    async def until(self, kind: type[core.Tell], count: int = 1) -> core.Tell:
+        """The `count`th of its kind."""
+        while True:
+            found = [tell for tell in self.heard if type(tell) is kind]
+            if len(found) >= count:
+                return found[count - 1]
+            self._new.clear()
+            await asyncio.wait_for(self._new.wait(), 20)
+
+
+class Talk:
+    def __init__(self, session: Session, ears: Ears, bench: Bench) -> None:
+        self.session = session
+        self.ears = ears
+        self.bench = bench
+        self._answers = 0
+        self._items = 0
+
+    @property
+    def engine(self) -> Engine:
+        return self.bench.engine
+
+    async def say(self, text: str, after: str | None = None, name: str = "") -> str:
+        self._items += 1
+        name = name or f"u{self._items}"
+        await self.session.do(core.AddItem(message(name, text), after))
+        return name
+
+    def expected(self, tokens: int, conversation: Sequence[int] | None = None) -> list[int]:
+        """What a fresh prefill of the conversation would answer."""
+        ids = self.session.conversation.ids() if conversation is None else list(conversation)
+        return oracle(ids + self.session.conversation.header(), tokens, stop_ids=[0])
+
+    async def respond(self, tokens: int | None = 6, **more: object) -> None:
+        wish = core.Settings(
+            instructions=self.session.settings.instructions,
+            tools=self.session.settings.tools,
+            max_output_tokens=tokens,
+        )
+        await self.session.do(core.Respond(settings=wish, **more))  # type: ignore[arg-type]
+
+    async def ended(self) -> core.Answer:
+        self._answers += 1
+        tell = await self.ears.until(core.AnswerEnded, self._answers)
+        assert isinstance(tell, core.AnswerEnded)
+        return tell.answer
+
+    def sampled(self, answer: core.Answer) -> list[int]:
+        spans = [s for s in self.session.conversation.spans if s.answer == answer.id]
+        return list(spans[0].sampled or ()) if spans else []
+
+    async def turn(self, tokens: int = 6) -> core.Answer:
+        """One answer, which must be what a fresh prefill gives."""
+        expected = self.expected(tokens)
+        await self.respond(tokens)
+        answer = await self.ended()
+        assert self.sampled(answer) == expected
+        return answer
+
+
+def message(name: str, text: str) -> core.MessageItem:
+    return core.MessageItem(id=name, role="user", parts=(core.Part("input_text", text),))
+
+
+def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:
+    template = bench.engine.text.template
+    assert template is not None
+    ears = Ears()
+    registry = Registry(bench.engine, template, core.Settings(), limits or Limits())
+    session = registry.open(ears)
+    session.start()
+    return Talk(session, ears, bench)
+
+
+@pytest.fixture
+async def talk(bench: Bench) -> AsyncIterator[Talk]:
+    talk = open_talk(bench)
+    yield talk
+    await talk.session.close()
+    assert await bench.engine.list() == [], "nothing is left open in the engine"
+
+
+def kinds(ears: Ears) -> list[str]:
+    return [type(tell).__name__ for tell in ears.heard]
+
+
+async def test_a_turn_is_told_in_order(talk: Talk) -> None:
+    await talk.say("hello")
+    answer = await talk.turn(12)
+    told = kinds(talk.ears)
+    deltas = told.count("TextDelta")
+    assert told == [
+        "Opened",
+        "ItemAdded",
+        "AnswerStarted",
+        "OutputStarted",
+        *["TextDelta"] * deltas,
+        "OutputEnded",
+        "AnswerEnded",
+    ]
+    (item,) = answer.items
+    assert isinstance(item, core.MessageItem)
+    text = "".join(tell.text for tell in talk.ears.heard if isinstance(tell, core.TextDelta))
+    assert item.parts[0].text == text == talk.engine.text.decode(talk.sampled(answer))
+
+
+async def test_many_turns_continue_one_log(talk: Talk) -> None:
+    for turn in range(8):
+        await talk.say(f"turn {turn}")
+        await talk.turn()
+
+
+async def test_items_are_prefilled_before_the_answer_is_wanted(talk: Talk) -> None:
+    name = await talk.say("a rather long thing to say before anybody answers")
+    (info,) = await talk.engine.list()
+    assert info.length == talk.session.conversation.length
+    assert talk.session.conversation.find(name) is not None
+
+
+async def test_usage_counts_what_was_computed_before(talk: Talk) -> None:
+    await talk.say("hello")
+    first = (await talk.turn()).usage
+    await talk.say("and again")
+    second = (await talk.turn()).usage
+    assert first is not None
+    assert second is not None
+    assert first.output_tokens == 6
+    assert second.input_tokens > first.input_tokens + first.output_tokens
+    assert first.input_tokens + 5 <= second.cached_tokens < second.input_tokens
+
+
+async def test_history_edits_reach_the_engine(talk: Talk) -> None:
+    first = await talk.say("one")
+    await talk.turn()
+    await talk.say("three")
+    await talk.say("two", after=first)
+    await talk.turn()
+    await talk.session.do(core.DropItem(first))
+    await talk.turn()
+    await talk.say("zero", after=core.ROOT)
+    await talk.turn()
+
+
+async def test_instructions_and_tools_change_under_a_history(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.turn()
+    for wish in (
+        core.Settings(instructions="be kind"),
+        core.Settings(instructions="be kind", tools=(core.Tool(name="look"),)),
+        core.Settings(),
+    ):
+        await talk.session.do(core.Configure(wish))
+        assert talk.session.settings == wish
+        await talk.say("more")
+        await talk.turn()
+
+
+async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
+    await talk.session.do(core.Configure(core.Settings(instructions="be kind")))
+    await talk.say("hello")
+    await talk.turn()
+    computed = talk.bench.runner.tokens_run
+    warm = core.Settings(instructions="be kind", sampling=Sampling(temperature=1.0))
+    await talk.session.do(core.Configure(warm))
+    await talk.say("x")
+    await talk.respond(1)
+    await talk.ended()
+    new = talk.bench.runner.tokens_run - computed
+    assert new < 40, "only the new message and the header"
+
+
+async def test_overrides_are_of_one_response_alone(talk: Talk) -> None:
+    await talk.say("hello")
+    wish = core.Settings(instructions="answer in one word", max_output_tokens=5)
+    told = talk.session.conversation.configured(wish)
+    expected = oracle(told.ids() + told.header(), 5, stop_ids=[0])
+    await talk.session.do(core.Respond(settings=wish))
+    assert talk.sampled(await talk.ended()) == expected
+    await talk.say("and now?")
+    await talk.turn()
+
+
+async def test_cancel_keeps_what_was_said(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(None)
+    await talk.ears.until(core.TextDelta, 2)
+    await talk.session.do(core.Cancel())
+    answer = await talk.ended()
+    assert answer.status == "cancelled"
+    assert answer.reason == "client_cancelled"
+    (item,) = answer.items
+    assert item.status == "incomplete"
+    assert isinstance(item, core.MessageItem)
+    assert item.parts[0].text == talk.engine.text.decode(talk.sampled(answer))
+    await talk.say("go on")
+    await talk.turn()
+
+
+async def test_cancel_at_once_leaves_no_trace(talk: Talk) -> None:
+    await talk.say("hello")
+    before = talk.session.conversation.ids()
+    await talk.respond(None)
+    await talk.session.do(core.Cancel())
+    answer = await talk.ended()
+    assert answer.status == "cancelled"
+    if not answer.items:
+        assert talk.session.conversation.ids() == before
+    with pytest.raises(Refusal, match="Cancellation failed"):
+        await talk.session.do(core.Cancel())
+    await talk.say("hello again")
+    await talk.turn()
+
+
+async def test_a_second_answer_is_refused_and_the_first_goes_on(talk: Talk) -> None:
+    await talk.say("hello")
+    expected = talk.expected(20)
+    await talk.respond(20)
+    with pytest.raises(Refusal) as caught:
+        await talk.respond(1)
+    assert caught.value.code == "conversation_already_has_active_response"
+    assert talk.sampled(await talk.ended()) == expected
+
+
+async def test_items_sent_during_an_answer_follow_it(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(30)
+    await talk.ears.until(core.TextDelta)
+    await talk.say("more", name="m1")
+    assert kinds(talk.ears)[-1] == "ItemAdded", "acknowledged at once"
+    answer = await talk.ended()
+    names = [item.id for item in talk.session.conversation.items()]
+    assert names == ["u1", answer.items[0].id, "m1"]
+    await talk.turn()
+
+
+async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(None)
+    started = await talk.ears.until(core.OutputStarted)
+    assert isinstance(started, core.OutputStarted)
+    await talk.session.do(core.FetchItem(started.item.id))
+    with pytest.raises(Refusal, match="still being made"):
+        await talk.session.do(core.DropItem(started.item.id))
+    await talk.session.do(core.Cancel())
+    await talk.ended()
+    await talk.session.do(core.DropItem(started.item.id))
+    await talk.turn()
+
+
+async def test_settings_change_during_an_answer(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(30)
+    await talk.ears.until(core.TextDelta)
+    await talk.session.do(core.Configure(core.Settings(instructions="be brief")))
+    await talk.ended()
+    await talk.say("and now?")
+    await talk.turn()
+
+
+# ---------------------------------------------------------------- beside the conversation
+
+
+async def test_an_answer_apart_changes_nothing(talk: Talk) -> None:
+    await talk.say("hello")
+    before = talk.session.conversation
+    context = (core.ItemReference("u1"), message("x", "what was that about?"))
+    await talk.respond(5, apart=True, context=context, metadata={"for": "title"})
+    answer = await talk.ended()
+    assert answer.conversation is None
+    assert answer.metadata == {"for": "title"}
+    assert answer.status in ("completed", "incomplete")
+    assert talk.session.conversation is before
+    await talk.turn()
+
+
+async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
+    await talk.say("hello")
+    expected = talk.expected(60)
+    await talk.respond(60)
+    await talk.ears.until(core.TextDelta)
+    await talk.respond(3, apart=True)
+    answers = {answer.conversation: answer for answer in [await talk.ended(), await talk.ended()]}
+    assert talk.sampled(answers[f"conv_{talk.session.id[5:]}"]) == expected
+    assert None in answers
+
+
+async def test_answers_apart_have_a_bound(bench: Bench) -> None:
+    talk = open_talk(bench, Limits(apart_responses_max=1))
+    await talk.respond(None, apart=True)
+    with pytest.raises(Refusal, match="the limit is 1") as caught:
+        await talk.respond(None, apart=True)
+    assert caught.value.param == "response.conversation"
+    (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, core.AnswerStarted)]
+    await talk.session.do(core.Cancel(answer_id))
+    assert (await talk.ended()).status == "cancelled"
+    await talk.session.close()
+
+
+async def test_a_context_of_its_own_still_answers_into_the_conversation(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(5, context=(message("x", "something else"),))
+    answer = await talk.ended()
+    assert [item.id for item in talk.session.conversation.items()] == ["u1", answer.items[0].id]
+    await talk.say("go on")
+    await talk.turn()
+
+
+# ---------------------------------------------------------------- limits and faults
+
+
+async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
+    await talk.say("hello")
+    before = talk.session.conversation
+    with pytest.raises(Refusal, match=r"400 \(max_model_len\)") as caught:
+        await talk.say("x" * 500)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "item")
+    assert talk.session.conversation is before
+    await talk.turn()
+
+
+async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> None:
+    limit = talk.engine.ready.max_model_len
+    await talk.say("x")
+    header = len(talk.session.conversation.header())
+    await talk.say("y" * (limit - 3 - header - 2 * talk.session.conversation.length + 1))
+    while talk.session.conversation.length + header < limit:
+        await talk.say("", name="")
+    before = talk.session.conversation
+    with pytest.raises(Refusal, match="one must be left") as caught:
+        await talk.respond()
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "conversation")
+    assert talk.session.conversation is before
+    assert talk.session.state is State.IDLE
+    await talk.session.do(core.DropItem("u2"))
+    await talk.turn()
+
+
+async def test_an_answer_ends_where_the_context_ends(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(None)
+    answer = await talk.ended()
+    assert answer.usage is not None
+    used = answer.usage.input_tokens + answer.usage.output_tokens
+    if answer.status == "incomplete":
+        assert answer.reason == "max_output_tokens"
+        assert used == talk.engine.ready.max_model_len
+    else:
+        assert talk.sampled(answer)[-1] == 0
+
+
+async def test_a_turn_that_breaks_fails_alone(talk: Talk) -> None:
+    await talk.say("hello")
+    poison = talk.session.conversation.header()[-1]
+    talk.bench.runner.poison = {poison}
+    await talk.respond()
+    answer = await talk.ended()
+    assert answer.status == "failed"
+    assert answer.error is not None
+    assert answer.error.code == "turn_failed"
+    assert answer.items == ()
+    talk.bench.runner.poison = set()
+    await talk.turn()
+
+
+async def test_a_session_the_engine_let_go_of_is_made_again(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.turn()
+    await talk.engine.close(talk.session.id)
+    await talk.say("still there?")
+    await talk.turn()
+
+
+async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
+    talk = open_talk(bench)
+    await talk.say("hello")
+    await talk.respond(None)
+    await talk.ears.until(core.TextDelta)
+    bench.engine.link.close()
+    answer = await talk.ended()
+    assert answer.status == "failed"
+    assert answer.error is not None
+    assert answer.error.code == EngineLost.code
+    with pytest.raises(Refusal) as caught:
+        await talk.say("anyone?")
+    assert (caught.value.code, caught.value.kind) == ("engine_lost", "server_error")
+    await talk.session.close()
+
+
+async def test_closing_stops_what_runs(bench: Bench) -> None:
+    talk = open_talk(bench)
+    await talk.say("hello")
+    await talk.respond(None)
+    await talk.respond(None, apart=True)
+    await talk.ears.until(core.TextDelta)
+    await talk.session.close()
+    stats = await bench.engine.stats()
+    assert (stats.active_turns, stats.queued_turns, stats.sessions) == (0, 0, 0)
+    with pytest.raises(Refusal, match="closed"):
+        await talk.say("hello?")
+
+
+async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
+    talk = open_talk(bench, Limits(off_loop_chars=10))
+    await talk.say("a text of more than ten characters")
+    await talk.respond(30)
+    await talk.ears.until(core.TextDelta)
+    await talk.say("another one, while an answer is being made")
+    await talk.ended()
+    await talk.turn()
+    await talk.session.close()
+
+
+# ---------------------------------------------------------------- any order
+
+STEPS = st.lists(
+    st.sampled_from(["say", "turn", "cut", "drop", "front", "configure", "late", "apart"]),
+    min_size=1,
+    max_size=7,
+)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(STEPS)
+async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[str]) -> None:
+    talk = open_talk(bench)
+    for n, what in enumerate(steps):
+        here = [item.id for item in talk.session.conversation.items()]
+        match what:
+            case "say":
+                await talk.say(f"s{n}")
+            case "turn":
+                await talk.turn(4)
+            case "cut":
+                await talk.respond(40)
+                await talk.ears.until(core.AnswerStarted, talk._answers + 1)
+                await asyncio.sleep(0)
+                await talk.session.do(core.Cancel())
+                await talk.ended()
+            case "drop":
+                if here:
+                    await talk.session.do(core.DropItem(here[n % len(here)]))
+            case "front":
+                await talk.say("front", after=core.ROOT)
+            case "configure":
+                await talk.session.do(core.Configure(core.Settings(instructions="i" * n)))
+            case "late":
+                await talk.respond(10)
+                await talk.say(f"late {n}")
+                await talk.ended()
+            case _:
+                await talk.respond(2, apart=True)
+                await talk.ended()
+    await talk.turn(4)
+    await talk.session.close()
