@@ -1,0 +1,47 @@
+"""A socket without a network."""
+
+import asyncio
+import json
+from typing import Any
+
+from realtime.protocol.closing import CloseCode
+from realtime.transport import SocketClosed
+
+
+class FakeSocket:
+    """The test puts frames in, or None for the end; `reading` cleared: the other side does not
+    read."""
+
+    def __init__(self) -> None:
+        self.frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
+        self.sent: list[dict[str, Any]] = []
+        self.reading = asyncio.Event()
+        self.reading.set()
+        self.closed: tuple[CloseCode, str] | None = None
+        self._new = asyncio.Event()
+
+    async def recv(self) -> str | bytes:
+        frame = await self.frames.get()
+        if frame is None:
+            raise SocketClosed
+        return frame
+
+    async def send(self, frame: str) -> None:
+        await self.reading.wait()
+        self.sent.append(json.loads(frame))
+        self._new.set()
+
+    async def close(self, code: CloseCode, reason: str) -> None:
+        self.closed = (code, reason)
+
+    def put(self, **event: object) -> None:
+        self.frames.put_nowait(json.dumps(event))
+
+    async def until(self, type: str, count: int = 1) -> dict[str, Any]:
+        """The `count`th event of a type that was sent."""
+        while True:
+            found = [event for event in self.sent if event["type"] == type]
+            if len(found) >= count:
+                return found[count - 1]
+            self._new.clear()
+            await asyncio.wait_for(self._new.wait(), 20)

@@ -1,0 +1,159 @@
+"""A connection between a socket without a network and the real engine on a device of digests."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.protocol.closing import CloseCode
+from realtime.session import Registry
+from realtime.transport import Connection
+from tests.realtime.sockets import FakeSocket
+from tests.support.engines import Bench
+
+
+class Wire:
+    def __init__(self, socket: FakeSocket, registry: Registry, running: asyncio.Task[None]):
+        self.socket = socket
+        self.registry = registry
+        self.running = running
+
+    async def hang_up(self) -> None:
+        self.socket.frames.put_nowait(None)
+        await asyncio.wait_for(self.running, 20)
+
+    def say(self, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        item = {"type": "message", "role": "user", "content": content}
+        self.socket.put(type="conversation.item.create", item=item)
+
+
+@contextlib.asynccontextmanager
+async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[Wire]:
+    limits = limits or Limits()
+    template = bench.engine.text.template
+    assert template is not None
+    registry = Registry(bench.engine, template, core.Settings(), limits)
+    socket = FakeSocket()
+    running = asyncio.create_task(Connection(socket, registry, limits, "demo").run())
+    yield Wire(socket, registry, running)
+    if not running.done():
+        socket.frames.put_nowait(None)
+    await asyncio.wait_for(running, 20)
+    assert len(registry) == 0
+    assert await bench.engine.list() == [], "nothing is left behind"
+
+
+async def test_the_first_frame_is_the_session(bench: Bench) -> None:
+    async with connect(bench) as wire:
+        created = await wire.socket.until("session.created")
+        assert wire.socket.sent[0] is created
+        session = created["session"]
+        assert session["id"].startswith("sess_")
+        assert (session["type"], session["model"]) == ("realtime", "demo")
+        assert session["temperature"] == 0
+
+
+async def test_a_drop_cancels_the_turn(bench: Bench) -> None:
+    async with connect(bench) as wire:
+        wire.say("hello")
+        wire.socket.put(type="response.create")
+        await wire.socket.until("response.output_text.delta")
+        await wire.hang_up()
+        assert (await bench.engine.stats()).active_turns == 0
+
+
+async def test_a_drop_before_the_first_token_too(bench: Bench) -> None:
+    async with connect(bench) as wire:
+        wire.say("hello")
+        wire.socket.put(type="response.create")
+        await wire.socket.until("response.created")
+        await wire.hang_up()
+        assert (await bench.engine.stats()).active_turns == 0
+
+
+async def test_a_binary_frame_closes(bench: Bench) -> None:
+    async with connect(bench) as wire:
+        wire.socket.frames.put_nowait(b"{}")
+        await asyncio.wait_for(wire.running, 20)
+        assert wire.socket.closed is not None
+        assert wire.socket.closed[0] is CloseCode.BINARY
+
+
+async def test_bad_frames_close_only_in_a_row(bench: Bench) -> None:
+    async with connect(bench, Limits(bad_frames_max=3)) as wire:
+        for _ in range(3):
+            wire.socket.frames.put_nowait("x")
+            wire.socket.frames.put_nowait("y")
+            wire.socket.put(type="input_audio_buffer.clear")
+        await wire.socket.until("input_audio_buffer.cleared", 3)
+        for _ in range(3):
+            wire.socket.frames.put_nowait("x")
+        await asyncio.wait_for(wire.running, 20)
+        assert wire.socket.closed is not None
+        assert wire.socket.closed[0] is CloseCode.NOT_JSON
+        errors = [event for event in wire.socket.sent if event["type"] == "error"]
+        assert len(errors) == 9, "the last one is still explained"
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+async def test_the_frame_limit_is_in_bytes(bench: Bench, extra: int) -> None:
+    async with connect(bench, Limits(frame_bytes_max=200)) as wire:
+        frame = '{"type": "input_audio_buffer.clear", "event_id": "e", "x": "'
+        frame += "é" * ((198 - len(frame)) // 2)
+        frame += "x" * (198 + extra - len(frame.encode())) + '"}'
+        assert len(frame.encode()) == 200 + extra
+        wire.socket.frames.put_nowait(frame)
+        if extra:
+            error = (await wire.socket.until("error"))["error"]
+            assert (error["code"], error["event_id"]) == ("frame_too_large", "e")
+            assert "201 bytes" in error["message"]
+            assert "200 bytes" in error["message"]
+        else:
+            await wire.socket.until("input_audio_buffer.cleared")
+
+
+async def test_too_many_sessions_are_sent_away(bench: Bench) -> None:
+    async with connect(bench, Limits(sessions_max=0)) as wire:
+        await asyncio.wait_for(wire.running, 20)
+        assert [event["type"] for event in wire.socket.sent] == ["error"]
+        assert wire.socket.sent[0]["error"]["code"] == "rate_limit_exceeded"
+        assert wire.socket.closed is not None
+        assert wire.socket.closed[0] is CloseCode.TRY_LATER
+
+
+async def test_a_slow_reader_is_hung_up_on_and_nothing_stays(bench: Bench) -> None:
+    limits = Limits(outbox_bytes_max=2000, outbox_over_s_max=0.05)
+    async with connect(bench, limits) as wire:
+        await wire.socket.until("session.created")
+        wire.socket.reading.clear()
+        for _ in range(20):
+            wire.say("hello")
+        await asyncio.wait_for(wire.running, 20)
+        assert wire.socket.closed is not None
+        assert wire.socket.closed[0] is CloseCode.TRY_LATER
+        assert not wire.socket.frames.empty(), "it was not read from any more"
+
+
+async def test_a_fault_of_ours_is_an_error_and_not_the_end(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(bench) as wire:
+        created = await wire.socket.until("session.created")
+        session = wire.registry.find(created["session"]["id"])
+        assert session is not None
+
+        async def broken(ask: core.Ask) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(session, "do", broken)
+        wire.socket.put(type="response.create", event_id="e1")
+        error = (await wire.socket.until("error"))["error"]
+        assert (error["type"], error["event_id"]) == ("server_error", "e1")
+        monkeypatch.undo()
+        wire.say("hello")
+        await wire.socket.until("conversation.item.done")
+    assert "ZeroDivisionError" in caplog.text
