@@ -5,8 +5,20 @@ from engine.text.message import Message, Role, Tool, ToolCall
 from engine.text.stop import Holdback, StopWatch
 from engine.text.template import ChatTemplate, Extension
 from engine.text.text import Text
+from engine.text.tools import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    TextDelta,
+    ToolEvent,
+    ToolFormat,
+    ToolParser,
+)
 
 __all__ = [
+    "ArgumentsDelta",
+    "CallDone",
+    "CallStarted",
     "ChatTemplate",
     "Detokenizer",
     "Extension",
@@ -15,6 +27,10 @@ __all__ = [
     "Role",
     "StopWatch",
     "Text",
+    "TextDelta",
     "Tool",
     "ToolCall",
+    "ToolEvent",
+    "ToolFormat",
+    "ToolParser",
 ]

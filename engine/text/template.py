@@ -24,6 +24,7 @@ from engine.errors import BadRequest, ModelError
 from engine.text.jinja import Program, Refused
 from engine.text.message import Message, Role, Tool, ToolCall
 from engine.text.tokenizer import Tokenizer
+from engine.text.tools import ToolFormat, format_of
 
 _WORDS: dict[Role, str] = {
     "system": "zq9system9qz",
@@ -100,6 +101,8 @@ class ChatTemplate:
     """False: the template changes what it wrote before; `extend` says when and where."""
     supports_tools: bool
     """Whether tools given to the template appear in what it writes."""
+    tool_format: ToolFormat | None
+    """How the model writes calls; None: the template does not show it."""
 
     def __init__(
         self, source: str, tokenizer: Tokenizer, stop_ids: Sequence[int], **options: Any
@@ -118,6 +121,8 @@ class ChatTemplate:
         self._windowed = self._find_windowed()
         self.append_stable = self._find_append_stable()
         self.supports_tools = "probe_tool" in (self._writer.attempt([_USER], [_PROBE_TOOL]) or "")
+        called = self._writer.attempt([_USER, _CALL]) or ""
+        self.tool_format = format_of(_behind(called, _USER.content), _CALL.tool_calls[0].name)
 
     # --- the exact way ---
 

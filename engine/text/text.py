@@ -1,6 +1,6 @@
 """Text: everything about words that a checkpoint folder says, in one place."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -45,9 +45,12 @@ class Text:
         """Without special tokens."""
         return self._tokenizer.decode(ids)
 
-    def detokenizer(self, keep: Collection[int] = ()) -> Detokenizer:
-        """`keep`: special tokens to spell out instead of leaving them out."""
-        return Detokenizer(self._tokenizer, keep)
+    def detokenizer(self) -> Detokenizer:
+        """Leaves special tokens out, but for those that open a call of a tool (`ToolParser`)."""
+        format = self.template.tool_format if self.template else None
+        markers = (format.marker, format.close, format.args_marker) if format else ()
+        ids = {id for marker in markers if (id := self._tokenizer.id_of(marker)) is not None}
+        return Detokenizer(self._tokenizer, keep=ids & self._tokenizer.special_ids)
 
 
 def _template_source(folder: Path) -> str | None:
