@@ -21,6 +21,13 @@ from engine.errors import BadRequest, ModelError
 Render = Callable[..., str]
 
 
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What a program can die of: its own exceptions, and mistakes it makes with what it is given."""
+
+
 class Refused(BadRequest):
     """The template does not allow this conversation (say, two user messages in a row)."""
 
@@ -55,7 +62,7 @@ class Program:
                 **self._names,
                 **(options or {}),
             )
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except _FAILURES as error:
             raise Refused(f"the chat template refuses this conversation: {error}") from None
 
 

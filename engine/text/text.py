@@ -6,8 +6,10 @@ from typing import Any, cast
 
 from engine.errors import ModelError
 from engine.text.detokenizer import Detokenizer
+from engine.text.jinja import Program
 from engine.text.template import ChatTemplate
-from engine.text.tokenizer import Tokenizer, read_json
+from engine.text.tokenizer import Tokenizer, read_json, special_names
+from engine.text.writer import Writer
 
 
 class Text:
@@ -21,12 +23,15 @@ class Text:
     def __init__(self, folder: str, **options: Any) -> None:
         """`options` go to the chat template. Raises ModelError: what is missing or broken."""
         path = Path(folder)
-        self._tokenizer = Tokenizer.load(path)
-        self.stop_ids = _stop_ids(path, self._tokenizer)
+        names = special_names(path)
         source = _template_source(path)
-        self.template = (
-            ChatTemplate(source, self._tokenizer, self.stop_ids, **options) if source else None
-        )
+        program = Program(source, names) if source else None
+        self._tokenizer = Tokenizer.load(path, program.literals if program else "")
+        self.stop_ids = _stop_ids(path, self._tokenizer.id_of(names.get("eos_token", "")))
+        self.template = None
+        if program:
+            writer = Writer(program, self._tokenizer, options)
+            self.template = ChatTemplate(writer, self._tokenizer, self.stop_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -70,11 +75,10 @@ def _template_source(folder: Path) -> str | None:
     return source
 
 
-def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _stop_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")
         ids = cast(list[object], value) if isinstance(value, list) else [value]
         found += [id for id in ids if isinstance(id, int)]
-    eos = tokenizer.id_of(tokenizer.special_names.get("eos_token", ""))
     return tuple(dict.fromkeys([*found, *([] if eos is None else [eos])]))

@@ -6,7 +6,7 @@ is only asked when a checkpoint has no such file. See docs/decisions/0002.
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,41 +39,35 @@ class Tokenizer:
     """Encodes with two kinds of trust: `encode` reads control tokens written in the text,
     `encode_plain` never does, `encode_marked` reads those outside OPEN...CLOSE."""
 
-    def __init__(self, raw: tokenizers.Tokenizer, special_names: Mapping[str, str]) -> None:
+    def __init__(self, raw: tokenizers.Tokenizer, written: str = "") -> None:
+        """`written`: all that the chat template itself can write. Control tokens are the special
+        ones, and the added ones that stand in it; text from outside never becomes one of them."""
         raw.no_padding()
         raw.no_truncation()
         self.raw = raw
-        self.special_names = dict(special_names)
-        """bos_token, eos_token, ...: what templates write."""
         added = raw.get_added_tokens_decoder()
         self.added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self._blurred = frozenset(id for id, token in added.items() if token.lstrip or token.rstrip)
-        """Ids of tokens that swallow the spaces beside them."""
-        self.set_control(())
-        # An id before a stretch of text says that it is not the text's beginning, where
-        # SentencePiece-like tokenizers put a space.
-        self._anchor = next(
-            (added[id] for id in sorted(self.special_ids) if not added[id].rstrip), None
-        )
-
-    @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
-        """Raises ModelError, naming what is missing or broken."""
-        if not folder.is_dir():
-            raise ModelError(f"{folder}: no such folder")
-        return cls(_load_raw(folder), _special_names(read_json(folder / "tokenizer_config.json")))
-
-    def set_control(self, more: Collection[str]) -> None:
-        """Control tokens: all special ones, and the added ones in `more` (those a template writes).
-        Text from outside never becomes one of them."""
         self._control = {
-            text: id for id, text in self.added.items() if id in self.special_ids or text in more
+            token.content: id
+            for id, token in added.items()
+            if token.special or token.content in written
         }
         self._lookalikes = _any_of(self._control)
         self._trusted = re.compile(f"((?<!{OPEN})(?:{self._lookalikes.pattern}))")
-        sharp = [text for text, id in self._control.items() if id not in self._blurred]
+        # Tokens that swallow the spaces beside them are no sure borders.
+        sharp = [text for text, id in self._control.items() if not _swallows(added[id])]
         self._border = re.compile(f"(?<!{OPEN})(?:{_any_of(sharp).pattern})")
+        # An id before a stretch of text says that it is not the text's beginning, where
+        # SentencePiece-like tokenizers put a space.
+        self._anchor = next(
+            (added[id] for id in sorted(self.special_ids) if not _swallows(added[id])), None
+        )
+
+    @classmethod
+    def load(cls, folder: Path, written: str = "") -> "Tokenizer":
+        """Raises ModelError, naming what is missing or broken."""
+        return cls(_load_raw(folder), written)
 
     @property
     def size(self) -> int:
@@ -154,12 +148,30 @@ class Tokenizer:
         return [token.id for word in words if word for token in self.raw.model.tokenize(word)]
 
 
+def special_names(folder: Path) -> dict[str, str]:
+    """bos_token, eos_token, ...: what templates call by these names. Raises ModelError."""
+    config = read_json(folder / "tokenizer_config.json")
+    named: dict[str, str] = {}
+    for name in _SPECIAL_NAMES:
+        value = config.get(name)
+        text = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            named[name] = text
+    return named
+
+
+def _swallows(token: tokenizers.AddedToken) -> bool:
+    return token.lstrip or token.rstrip
+
+
 def _any_of(tokens: Collection[str]) -> re.Pattern[str]:
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def _load_raw(folder: Path) -> tokenizers.Tokenizer:
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such folder")
     path = folder / "tokenizer.json"
     if not path.exists():
         return _convert(folder)
@@ -186,13 +198,3 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
 
 def _line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-def _special_names(config: Mapping[str, Any]) -> dict[str, str]:
-    named: dict[str, str] = {}
-    for name in _SPECIAL_NAMES:
-        value = config.get(name)
-        text = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            named[name] = text
-    return named

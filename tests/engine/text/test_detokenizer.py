@@ -9,14 +9,14 @@ from text_fixtures import byte_level, sentencepiece_like
 from engine.text import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
-BYTE_LEVEL = Tokenizer(byte_level(["<|end|>", "<|tool|>"]), {})
-PIECES = Tokenizer(sentencepiece_like(["[INST]"]), {})
+BYTE_LEVEL = Tokenizer(byte_level(["<|end|>", "<|tool|>"]))
+PIECES = Tokenizer(sentencepiece_like(["[INST]"]))
 KINDS = pytest.mark.parametrize(
     "tokenizer",
     [
         pytest.param(BYTE_LEVEL, id="byte-level"),
         pytest.param(PIECES, id="pieces-legacy"),
-        pytest.param(Tokenizer(sentencepiece_like([], legacy=False), {}), id="pieces"),
+        pytest.param(Tokenizer(sentencepiece_like([], legacy=False)), id="pieces"),
     ],
 )
 TEXT = st.text(max_size=40) | st.text(

@@ -81,7 +81,7 @@ def test_a_stop_string_across_real_tokens() -> None:
     from engine.text.detokenizer import Detokenizer
     from engine.text.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(byte_level(["<|end|>"]), {})
+    tokenizer = Tokenizer(byte_level(["<|end|>"]))
     ids = tokenizer.encode("Hello 😀 world")
     assert len(ids) > 4
     watch = StopWatch(["😀 w"], Detokenizer(tokenizer))

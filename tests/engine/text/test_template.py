@@ -2,12 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from text_fixtures import FAMILIES, family, family_folder, template_of
+from text_fixtures import (
+    FAMILIES,
+    byte_level,
+    family,
+    family_folder,
+    template_of,
+    write_checkpoint,
+)
 
 from engine.errors import BadRequest, ModelError
 from engine.text import ChatTemplate, Message, Role, Text, Tool, ToolCall
@@ -383,20 +391,41 @@ def test_the_whole_is_what_transformers_renders(name: str) -> None:
 # --- loading ---
 
 
-def test_a_template_that_writes_nothing_is_refused() -> None:
-    tokenizer = family("chatml")._tokenizer  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(ModelError, match="chat template"):
-        ChatTemplate("{{ bos_token }}", tokenizer, ())
-    with pytest.raises(ModelError, match="chat template"):
-        ChatTemplate("{% for %}", tokenizer, ())
+def made_of(source: str, folder: Path) -> ChatTemplate:
+    template = Text(str(write_checkpoint(folder, byte_level(["<s>"]), source))).template
+    assert template is not None
+    return template
 
 
-def test_a_template_is_a_strangers_program() -> None:
-    tokenizer = family("chatml")._tokenizer  # pyright: ignore[reportPrivateUsage]
-    for source in (
-        "{{ messages.__class__.__mro__ }}",
-        "{% set ns = namespace(_x=1) %}{{ messages[0].content }}",
-        "{{ messages.append(1) }}{{ messages[0].content }}",
-    ):
-        with pytest.raises(ModelError):
-            ChatTemplate(source, tokenizer, ())
+@pytest.mark.parametrize("source", ["{{ bos_token }}", "{% for %}", "{{ messages[0].content }}"])
+def test_what_is_no_template_of_conversations_is_refused(source: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="chat template"):
+        made_of(source, tmp_path)
+
+
+SAYS_ALL = "{% for message in messages %}{{ message.content }}<s>{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__[0].mro() }}",
+        "{% set ns = namespace(_x=1) %}",
+        "{% set ns = namespace() %}{% set ns._x = 1 %}",
+        "{{ messages.append(1) }}",
+    ],
+)
+def test_a_template_is_a_strangers_program(source: str, tmp_path: Path) -> None:
+    assert made_of(SAYS_ALL, tmp_path / "good")
+    with pytest.raises(ModelError):
+        made_of(source + SAYS_ALL, tmp_path / "bad")
+
+
+def test_what_templates_may_use(tmp_path: Path) -> None:
+    source = (
+        "{% generation %}{% for message in messages %}{% if false %}{% break %}{% endif %}"
+        "{{ {'a': '<é>'} | tojson }}{{ message.content }}<s>{% endfor %}{% endgeneration %}"
+    )
+    template = made_of(source, tmp_path)
+    text = Text(str(tmp_path))
+    assert text.decode(template.render(said("x"))) == '{"a": "<é>"}x'

@@ -1,0 +1,90 @@
+"""Messages to text by the template's program. What people write cannot become a control token: it
+comes out marked where it looks like one (`Tokenizer.encode_marked` spells that out)."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from engine.text.jinja import Program, Refused
+from engine.text.message import Message, Tool, ToolCall
+from engine.text.tokenizer import Tokenizer
+
+
+class Writer:
+    def __init__(self, program: Program, tokenizer: Tokenizer, options: Mapping[str, Any]) -> None:
+        self._program = program
+        self._options = options
+        self._folds_system = False
+        self.mark = tokenizer.mark
+        system, user = Message(role="system", content="a"), Message(role="user", content="b")
+        self._folds_system = self.attempt([system, user]) is None
+        """The template knows no system role: its text goes into the first user message."""
+
+    def write(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Raises Refused."""
+        return self._program.render(
+            [self._plain(message) for message in self._folded(messages)],
+            [cast(Tool, self._marked(tool)) for tool in tools],
+            add_generation_prompt=add_generation_prompt,
+            options=self._options,
+        )
+
+    def attempt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = False,
+    ) -> str | None:
+        """None: refused."""
+        try:
+            return self.write(messages, tools, add_generation_prompt)
+        except Refused:
+            return None
+
+    def _folded(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if not (self._folds_system and messages and messages[0].role == "system"):
+            return messages
+        system, *rest = messages
+        for at, message in enumerate(rest):
+            if message.role == "user":
+                content = f"{system.content}\n\n{message.content}"
+                rest[at] = Message(role="user", content=content)
+                break
+        return rest
+
+    def _plain(self, message: Message) -> dict[str, Any]:
+        """The message as templates expect it."""
+        plain: dict[str, Any] = {"role": message.role, "content": self.mark(message.content)}
+        if message.tool_calls:
+            plain["tool_calls"] = [self._plain_call(call) for call in message.tool_calls]
+        if message.role == "tool" and message.tool_call_id:
+            plain["tool_call_id"] = self.mark(message.tool_call_id)
+        return plain
+
+    def _plain_call(self, call: ToolCall) -> dict[str, Any]:
+        function = {"name": self.mark(call.name), "arguments": self._marked(_arguments(call))}
+        return {"type": "function", "id": self.mark(call.id), "function": function}
+
+    def _marked(self, value: object) -> object:
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, Mapping):
+            pairs = cast(Mapping[str, object], value).items()
+            return {self.mark(str(key)): self._marked(item) for key, item in pairs}
+        if isinstance(value, (list, tuple)):
+            return [self._marked(item) for item in cast(Sequence[object], value)]
+        return value
+
+
+def _arguments(call: ToolCall) -> object:
+    """Templates expect an object; what is none stays text."""
+    try:
+        value: object = json.loads(call.arguments or "{}")
+    except ValueError:
+        return call.arguments
+    return cast(object, value) if isinstance(value, dict) else call.arguments
