@@ -1,0 +1,241 @@
+"""The commands, as a person or a script uses them."""
+
+import os
+import pty
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.clients.conftest import KEY, ROOT, Server, start, stop
+
+CONTINUO = [sys.executable, "-m", "realtime.server.cli"]
+
+
+def run(*arguments: str, said: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CONTINUO, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environ},
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def address(server: Server) -> str:
+    return server.url.removesuffix("/v1")
+
+
+# ---------------------------------------------------------------- help, models, bench
+
+
+def test_help_shows_the_commands() -> None:
+    shown = run("--help").stdout
+    for command in ("serve", "chat", "bench", "models"):
+        assert re.search(rf"^\s+{command}\s+\w", shown, re.MULTILINE)
+    assert run().returncode == 2
+    assert run("sing").returncode == 2
+    assert "unrecognized" in run("serve", "--prot", "1").stderr
+
+
+def test_models_lists_the_bundled_one() -> None:
+    listed = run("models")
+    assert listed.returncode == 0
+    assert listed.stdout.startswith("demo")
+
+
+# ---------------------------------------------------------------- serve
+
+
+def test_a_taken_port_is_said_before_the_model_loads() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = run("serve", "--port", str(port))
+    assert refused.returncode == 1
+    assert refused.stdout == ""
+    assert refused.stderr.count("\n") == 1
+    assert f"port {port}" in refused.stderr
+    assert "--port" in refused.stderr
+
+
+def test_everyone_is_not_let_in_by_accident() -> None:
+    refused = run("serve", "--host", "0.0.0.0")
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "--api-key" in refused.stderr
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "*.safetensors"])
+def test_a_broken_model_folder_is_one_line(tmp_path: Path, model: str, missing: str) -> None:
+    source = ROOT / "engine/bundled/demo" if model == "demo" else Path(model)
+    for file in source.iterdir():
+        if not file.match(missing):
+            (tmp_path / file.name).symlink_to(file)
+    refused = run("serve", "--port", "0", "--model", str(tmp_path))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("continuo: ")
+    assert missing.strip("*") in line
+
+
+def test_a_model_without_a_chat_template_says_so(tmp_path: Path, model: str) -> None:
+    source = ROOT / "engine/bundled/demo" if model == "demo" else Path(model)
+    for file in source.iterdir():
+        if "template" in file.name:
+            continue
+        text = file.read_bytes()
+        if file.name == "tokenizer_config.json":
+            text = re.sub(rb'"chat_template"', b'"no_template"', text)
+        (tmp_path / file.name).write_bytes(text)
+    refused = run("serve", "--port", "0", "--model", str(tmp_path))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert "no chat template" in line
+
+
+def test_it_stops_cleanly_while_somebody_is_answered(model: str) -> None:
+    running = start("--model", model, "--served-model-name", "demo")
+    chat = subprocess.Popen(
+        [*CONTINUO, "chat", "--url", address(running)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert chat.stdin is not None
+    chat.stdin.write("tell me a story\n")
+    chat.stdin.flush()
+    assert chat.stdout is not None
+    assert chat.stdout.read(1)
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(30) == 0
+    _, told = chat.communicate(timeout=30)
+    assert chat.returncode == 1
+    assert "1012" in told
+
+
+def test_it_stops_while_it_loads(model: str) -> None:
+    process = subprocess.Popen(
+        [*CONTINUO, "serve", "--port", "0", "--model", model],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("Loading")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+
+
+# ---------------------------------------------------------------- chat
+
+
+def test_chat_from_a_pipe_prints_answers_alone(server: Server) -> None:
+    talked = run(
+        "chat",
+        "--url",
+        address(server),
+        "--temperature",
+        "0",
+        said="hello\n\n",
+        CONTINUO_API_KEY=KEY,
+    )
+    assert talked.returncode == 0, talked.stderr
+    assert talked.stdout.endswith("\n")
+    assert "you>" not in talked.stdout
+    assert talked.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--api-key", "wrong"], "not valid"),
+        (["--api-key", KEY, "--model", "gpt-9"], "'gpt-9' does not exist"),
+        (["--api-key", KEY, "--temperature", "5"], "session.temperature"),
+    ],
+)
+def test_chat_says_what_is_wrong(server: Server, arguments: list[str], words: str) -> None:
+    refused = run("chat", "--url", address(server), *arguments, said="hello\n")
+    assert refused.returncode == 1
+    assert words in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_chat_without_a_server_says_how_to_start_one() -> None:
+    refused = run("chat", "--url", "ws://127.0.0.1:9")
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert "continuo serve" in line
+
+
+class Terminal:
+    """`continuo chat` as somebody at a keyboard sees it."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*CONTINUO, "chat", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "TERM": "dumb"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def until(self, pattern: str) -> None:
+        """Reads on until the pattern stands in what came since the last one."""
+        while True:
+            if found := re.search(pattern, self.shown):
+                self.shown = self.shown[found.end() :]
+                return
+            ready, _, _ = select.select([self.master], [], [], 60)
+            assert ready, f"{pattern!r} did not come; there is {self.shown!r}"
+            self.shown += os.read(self.master, 4096).decode(errors="replace")
+
+    def close(self) -> int:
+        status = self.process.wait(30)
+        os.close(self.master)
+        return status
+
+
+def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server: Server) -> None:
+    terminal = Terminal("--url", address(server), "--api-key", KEY)
+    terminal.until("Talking to demo")
+    terminal.until("you> ")
+    terminal.type("tell me a story\n")
+    terminal.until("story\r\n")
+    terminal.until(r"\S|\n")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until(r"\[stopped\]")
+    terminal.until("you> ")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until("Ctrl-D leaves")
+    terminal.type("hello\n")
+    terminal.until("you> ")
+    terminal.type("\x04")
+    assert terminal.close() == 0
+
+
+def test_chat_ends_when_the_server_goes_away(model: str) -> None:
+    running = start("--model", model)
+    terminal = Terminal("--url", address(running))
+    terminal.until("you> ")
+    assert stop(running) == 0
+    terminal.until("closed the connection")
+    assert terminal.close() == 1

@@ -1,0 +1,125 @@
+"""Who is let in, and what is written down about it."""
+
+import logging
+import sys
+
+import pytest
+from starlette.datastructures import Headers
+
+from realtime.server.auth import Gate, offered
+from realtime.server.logs import Redacting
+
+OPEN = Gate((), frozenset())
+CLOSED = Gate(("key-one", "key-two"), frozenset({"https://app.example.org"}))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer key-one"},
+        {"authorization": "bearer  key-two "},
+        {"sec-websocket-protocol": "realtime, openai-insecure-api-key.key-one"},
+        {"sec-websocket-protocol": "realtime,openai-insecure-api-key.key-two,openai-beta.x"},
+        {"authorization": "Bearer key-one", "origin": "http://localhost:3000"},
+        {"authorization": "Bearer key-one", "origin": "https://app.example.org"},
+        {"authorization": "Bearer key-one", "origin": "HTTPS://APP.example.org"},
+    ],
+)
+def test_let_in(headers: dict[str, str]) -> None:
+    assert CLOSED.check(Headers(headers)) is None
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer"},
+        {"authorization": "Bearer "},
+        {"authorization": "Bearer key"},
+        {"authorization": "Bearer key-one-more"},
+        {"authorization": "Bearer KEY-ONE"},
+        {"authorization": "Bearer kéy"},
+        {"authorization": "Basic key-one"},
+        {"authorization": "key-one"},
+        {"api-key": "key-one"},
+        {"cookie": "api_key=key-one"},
+        {"sec-websocket-protocol": "realtime, key-one"},
+        {"sec-websocket-protocol": "realtime, openai-insecure-api-key."},
+    ],
+)
+def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
+    denied = CLOSED.check(Headers(headers))
+    assert denied is not None
+    assert denied.status == 401
+    assert "key-one" not in denied.message
+    assert OPEN.check(Headers(headers)) is None
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "null",
+        "",
+        "https://example.org",
+        "https://app.example.org.evil.net",
+        "https://evil.net?https://app.example.org",
+        "http://app.example.org",
+        "https://app.example.org:444",
+        "http://localhost.evil.net",
+        "http://127.0.0.1.evil.net",
+        "http://[::1",
+        "file://localhost",
+    ],
+)
+def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
+    for gate in (OPEN, CLOSED):
+        denied = gate.check(Headers({"origin": origin, "authorization": "Bearer key-one"}))
+        assert denied is not None
+        assert denied.status == 403
+
+
+@pytest.mark.parametrize(
+    "origin",
+    ["http://localhost", "http://127.0.0.1:8765", "https://localhost:1", "http://[::1]:3000"],
+)
+def test_pages_of_this_machine_may(origin: str) -> None:
+    assert OPEN.check(Headers({"origin": origin})) is None
+
+
+def test_subprotocols_are_read_from_every_line() -> None:
+    headers = Headers(
+        raw=[(b"sec-websocket-protocol", b"a, b"), (b"sec-websocket-protocol", b"realtime")]
+    )
+    assert offered(headers) == ["a", "b", "realtime"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Authorization: Bearer {}",
+        "Sec-WebSocket-Protocol: realtime, openai-insecure-api-key.{}, x",
+        '"WebSocket /v1/realtime?token={}&model=x" [accepted]',
+        "api_key={}",
+        "here it stands: {}",
+    ],
+)
+def test_a_key_is_never_written(line: str) -> None:
+    redacting = Redacting(["canary-7f3a"])
+    assert "canary" not in redacting.redact(line.format("canary-7f3a"))
+    if "here" not in line:
+        assert "canary" not in Redacting([]).redact(line.format("canary-7f3a"))
+
+
+def test_nor_in_a_traceback() -> None:
+    try:
+        raise ValueError("canary-7f3a")
+    except ValueError:
+        record = logging.LogRecord("x", 40, "x", 1, "went wrong", (), sys.exc_info())
+    text = Redacting(["canary-7f3a"]).format(record)
+    assert "went wrong" in text
+    assert "ValueError" in text
+    assert "canary" not in text
+
+
+def test_questions_are_not_queries() -> None:
+    assert Redacting([]).redact("ready? yes") == "ready? yes"

@@ -1,0 +1,121 @@
+"""Options: flag over environment over file; wrong ones are one line that names them."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from realtime.errors import SetupError
+from realtime.server.options import OPTIONS, add_options, read
+from realtime.server.settings import make
+
+
+def parse(*argv: str) -> dict[str, object]:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    return vars(parser.parse_args(argv))
+
+
+def test_a_flag_wins_over_the_environment_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "continuo.toml"
+    file.write_text('port = 1\nhost = "127.0.0.2"\nmax-num-seqs = 3\nlog_level = "info"\n')
+    environ = {"CONTINUO_PORT": "2", "CONTINUO_HOST": "127.0.0.3", "CONTINUO_CONFIG": str(file)}
+    settings = make(read(parse("--port", "4"), environ))
+    assert (settings.port, settings.host) == (4, "127.0.0.3")
+    assert (settings.engine.max_num_seqs, settings.log_level) == (3, "info")
+    assert make(read(parse("--config", str(file)), {})).port == 1
+
+
+def test_nothing_given_is_the_bundled_model_on_loopback() -> None:
+    settings = make(read(parse(), {}))
+    assert (settings.engine.model, settings.host, settings.port) == ("demo", "127.0.0.1", 8000)
+    assert settings.loopback
+
+
+def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
+    file = tmp_path / "continuo.toml"
+    file.write_text('api-key = ["a", "b"]\nno-auth = true\ntemperature = 1\nmodel = "m"\n')
+    environ = {
+        "CONTINUO_API_KEY": "a, b",
+        "CONTINUO_NO_AUTH": "true",
+        "CONTINUO_TEMPERATURE": "1",
+        "CONTINUO_MODEL": "m",
+    }
+    flags = ("--api-key", "a", "--api-key", "b", "--no-auth", "--temperature", "1", "--model", "m")
+    ways = [
+        read(parse(*flags), {}),
+        read(parse(), environ),
+        read(parse("--config", str(file)), {}),
+    ]
+    assert ways[0] == ways[1] == ways[2]
+    assert make(ways[0]).api_keys == ("a", "b")
+
+
+def test_every_engine_option_reaches_the_engine() -> None:
+    values = {"integer": "7", "number": "0.5", "text": "m"}
+    for option in OPTIONS:
+        if option.group == "server" or option.kind == "list":
+            continue
+        text = option.choices[-1] if option.choices else values[option.kind]
+        engine = make(read(parse(f"--{option.name}", text), {})).engine
+        assert str(getattr(engine, option.key)) == text, option.name
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("prot = 1", "no option 'prot'"),
+        ('port = "x"', "port.*'x' is no integer"),
+        ("port = true", "True is no integer"),
+        ('dtype = "int4"', "'int4' is none of auto, float32"),
+        ("port = ", "not TOML"),
+        ("api-key = [1]", "is no list"),
+    ],
+)
+def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> None:
+    path = tmp_path / "continuo.toml"
+    path.write_text(file)
+    with pytest.raises(SetupError, match=words) as caught:
+        read(parse("--config", str(path)), {})
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value).removeprefix(str(path)) or "TOML" in words
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"CONTINUO_PORT": "many"}, "CONTINUO_PORT: 'many' is no integer"),
+        ({"CONTINUO_NO_AUTH": "maybe"}, "CONTINUO_NO_AUTH: 'maybe' is neither"),
+        ({"CONTINUO_DTYPE": "int4"}, "CONTINUO_DTYPE: 'int4' is none of"),
+        ({"CONTINUO_CONFIG": "/nowhere.toml"}, "/nowhere.toml: cannot be read"),
+        ({"CONTINUO_PORT": "70000"}, "--port 70000: expected 0 to 65535"),
+        ({"CONTINUO_TEMPERATURE": "3"}, "--temperature 3.0: expected 0 to 2"),
+        ({"CONTINUO_ALLOWED_ORIGINS": "*"}, r"--allowed-origins \*: expected scheme"),
+        ({"CONTINUO_ALLOWED_ORIGINS": "https://a.org/x"}, "expected scheme"),
+    ],
+)
+def test_a_wrong_value_is_explained(environ: dict[str, str], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        make(read(parse(), environ))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_beyond_loopback_a_key_is_needed(host: str) -> None:
+    with pytest.raises(SetupError, match=r"--api-key.*--no-auth"):
+        make({"host": host})
+    assert make({"host": host, "api_key": ["k"]}).host == host
+    assert make({"host": host, "no_auth": True}).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
+def test_loopback_needs_none(host: str) -> None:
+    assert make({"host": host}).loopback
+
+
+def test_help_names_every_option_and_its_variable() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    text = " ".join(parser.format_help().split())
+    for option in OPTIONS:
+        assert f"--{option.name}" in text
+        assert f"[{option.variable}]" in text
