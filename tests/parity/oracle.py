@@ -1,0 +1,183 @@
+"""Small random checkpoints of every family, transformers as their oracle, and a driver that takes
+a runner through prompts in chunks, mixed with decoding rows, the way a scheduler would."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as tf
+from torch import Tensor
+
+from engine.batch import Batch, Row, Sample
+from engine.config import EngineConfig
+from engine.device import inputs
+from engine.device.runner import TorchRunner, build
+
+VOCAB = 131
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "attn_implementation": "eager",
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+
+
+def small(kind: str, **differences: Any) -> Any:
+    """A causal LM of family `kind` (as in `<kind>Config`), all its parameters random."""
+    config = getattr(tf, f"{kind}Config")(**(SMALL | differences))
+    torch.manual_seed(sum(map(ord, kind)) + len(differences))
+    model = tf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.25)
+            else:
+                parameter.normal_(1.0 if "norm" in name and "bias" not in name else 0.0, 0.2)
+    return model
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: small("Llama", num_key_value_heads=4),
+    "llama3": lambda: small("Llama", rope_parameters=LLAMA3, tie_word_embeddings=True),
+    "llama-biases": lambda: small("Llama", attention_bias=True, mlp_bias=True, head_dim=16),
+    "llama-linear": lambda: small(
+        "Llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+    ),
+    "llama-dynamic": lambda: small(
+        "Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    ),
+    "mistral": lambda: small("Mistral", sliding_window=20, head_dim=16),
+    "qwen2": lambda: small("Qwen2", tie_word_embeddings=True),
+    "qwen2-windows": lambda: small(
+        "Qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1
+    ),
+    "qwen2-yarn": lambda: small("Qwen2", rope_parameters=YARN),
+    "qwen3": lambda: small("Qwen3", head_dim=24, tie_word_embeddings=True),
+    "qwen3-biases": lambda: small("Qwen3", head_dim=24, attention_bias=True),
+    "smollm3": lambda: small("SmolLM3", no_rope_layer_interval=2, tie_word_embeddings=True),
+}
+
+
+def runner_of(folder: Path, dtype: str = "float32", **bounds: Any) -> TorchRunner:
+    """On one thread: for models this small a second one costs more than it brings."""
+    bounds = {"device": "cpu", "threads": 1} | bounds
+    config = EngineConfig(model=str(folder), dtype=dtype, **bounds)  # pyright: ignore
+    return build(config, lambda what, fraction: None)[0]
+
+
+def prompts(seed: int, lengths: Sequence[int], vocab: int = VOCAB) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(vocab) for _ in range(length)] for length in lengths]
+
+
+def whole(model: Any, ids: Sequence[int]) -> Tensor:
+    """transformers' logits [len(ids), vocab] of one prefill."""
+    with torch.inference_mode():
+        return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
+
+
+def token_by_token(model: Any, ids: Sequence[int]) -> Tensor:
+    """transformers' logits [len(ids), vocab], one token at a time over its own cache."""
+    cache, rows = None, []
+    with torch.inference_mode():
+        for id in ids:
+            out = model(input_ids=torch.tensor([[id]]), past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            rows.append(out.logits[0, 0].float())
+    return torch.stack(rows)
+
+
+def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:
+    """transformers' own greedy continuation, one full prefill per token."""
+    out = list(ids)
+    for _ in range(count):
+        out.append(int(whole(model, out)[-1].argmax()))
+    return out[len(ids) :]
+
+
+class Pages:
+    """Hands out pages in a scrambled order, so that no sequence's pages are neighbours."""
+
+    def __init__(self, runner: TorchRunner, seed: int = 0) -> None:
+        self.size = runner.geometry.page_size
+        self.free = list(range(runner.geometry.pages))
+        random.Random(seed).shuffle(self.free)
+        self.held: dict[int, list[int]] = {}
+
+    def cover(self, sequence: int, tokens: int) -> array[int]:
+        held = self.held.setdefault(sequence, [])
+        while len(held) * self.size < tokens:
+            held.append(self.free.pop())
+        return array("i", held)
+
+
+def logits_in_chunks(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int]) -> Tensor:
+    """Our logits [len(cuts) + 1, vocab] at the end of each chunk of a prompt cut at `cuts`."""
+    pages, found = Pages(runner), []
+    borders = [0, *cuts, len(ids)]
+    with torch.inference_mode():
+        for begin, end in pairwise(borders):
+            row = Row(array("i", ids[begin:end]), -1, begin, pages.cover(0, end), Sample())
+            step = inputs.build(Batch(0, [row]), runner.geometry.page_size, runner.device)
+            found.append(runner.forward(step)[0].float())
+    return torch.stack(found)
+
+
+def serve(
+    runner: TorchRunner, starts: Sequence[Sequence[int]], count: int, seed: int = 0
+) -> list[list[int]]:
+    """Greedy continuations of several prompts, in batches that mix chunks of prompts with decoding
+    rows,
+    in random order and of random size."""
+    source = random.Random(seed)
+    pages = Pages(runner, seed)
+    logs = [list(ids) for ids in starts]
+    wanted = [len(ids) + count for ids in starts]
+    committed = [0] * len(logs)
+    number = 0
+    while any(len(log) < end for log, end in zip(logs, wanted, strict=True)):
+        due = [n for n in range(len(logs)) if len(logs[n]) < wanted[n]]
+        chosen = source.sample(due, source.randint(1, len(due)))
+        rows, ends = [], []
+        for n in chosen:
+            owed = len(logs[n]) - committed[n]
+            end = committed[n] + min(owed, source.choice((1, 2, 7, 40, 100)))
+            ids = array("i", logs[n][committed[n] : end])
+            sample = Sample() if end == len(logs[n]) else None
+            rows.append(Row(ids, -1, committed[n], pages.cover(n, end), sample))
+            ends.append(end)
+        number += 1
+        answer = runner.collect(runner.launch(Batch(number, rows)))
+        for n, end, drawn in zip(chosen, ends, answer.drawn, strict=True):
+            committed[n] = end
+            if drawn is not None:
+                assert drawn.failure is None, drawn.failure
+                logs[n].append(drawn.id)
+    return [log[len(ids) :] for log, ids in zip(logs, starts, strict=True)]

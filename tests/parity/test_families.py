@@ -1,0 +1,76 @@
+"""Our decoder against transformers: every family, whole, in chunks and in mixed batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parity import oracle
+
+LOGITS_TOLERANCE = 2e-4
+"""fp32, relative to the largest logit: what a different order of summation leaves."""
+NOISE_FACTOR = 2.0
+"""bf16: a greedy id may lie this many times the noise of chunking below the oracle's best."""
+
+
+@pytest.fixture(scope="module", params=list(oracle.FAMILIES))
+def family(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Any, Path]:
+    """(name, transformers' model in fp32, its checkpoint); one family is saved in shards."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = oracle.FAMILIES[request.param]()
+    model.save_pretrained(folder, max_shard_size="30KB" if request.param == "llama" else "1GB")
+    return request.param, model, folder
+
+
+def test_logits_of_a_prompt_whole_and_in_chunks(family: tuple[str, Any, Path]) -> None:
+    _, model, folder = family
+    [ids] = oracle.prompts(1, [150])
+    runner = oracle.runner_of(folder)
+    wanted = oracle.whole(model, ids)
+    for cuts in ([], [1, 2, 20, 21, 100], [70], [16, 32, 148, 149]):
+        ends = [cut - 1 for cut in cuts] + [len(ids) - 1]
+        found = oracle.logits_in_chunks(runner, ids, cuts)
+        scale = wanted[ends].abs().max()
+        assert (found - wanted[ends]).abs().max() <= LOGITS_TOLERANCE * scale
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_greedy_ids_in_mixed_batches(family: tuple[str, Any, Path], page_size: int) -> None:
+    _, model, folder = family
+    starts = oracle.prompts(2, [3, 37, 70, 1, 40])
+    runner = oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
+    found = oracle.serve(runner, starts, count=8, seed=page_size)
+    assert found == [oracle.greedy(model, ids, 8) for ids in starts]
+
+
+@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])
+def test_bf16_within_the_noise_of_chunking(name: str, tmp_path: Path) -> None:
+    """The served ids, put through one prefill by transformers, are its best but for noise; how
+    large that may be is measured on transformers alone: its eager attention over the whole prompt
+    against its SDPA kernels one token at a time."""
+    model = oracle.FAMILIES[name]().to(torch.bfloat16)
+    model.save_pretrained(tmp_path)
+    starts = oracle.prompts(3, [3, 37, 70])
+    served = oracle.serve(oracle.runner_of(tmp_path, "bfloat16"), starts, count=10, seed=5)
+    logs = [ids + out for ids, out in zip(starts, served, strict=True)]
+    wanted = [oracle.whole(model, log) for log in logs]
+    model.set_attn_implementation("sdpa")
+    stepped = [oracle.token_by_token(model, log) for log in logs]
+    noise = max((a - b).abs().max().item() for a, b in zip(wanted, stepped, strict=True))
+    epsilon = NOISE_FACTOR * noise
+
+    assert 0 < epsilon < torch.cat(wanted).std(), "the rule would accept nothing, or anything"
+    for ids, out, logits in zip(starts, served, wanted, strict=True):
+        answers = logits[len(ids) - 1 : -1]
+        chosen = answers.gather(1, torch.tensor(out)[:, None])[:, 0]
+        assert (answers.amax(1) - chosen).max() <= epsilon
+
+
+def test_one_shard_of_several_is_really_several(tmp_path: Path) -> None:
+    oracle.FAMILIES["llama"]().save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
