@@ -1,0 +1,1 @@
+"""The recipe of the bundled demo model; knows nothing of the server."""

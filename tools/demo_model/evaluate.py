@@ -1,0 +1,448 @@
+"""Measures each skill of an exported model folder, greedily, with transformers.
+
+Two sets: conversations of the generator with seeds and values never trained on, and our own
+wordings (``wordings.py``), which the generator never sees, with values never trained on.
+"""
+
+import argparse
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tools.demo_model import exercises, facts, toolcalls, values, wordings
+from tools.demo_model.generate import SYSTEMS, WEIGHTS, Conversation, Plan, Talk, converse
+from tools.demo_model.grammar import PLAIN
+from tools.demo_model.turns import Expect, Message, Turn, exchange, has_word
+
+NEW_TOKENS_MAX = 420
+BATCH = 25
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A conversation that ends with the user, and what must follow."""
+
+    skill: str
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    expect: Expect
+
+
+def probes_of(skill: str, conversation: Conversation, turn: Turn) -> list[Probe]:
+    """One probe for each answer of the turn, which comes after the conversation."""
+    probes: list[Probe] = []
+    expects = iter(turn.expects)
+    for index, message in enumerate(turn.messages):
+        if message["role"] == "assistant":
+            before = conversation.messages + list(turn.messages[:index])
+            name = f"{skill} call" if message.get("tool_calls") else skill
+            probes.append(Probe(name, before, conversation.tools, next(expects)))
+    return probes
+
+
+# --- conversations of the generator -----------------------------------------------------------
+
+_DISTANT = {**WEIGHTS, "story": 0.0, "count": 1.0, "recall": 10.0}
+_PADDING = {**WEIGHTS, "story": 6.0, "tell": 0.0, "recall": 0.0}
+
+
+def _history(rng: random.Random, exchanges: int) -> Conversation:
+    return converse(rng, Plan(exchanges, 100_000, {**WEIGHTS, "story": 0.0}), held_out=True)
+
+
+def _plainly(skill: str) -> Callable[[random.Random], list[Probe]]:
+    def make(rng: random.Random) -> list[Probe]:
+        conversation = _history(rng, rng.randint(0, 3))
+        conversation.tools, known = [], [t for t in conversation.turns if t.skill == "tool"]
+        if known:
+            conversation = Conversation()
+        turn = Talk(rng, True, []).turn(skill)
+        return probes_of(skill, conversation, turn)
+
+    return make
+
+
+def _recalled(distance: int, facts_told: int = 1) -> Callable[[random.Random], list[Probe]]:
+    def make(rng: random.Random) -> list[Probe]:
+        talk = Talk(rng, True, [])
+        conversation = Conversation()
+        kinds = {}
+        while len(kinds) < facts_told:
+            kind = facts.draw_kind(rng, True)
+            kinds[kind.key] = kind
+        turn = facts.tell_turn(rng, talk.style, list(kinds.values()), True)
+        conversation.add(turn)
+        for _ in range(distance - 1):
+            skill = rng.choices(list(_DISTANT), list(_DISTANT.values()))[0]
+            if skill not in ("recall", "tell"):
+                conversation.add(talk.turn(skill))
+            else:
+                _other_fact(rng, talk, conversation, set(kinds))
+        key = rng.choice(list(kinds))
+        asked = facts.ask_turn(rng, talk.style, kinds[key], turn.told[key])
+        name = f"recall after {distance}" if facts_told == 1 else "recall one of two"
+        return probes_of(name, conversation, asked)
+
+    return make
+
+
+def _other_fact(
+    rng: random.Random, talk: Talk, conversation: Conversation, taken: set[str]
+) -> None:
+    while (kind := facts.draw_kind(rng, True)).key in taken:
+        pass
+    taken.add(kind.key)
+    conversation.add(facts.tell_turn(rng, talk.style, [kind], True))
+
+
+def _far_back(rng: random.Random) -> list[Probe]:
+    talk = Talk(rng, True, [])
+    conversation = Conversation()
+    kind = rng.choice(facts.KINDS[:6])
+    turn = facts.tell_turn(rng, talk.style, [kind], True)
+    conversation.add(turn)
+    while conversation.size() < 5200:
+        skill = rng.choices(list(_PADDING), list(_PADDING.values()))[0]
+        conversation.add(talk.turn(skill))
+    asked = facts.ask_turn(rng, talk.style, kind, turn.told[kind.key])
+    return probes_of("recall at 1,500 tokens", conversation, asked)
+
+
+def _counted_to_thirty(rng: random.Random) -> list[Probe]:
+    words = rng.random() < 0.5
+    show = exercises.in_words if words else str
+    ask = rng.choice(("Count from {} to {}.", "count from {} to {}", "Please count from {} to {}."))
+    text = ", ".join(show(number) for number in range(1, 31))
+    turn = exchange("", ask.format(show(1), show(30)), text, Expect(exact=text))
+    return probes_of("count to thirty", _quiet(rng), turn)
+
+
+def _quiet(rng: random.Random) -> Conversation:
+    conversation = _history(rng, rng.randint(0, 2))
+    return Conversation() if conversation.tools else conversation
+
+
+def _one_word(rng: random.Random) -> list[Probe]:
+    conversation = Conversation()
+    talk = Talk(rng, True, [])
+    for _ in range(rng.randint(1, 3)):
+        conversation.add(talk.turn("tell"))
+    return probes_of("one word", conversation, talk.turn("one word"))
+
+
+def _tool(rng: random.Random) -> list[Probe]:
+    tools = toolcalls.draw_tools(rng, True)
+    conversation = Conversation(tools=[tool.schema for tool in tools])
+    if rng.random() < 0.4:
+        conversation.messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
+    talk = Talk(rng, True, tools)
+    for _ in range(rng.randint(0, 2)):
+        conversation.add(talk.turn(rng.choice(("small talk", "tell", "add"))))
+    turn = toolcalls.tool_turn(rng, talk.style, rng.choice(tools), True)
+    return probes_of("tool", conversation, turn)
+
+
+GENERATED: tuple[Callable[[random.Random], list[Probe]], ...] = (
+    _plainly("small talk"),
+    _plainly("identity"),
+    _plainly("unknown"),
+    _recalled(1),
+    _recalled(4),
+    _recalled(10),
+    _recalled(2, facts_told=2),
+    _far_back,
+    _plainly("repeat"),
+    _counted_to_thirty,
+    _plainly("count"),
+    _plainly("add"),
+    _plainly("story"),
+    _one_word,
+    _tool,
+)
+
+
+# --- our own wordings ---------------------------------------------------------------------------
+
+
+def _asked(skill: str, rng: random.Random, text: str, expect: Expect, tools: Any = None) -> Probe:
+    """A single user message, with or without a system message before it."""
+    messages: list[Message] = [{"role": "user", "content": text}]
+    if rng.random() < 0.4:
+        messages.insert(0, {"role": "system", "content": rng.choice(wordings.SYSTEMS)})
+    return Probe(skill, messages, tools or [], expect)
+
+
+_SORTS: dict[str, facts.Draw] = {
+    "name": lambda rng, held: rng.choice(
+        (values.choose(rng, values.NAMES, held), values.invent(rng, held).capitalize())
+    ),
+    "city": lambda rng, held: rng.choice(
+        (values.choose(rng, values.CITIES, held), values.invent(rng, held).capitalize())
+    ),
+    "colour": lambda rng, held: values.choose(rng, values.COLOURS, held),
+    "pet": lambda rng, held: values.invent(rng, held).capitalize(),
+    "animal": lambda rng, held: values.choose(rng, values.ANIMALS, held),
+    "food": lambda rng, held: values.choose(rng, values.FOODS, held),
+    "job": lambda rng, held: values.choose(rng, values.JOBS, held),
+    "hobby": lambda rng, held: values.choose(rng, values.HOBBIES, held),
+    "drink": lambda rng, held: values.invent(rng, held),
+    "age": lambda rng, held: values.number(rng, held, 5, 99),
+    "number": lambda rng, held: values.number(rng, held, 2, 9999),
+}
+
+
+def _draw(rng: random.Random, sort: str, text: str) -> str:
+    value = _SORTS[sort](rng, True)
+    return value.lower() if text[0].islower() else value
+
+
+def _distractors(rng: random.Random, count: int) -> list[Message]:
+    """Exchanges of our own wordings between the telling and the asking."""
+    messages: list[Message] = []
+    for _ in range(count):
+        share = rng.random()
+        if share < 0.4:
+            user, answer = rng.choice(wordings.SMALL_TALK)[0], "All right."
+        elif share < 0.6:
+            user, answer = rng.choice(wordings.IDENTITY), "I am a tiny demo model."
+        elif share < 0.8:
+            user = rng.choice(wordings.UNKNOWN)
+            answer = "I am only a tiny demo model, so I do not know that."
+        else:
+            first, second = rng.randint(0, 20), rng.randint(0, 20)
+            user = rng.choice(wordings.ADD).format(a=first, b=second)
+            answer = f"{first} + {second} = {first + second}"
+        messages += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+    return messages
+
+
+def _told_and_asked(rng: random.Random, distance: int) -> Iterator[Probe]:
+    for sort, told, asked in wordings.TOLD:
+        value = _draw(rng, sort, told)
+        messages: list[Message] = [
+            {"role": "user", "content": told.format(v=value)},
+            {"role": "assistant", "content": "Thank you for telling me."},
+            *_distractors(rng, distance - 1),
+            {"role": "user", "content": asked},
+        ]
+        yield Probe(f"recall after {distance}", messages, [], Expect(has=(has_word(value),)))
+
+
+def _two_told(rng: random.Random) -> Iterator[Probe]:
+    for first, second, told, ask_first, ask_second, _ in wordings.TWO_TOLD:
+        a, b = _draw(rng, first, told), _draw(rng, second, told)
+        for asked, value in ((ask_first, a), (ask_second, b)):
+            messages: list[Message] = [
+                {"role": "user", "content": told.format(a=a, b=b)},
+                {"role": "assistant", "content": "I will remember that."},
+                {"role": "user", "content": asked},
+            ]
+            yield Probe("recall one of two", messages, [], Expect(has=(has_word(value),)))
+
+
+def _repeated(rng: random.Random) -> Iterator[Probe]:
+    for pattern in wordings.REPEAT:
+        value = exercises.sentence(rng, True) if "{v}" in pattern else "hello"
+        yield _asked("repeat", rng, pattern.format(v=value), Expect(exact=value))
+
+
+def _counted(rng: random.Random) -> Iterator[Probe]:
+    for pattern in wordings.COUNT:
+        for skill in ("count to thirty", "count"):
+            first, last = (1, 30) if skill != "count" else exercises.span(rng, True)
+            show = exercises.in_words if rng.random() < 0.5 and last - first < 40 else str
+            text = ", ".join(show(number) for number in range(first, last + 1))
+            asked = pattern.format(a=show(first), b=show(last))
+            yield _asked(skill, rng, asked, Expect(exact=text))
+
+
+def _added(rng: random.Random) -> Iterator[Probe]:
+    for pattern in wordings.ADD:
+        while True:
+            first, second = rng.randint(0, 20), rng.randint(0, 20)
+            if values.is_held_out(f"{first}+{second}"):
+                break
+        expect = Expect(has=(rf"(?<!\d){first + second}(?!\d)\W*$",))
+        yield _asked("add", rng, pattern.format(a=first, b=second), expect)
+
+
+def _told_stories(rng: random.Random) -> Iterator[Probe]:
+    for pattern in wordings.STORY:
+        noun = values.choose(rng, values.ANIMALS, True)
+        hero = f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+        has = (hero, "the end") if "{v}" in pattern else ("the end",)
+        yield _asked("story", rng, pattern.format(v=hero), Expect(words_min=100, has=has))
+
+
+def _in_one_word(rng: random.Random) -> Iterator[Probe]:
+    for pattern in wordings.ONE_WORD:
+        question, answer = rng.choice(wordings.ONE_WORD_QUESTIONS)
+        expect = Expect(exact=answer, words_max=1)
+        yield _asked("one word", rng, pattern.format(q=question), expect)
+        sort, told, question = rng.choice(wordings.TOLD)
+        value = _draw(rng, sort, told)
+        if " " in value:
+            continue
+        messages: list[Message] = [
+            {"role": "user", "content": told.format(v=value)},
+            {"role": "assistant", "content": "Thank you for telling me."},
+            {"role": "user", "content": pattern.format(q=question)},
+        ]
+        yield Probe("one word", messages, [], Expect(exact=value, words_max=1))
+
+
+def _with_tools(rng: random.Random) -> Iterator[Probe]:
+    cases = [("weather", text) for text in wordings.WEATHER]
+    cases += [("search", text) for text in wordings.SEARCH]
+    cases += [("time", text) for text in wordings.CLOCK]
+    for family, pattern in cases:
+        others = [name for name in ("price", "time", "search") if name != family]
+        tools = [toolcalls.draw_tool(rng, family, True)]
+        tools += [toolcalls.draw_tool(rng, name, True) for name in others[: rng.randrange(2)]]
+        turn = toolcalls.tool_turn(rng, PLAIN, tools[0], True)
+        sort = "city" if family != "search" else "pet"
+        value = _draw(rng, sort, pattern)
+        call = {"name": tools[0].name, "arguments": {tools[0].argument: value}}
+        offered = [tool.schema for tool in tools]
+        first = _asked("tool call", rng, pattern.format(v=value), Expect(call=call), offered)
+        yield first
+        called: Message = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"type": "function", "function": call}],
+        }
+        after = [*first.messages, called, turn.messages[2]]
+        yield Probe("tool", after, offered, turn.expects[1])
+
+
+def _single(
+    skill: str, lines: Sequence[tuple[str, str]]
+) -> Callable[[random.Random], Iterator[Probe]]:
+    def make(rng: random.Random) -> Iterator[Probe]:
+        for text, accept in lines:
+            yield _asked(skill, rng, text, Expect(has=(accept,)))
+
+    return make
+
+
+WRITTEN: tuple[tuple[Callable[[random.Random], Iterator[Probe]], int], ...] = (
+    (_single("small talk", wordings.SMALL_TALK), 1),
+    (_single("identity", [(text, "tiny demo model") for text in wordings.IDENTITY]), 2),
+    (_single("unknown", [(text, "tiny demo model") for text in wordings.UNKNOWN]), 2),
+    (lambda rng: _told_and_asked(rng, 1), 2),
+    (lambda rng: _told_and_asked(rng, 4), 2),
+    (lambda rng: _told_and_asked(rng, 10), 2),
+    (_two_told, 5),
+    (_repeated, 5),
+    (_counted, 5),
+    (_added, 8),
+    (_told_stories, 4),
+    (_in_one_word, 5),
+    (_with_tools, 5),
+)
+"""Sets of probes and how often each is drawn again, with other values."""
+
+
+# --- measuring ----------------------------------------------------------------------------------
+
+
+class Model:
+    """An exported folder, answering greedily in batches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.tokenizer.padding_side = "left"
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def prompt(self, probe: Probe) -> str:
+        """The rendered conversation up to where the model speaks."""
+        return self.tokenizer.apply_chat_template(
+            probe.messages, tools=probe.tools or None, tokenize=False, add_generation_prompt=True
+        )
+
+    @torch.inference_mode()
+    def answers(self, prompts: Sequence[str]) -> list[str]:
+        """One answer each."""
+        batch = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
+        batch.pop("token_type_ids", None)
+        out = self.model.generate(**batch, max_new_tokens=NEW_TOKENS_MAX, do_sample=False)
+        said = out[:, batch["input_ids"].shape[1] :]
+        return self.tokenizer.batch_decode(said, skip_special_tokens=True)
+
+
+def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple[int, int]]:
+    """Right answers and probes for each skill; prints up to ``show`` failures of each."""
+    counts: dict[str, tuple[int, int]] = {}
+    shown: dict[str, int] = {}
+    prompts = [(model.prompt(probe), probe) for probe in probes]
+    prompts.sort(key=lambda pair: (pair[1].expect.words_min, len(pair[0])))
+    for at in range(0, len(prompts), BATCH):
+        batch = prompts[at : at + BATCH]
+        for (prompt, probe), answer in zip(
+            batch, model.answers([prompt for prompt, _ in batch]), strict=True
+        ):
+            right = probe.expect.holds(answer)
+            good, total = counts.get(probe.skill, (0, 0))
+            counts[probe.skill] = (good + right, total + 1)
+            if not right and shown.get(probe.skill, 0) < show:
+                shown[probe.skill] = shown.get(probe.skill, 0) + 1
+                print(f"  [{probe.skill}] {prompt[-150:]!r} -> {answer[:150]!r}", flush=True)
+    return counts
+
+
+def generated(count: int) -> list[Probe]:
+    """``count`` probes of each skill, with held-out seeds and values."""
+    probes: list[Probe] = []
+    for index, make in enumerate(GENERATED):
+        for seed in range(count):
+            probes += make(random.Random(f"evaluate {index} {seed}"))
+    return probes
+
+
+def written() -> list[Probe]:
+    """The probes of our own wordings."""
+    probes: list[Probe] = []
+    for index, (make, times) in enumerate(WRITTEN):
+        for seed in range(times):
+            probes += make(random.Random(f"wordings {index} {seed}"))
+    return probes
+
+
+def _share(count: tuple[int, int]) -> str:
+    good, total = count
+    return f"{100 * good / total:.0f} ({total})" if total else "-"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description="Measure the skills of an exported model folder.")
+    parser.add_argument("--model", type=Path, required=True, help="model folder")
+    parser.add_argument("--count", type=int, default=100, help="probes of each skill (default 100)")
+    parser.add_argument("--show", type=int, default=0, help="failures of each skill to print")
+    parser.add_argument("--every", type=int, default=1, help="take one probe in N (default 1)")
+    parser.add_argument("--only", choices=("generated", "written"), help="one set only")
+    options = parser.parse_args(arguments)
+    model = Model(options.model)
+    ours = (
+        {}
+        if options.only == "written"
+        else measure(model, generated(options.count)[:: options.every], options.show)
+    )
+    other = (
+        {}
+        if options.only == "generated"
+        else measure(model, written()[:: options.every], options.show)
+    )
+    print("| skill | held-out seeds, % (n) | own wordings, % (n) |\n|---|---|---|")
+    for skill in dict.fromkeys([*ours, *other]):
+        row = (_share(ours.get(skill, (0, 0))), _share(other.get(skill, (0, 0))))
+        print(f"| {skill} | {row[0]} | {row[1]} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""Synthetic conversations, ours to the last word; a seed and a side make one conversation.
+
+Run as a program it prints some, for a look at them.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tools.demo_model import chat, exercises, facts, story, toolcalls
+from tools.demo_model.grammar import draw_style
+from tools.demo_model.turns import Message, Turn
+
+SYSTEMS = (
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    "You are helpful and kind.",
+    "You are a friendly chat bot.",
+    "Be polite.",
+    "You are Continuo's demo model.",
+    "Be concise.",
+    "You are a voice assistant. Keep your answers short.",
+    "Answer the user's questions.",
+    "You are a pirate.",
+    "You help people on a web page.",
+    "Speak English.",
+    "Today is Monday.",
+    "You are an expert in everything and you like to help.",
+    "You are an AI assistant.",
+    "Use the tools if you need them.",
+    "You are a helpful assistant with access to tools.",
+    "This is a test.",
+    "Your users are children, so be nice.",
+    "Do not make things up.",
+    "You are a support agent of a small shop. Be brief and friendly.",
+    "Talk like a friend.",
+    "Knowledge cutoff: unknown.",
+    "Never be rude. Help the user with their tasks.",
+)
+
+
+@dataclass
+class Conversation:
+    """Messages in the form transformers takes, the tools offered and the turns they came from."""
+
+    messages: list[Message] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+
+    def add(self, turn: Turn) -> None:
+        """Append one exchange."""
+        self.messages.extend(turn.messages)
+        self.turns.append(turn)
+
+    def size(self) -> int:
+        """A rough length in characters."""
+        return sum(len(str(message["content"])) + 4 for message in self.messages)
+
+
+@dataclass
+class Plan:
+    """How a conversation is drawn: ``weights`` of the skills and how long it may get."""
+
+    exchanges: int
+    chars_max: int
+    weights: dict[str, float]
+
+
+WEIGHTS = {
+    "small talk": 11,
+    "identity": 6,
+    "unknown": 11,
+    "repeat": 7,
+    "count": 3.5,
+    "add": 6,
+    "story": 2.0,
+    "one word": 9,
+    "known": 2,
+    "tell": 17,
+    "recall": 26,
+}
+_COPY_WEIGHTS = {"repeat": 40.0, "tell": 35.0, "recall": 45.0}
+
+
+def copy_plan(rng: random.Random) -> Plan:
+    """Only what can be answered by copying, for the first minutes of training."""
+    return Plan(rng.randint(2, 8), 1500, _COPY_WEIGHTS)
+
+
+def short_plan(rng: random.Random) -> Plan:
+    """One to four exchanges of any kind."""
+    return Plan(rng.randint(1, 4), 2000, WEIGHTS)
+
+
+def mixed_plan(rng: random.Random) -> Plan:
+    """Any length: half of them short, some filling the whole context."""
+    share = rng.random()
+    if share < 0.45:
+        return short_plan(rng)
+    if share < 0.89:
+        return Plan(rng.randint(4, 14), 3500, WEIGHTS)
+    rare = {**WEIGHTS, "count": 1.5, "story": 0.7, "tell": 14, "recall": 34}
+    return Plan(rng.randint(14, 70), rng.randint(3000, 6800), rare)
+
+
+class Talk:
+    """One conversation in the making: what was told so far and how the user types."""
+
+    def __init__(self, rng: random.Random, held_out: bool, tools: list[toolcalls.Tool]) -> None:
+        self.rng = rng
+        self.held_out = held_out
+        self.tools = tools
+        self.style = draw_style(rng)
+        self.known: dict[str, tuple[facts.Kind, str]] = {}
+
+    def turn(self, skill: str) -> Turn:
+        """One exchange of the skill."""
+        rng, style, held_out = self.rng, self.style, self.held_out
+        match skill:
+            case "small talk":
+                return chat.intent_turn(rng, style, skill, chat.SMALL_TALK, held_out)
+            case "identity":
+                return chat.intent_turn(rng, style, skill, chat.IDENTITY, held_out)
+            case "unknown":
+                return chat.unknown_turn(rng, style, held_out)
+            case "repeat":
+                return exercises.repeat_turn(rng, style, held_out)
+            case "count":
+                return exercises.count_turn(rng, style, held_out)
+            case "add":
+                return exercises.add_turn(rng, style, held_out)
+            case "story":
+                return story.story_turn(rng, style, held_out)
+            case "one word":
+                return exercises.one_word_turn(rng, style, held_out, list(self.known.values()))
+            case "known":
+                return exercises.known_turn(rng, style)
+            case "tell":
+                return self._tell()
+            case "recall":
+                return self._recall()
+            case "tool":
+                return self._tool()
+            case _:
+                raise ValueError(f"no skill is called {skill!r}")
+
+    def _tell(self) -> Turn:
+        kinds: dict[str, facts.Kind] = {}
+        while len(kinds) < self.rng.choice((1, 1, 1, 1, 2, 2, 3)):
+            kind = facts.draw_kind(self.rng, self.held_out)
+            kinds[kind.key] = kind
+        turn = facts.tell_turn(self.rng, self.style, list(kinds.values()), self.held_out)
+        self.known.update({key: (kinds[key], value) for key, value in turn.told.items()})
+        return turn
+
+    def _recall(self) -> Turn:
+        rng, known = self.rng, list(self.known.values())
+        if not known or rng.random() < 0.04:
+            return self._not_told()
+        if len(known) > 1 and rng.random() < 0.08:
+            return facts.ask_two_turn(rng, self.style, rng.sample(known, 2))
+        if len(known) <= 4 and rng.random() < 0.03:
+            return facts.about_me_turn(rng, self.style, known)
+        kind, value = rng.choice(known)
+        return facts.ask_turn(rng, self.style, kind, value)
+
+    def _not_told(self) -> Turn:
+        while (kind := facts.draw_kind(self.rng, self.held_out)).key in self.known:
+            pass
+        return facts.not_told_turn(self.rng, self.style, kind)
+
+    def _tool(self) -> Turn:
+        rng = self.rng
+        if rng.random() < 0.08:
+            return toolcalls.unfit_turn(rng, self.style, self.tools, self.held_out)
+        tool = rng.choice(self.tools)
+        home = self.known["home"][1] if tool.family == "weather" and "home" in self.known else None
+        if home is not None and rng.random() < 0.5:
+            return toolcalls.tool_turn(rng, self.style, tool, self.held_out, home)
+        return toolcalls.tool_turn(rng, self.style, tool, self.held_out)
+
+
+def converse(rng: random.Random, plan: Plan, held_out: bool = False) -> Conversation:
+    """One whole conversation."""
+    conversation = Conversation()
+    weights = dict(plan.weights)
+    tools: list[toolcalls.Tool] = []
+    if "count" in weights and rng.random() < 0.2:
+        tools = toolcalls.draw_tools(rng, held_out)
+        weights["tool"] = sum(weights.values()) * rng.choice((0.3, 0.7, 2.0))
+    conversation.tools = [tool.schema for tool in tools]
+    talk = Talk(rng, held_out, tools)
+    one_word = "one word" in weights and not tools and rng.random() < 0.04
+    if one_word:
+        system = rng.choice(exercises.ONE_WORD_SYSTEM)
+        conversation.messages.append({"role": "system", "content": system})
+    elif rng.random() < 0.35:
+        conversation.messages.append({"role": "system", "content": rng.choice(SYSTEMS)})
+    while len(conversation.turns) < plan.exchanges and conversation.size() < plan.chars_max:
+        if one_word:
+            conversation.add(exercises.one_word_turn(rng, talk.style, held_out, [], True))
+            continue
+        _step(rng, talk, conversation, weights, held_out)
+    return conversation
+
+
+def _step(
+    rng: random.Random,
+    talk: Talk,
+    conversation: Conversation,
+    weights: dict[str, float],
+    held_out: bool,
+) -> None:
+    skill = rng.choices(list(weights), list(weights.values()))[0]
+    if skill == "recall" and not talk.known and rng.random() < 0.9:
+        skill = "tell"
+    conversation.add(talk.turn(skill))
+    last = conversation.turns[-1]
+    if last.skill != "tool" or rng.random() > 0.15:
+        return
+    called = last.expects[0].call
+    tool = next((tool for tool in talk.tools if called and tool.name == called["name"]), None)
+    if tool and tool.family in ("weather", "time"):
+        conversation.add(toolcalls.also_turn(rng, talk.style, tool, held_out))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print conversations."""
+    parser = argparse.ArgumentParser(description="Print synthetic conversations as JSON lines.")
+    parser.add_argument("--count", type=int, default=5, help="how many (default 5)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default 0)")
+    parser.add_argument("--held-out", action="store_true", help="use values never trained on")
+    options = parser.parse_args(arguments)
+    for seed in range(options.seed, options.seed + options.count):
+        rng = random.Random(seed)
+        conversation = converse(rng, mixed_plan(rng), options.held_out)
+        print(json.dumps({"tools": conversation.tools, "messages": conversation.messages}))
+
+
+if __name__ == "__main__":
+    main()

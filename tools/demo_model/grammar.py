@@ -1,0 +1,138 @@
+"""Turns terse patterns into what a person might type; knows no skill and no value.
+
+A pattern is lower-case text in which ``[a|b|]`` is a choice (nesting allowed) and ``{name}`` a
+value. ``Style`` is one person's way of typing, kept for a whole conversation.
+"""
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_CHOICE = re.compile(r"\[([^\[\]]*)\]")
+_SLOT = re.compile(r"(\{[a-z_0-9]+\})")
+_SHORT = {
+    "you": "u",
+    "are": "r",
+    "your": "ur",
+    "please": "pls",
+    "what's": "whats",
+    "who's": "whos",
+    "where's": "wheres",
+    "I'm": "im",
+    "don't": "dont",
+    "can't": "cant",
+    "thanks": "thx",
+    "favourite": "fav",
+    "because": "cuz",
+    "and": "n",
+    "people": "ppl",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one person types: shares are probabilities per word or per message."""
+
+    lower: bool = False
+    bare: bool = False
+    short: float = 0.0
+    typo: float = 0.0
+    shout: bool = False
+
+    def value(self, text: str) -> str:
+        """The value as this person would type it."""
+        return text.lower() if self.lower else text
+
+
+PLAIN = Style()
+
+
+def draw_style(rng: random.Random) -> Style:
+    """A tidy writer in half of all cases, else one who skips capitals, points or letters."""
+    if rng.random() < 0.5:
+        return PLAIN
+    return Style(
+        lower=rng.random() < 0.7,
+        bare=rng.random() < 0.7,
+        short=rng.choice((0.0, 0.0, 0.5)),
+        typo=rng.choice((0.0, 0.0, 0.06, 0.12)),
+    )
+
+
+def expand(rng: random.Random, pattern: str) -> str:
+    """Resolve every choice of a pattern, innermost first."""
+    while "[" in pattern:
+        pattern = _CHOICE.sub(lambda found: rng.choice(found[1].split("|")), pattern)
+    pattern = " ".join(pattern.split())
+    return re.sub(r" +([,.!?:])", r"\1", pattern).lstrip(",.!?: ")
+
+
+def capital(text: str) -> str:
+    """Upper-case the first character only."""
+    return text[:1].upper() + text[1:]
+
+
+_OPENERS = (
+    "[hi|hello|hey|hi there|good morning],",
+    "[ok|okay|thanks|thank you|great|good|nice|cool|fine|alright|right|perfect|wonderful],",
+    "[so|well|now|um|hmm|oh|and|but|then|please|also|again],",
+    "[hi|hello|thanks|great|ok|sorry|good|wow|cool|nice one|that is nice|very good][!|.]",
+    "[I have a question|one more thing|next question|another thing|listen|a request][:|.]",
+    "[let us try something else|I want to try something|now something different][:|.]",
+)
+
+
+def opened(rng: random.Random, pattern: str, share: float = 0.15) -> str:
+    """The pattern, at times after a word or two such as people start with."""
+    if rng.random() >= share:
+        return pattern
+    opener = expand(rng, rng.choice(_OPENERS))
+    return f"{opener} {capital(pattern) if opener[-1] in '.!' else pattern}"
+
+
+def _misspell(rng: random.Random, word: str) -> str:
+    at = rng.randrange(1, len(word) - 1)
+    kind = rng.randrange(3)
+    if kind == 0:
+        return word[:at] + word[at + 1 :]
+    if kind == 1:
+        return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
+    return word[:at] + word[at] + word[at:]
+
+
+def _roughen(rng: random.Random, style: Style, text: str) -> str:
+    words = text.split(" ")
+    for index, word in enumerate(words):
+        if word in _SHORT and rng.random() < style.short:
+            words[index] = _SHORT[word]
+        elif len(word) > 3 and word.isalpha() and rng.random() < style.typo:
+            words[index] = _misspell(rng, word)
+    return " ".join(words)
+
+
+def typed(
+    rng: random.Random, style: Style, pattern: str, values: Mapping[str, str] | None = None
+) -> str:
+    """What a person of this style types for a pattern; values stay exactly as given."""
+    text = expand(rng, pattern)
+    parts = _SLOT.split(text)
+    for index in range(0, len(parts), 2):
+        parts[index] = _roughen(rng, style, parts[index])
+        if style.lower:
+            parts[index] = parts[index].lower()
+    if not style.lower:
+        parts[0] = capital(parts[0])
+    text = "".join(parts)
+    if style.bare:
+        text = text.rstrip(".!?")
+        if style.lower and rng.random() < 0.5:
+            text = text.replace(",", "").replace("'", "")
+    elif text[-1].isalnum() or text[-1] == "}":
+        text += rng.choice((".", ".", "!", ""))
+    return text.format(**(values or {}))
+
+
+def reply(rng: random.Random, pattern: str, values: Mapping[str, str] | None = None) -> str:
+    """An answer of the model: tidy, its first letter upper-case unless that letter is a value's."""
+    return capital(expand(rng, pattern)).format(**(values or {}))

@@ -1,0 +1,304 @@
+"""Trains the demo model from nothing within a time given beforehand, however busy the machine.
+
+Every schedule is a function of the share of the time that has passed, so training always ends in
+time and with a learning rate of nought; a checkpoint is written every few minutes.
+"""
+
+import argparse
+import os
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, distributed, multiprocessing, nn
+from torch.nn import functional
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from tools.demo_model.generate import Plan, converse, copy_plan, mixed_plan, short_plan
+from tools.demo_model.model import Decoder
+from tools.demo_model.template import render
+
+LENGTH_MAX = 2048
+COPYING_UNTIL = 0.06
+SHORT_UNTIL = 0.22
+DECAY_FROM = 0.45
+CHECKPOINT_EVERY_S = 180.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation as ids, and for each id whether the model is to learn to say it."""
+
+    ids: list[int]
+    learned: list[bool]
+
+
+def plan_at(share: float, rng: random.Random) -> Plan:
+    """What is learnt when this share of the time has passed."""
+    if share < COPYING_UNTIL:
+        return copy_plan(rng)
+    if share < SHORT_UNTIL:
+        return short_plan(rng)
+    return mixed_plan(rng)
+
+
+def rate_at(share: float, step: int) -> float:
+    """The factor on the learning rates: a short rise, a plateau, a line down to nought."""
+    rise = min(1.0, (step + 1) / 40)
+    return rise * min(1.0, (1.0 - share) / (1.0 - DECAY_FROM))
+
+
+class Rows:
+    """Batches of conversations of about equal length, each of about ``tokens`` ids."""
+
+    ROUND = 32
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, seed: str, tokens: int) -> None:
+        self.tokenizer = tokenizer
+        self.rng = random.Random(f"train {seed}")
+        self.tokens = tokens
+
+    def _row(self, share: float) -> Row:
+        conversation = converse(self.rng, plan_at(share, self.rng))
+        ids: list[int] = []
+        learned: list[bool] = []
+        segments = render(conversation.messages, conversation.tools)
+        encoded = self.tokenizer([segment.text for segment in segments], verbose=False)["input_ids"]
+        for segment, piece in zip(segments, encoded, strict=True):
+            ids.extend(piece)
+            learned.extend([segment.learned] * len(piece))
+        return Row(ids[:LENGTH_MAX], learned[:LENGTH_MAX])
+
+    def batches(self, share: float) -> list[list[Row]]:
+        """``ROUND`` batches, from short rows to long ones; small ones while copying forms."""
+        tokens = self.tokens // 2 if share < COPYING_UNTIL else self.tokens
+        batches: list[list[Row]] = []
+        while len(batches) < self.ROUND:
+            rows: list[Row] = []
+            size = 0
+            while size < 1.2 * self.ROUND * tokens:
+                rows.append(self._row(share))
+                size += len(rows[-1].ids)
+            batches = self._batched(rows, tokens)
+        kept = sorted(self.rng.sample(range(len(batches)), self.ROUND))
+        return [batches[index] for index in kept]
+
+    def _batched(self, rows: list[Row], tokens: int) -> list[list[Row]]:
+        rows.sort(key=lambda row: len(row.ids))
+        batches: list[list[Row]] = [[]]
+        for row in rows:
+            if batches[-1] and (len(batches[-1]) + 1) * len(row.ids) > tokens:
+                batches.append([])
+            batches[-1].append(row)
+        return batches
+
+
+def tensors(rows: Sequence[Row]) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids [rows, length], flat places whose next token is learnt, and those next tokens."""
+    length = max(len(row.ids) for row in rows)
+    ids = torch.zeros(len(rows), length, dtype=torch.long)
+    places: list[int] = []
+    targets: list[int] = []
+    for index, row in enumerate(rows):
+        ids[index, : len(row.ids)] = torch.tensor(row.ids)
+        for at in range(1, len(row.ids)):
+            if row.learned[at]:
+                places.append(index * length + at - 1)
+                targets.append(row.ids[at])
+    return ids, torch.tensor(places), torch.tensor(targets)
+
+
+class Workers:
+    """The processes that train together: what one of them knows of the others."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        self.rank = rank
+        self.count = count
+        if count > 1:
+            distributed.init_process_group("gloo", rank=rank, world_size=count)
+
+    def sum(self, values: Tensor) -> None:
+        """Replace values by their sum over all workers."""
+        if self.count > 1:
+            distributed.all_reduce(values)
+
+    def share(self, values: Tensor) -> Tensor:
+        """The part of a stack that is this worker's to compute; all parts are of equal size."""
+        missing = -len(values) % self.count
+        return functional.pad(values, (0, 0, 0, 0, 0, missing)).chunk(self.count)[self.rank]
+
+    def gather(self, part: Tensor) -> Tensor:
+        """The whole stack, padding included, from everyone's parts."""
+        if self.count == 1:
+            return part
+        parts = [torch.empty_like(part) for _ in range(self.count)]
+        distributed.all_gather(parts, part.contiguous())
+        return torch.cat(parts)
+
+
+class Muon:
+    """Momentum whose step is made orthogonal (Newton-Schulz), for matrices of equal shape at once.
+
+    Each worker does its part of every stack.
+    """
+
+    def __init__(self, weights: Sequence[nn.Parameter], rate: float, workers: Workers) -> None:
+        shapes: dict[torch.Size, list[nn.Parameter]] = {}
+        for weight in weights:
+            shapes.setdefault(weight.shape, []).append(weight)
+        self.groups = list(shapes.values())
+        self.momenta = [torch.zeros(len(group), *group[0].shape) for group in self.groups]
+        self.rate = rate
+        self.workers = workers
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        """One step at ``factor`` times the rate; gradients are cleared."""
+        for group, momentum in zip(self.groups, self.momenta, strict=True):
+            gradient = torch.stack([weight.grad for weight in group if weight.grad is not None])
+            momentum.lerp_(gradient, 0.05)
+            part = self.workers.share(gradient.lerp_(momentum, 0.95))
+            update = self.workers.gather(_orthogonal(part).float())
+            size = max(1.0, update.shape[1] / update.shape[2]) ** 0.5
+            for weight, change in zip(group, update, strict=False):
+                weight.mul_(1 - 0.01 * self.rate * factor)
+                weight.add_(change, alpha=-self.rate * factor * size)
+                weight.grad = None
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """The nearest orthogonal matrices, about; x is [count, rows, columns]."""
+    wide = x.shape[1] <= x.shape[2]
+    y = (x if wide else x.mT).bfloat16()
+    y = y / (y.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        a = y @ y.mT
+        y = 3.4445 * y + (-4.7750 * a + 2.0315 * (a @ a)) @ y
+    return y if wide else y.mT
+
+
+class Trainer:
+    """A model, its two optimisers and a clock, in one of the workers."""
+
+    def __init__(
+        self, model: Decoder, rows: Rows, workers: Workers, seconds: float, out: Path
+    ) -> None:
+        self.model = model
+        self.rows = rows
+        self.workers = workers
+        self.seconds = seconds
+        self.out = out
+        self.weights = list(model.parameters())
+        matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
+        others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
+        self.muon = Muon(matrices, 0.02, workers)
+        self.adam = torch.optim.AdamW(others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
+        self.began = time.monotonic()
+        self.saved = self.started = self.began
+        self.passed = 0.0
+        self.steps = 0
+        self.seen = 0.0
+
+    def run(self, start: float) -> None:
+        """Train until the time is up, as if the share ``start`` of it had passed."""
+        self.began -= start * self.seconds
+        self.passed = start
+        recent = 0.0
+        order = random.Random("order")
+        while True:
+            batches = self.rows.batches(self.passed)
+            for index in order.sample(range(len(batches)), len(batches)):
+                if self.passed >= 1.0:
+                    self.save()
+                    return
+                loss = self._step(batches[index])
+                recent = loss if self.steps == 1 else 0.98 * recent + 0.02 * loss
+                if self.steps % 50 == 0:
+                    self._report(recent)
+                if time.monotonic() - self.saved > CHECKPOINT_EVERY_S:
+                    self.save()
+
+    def _report(self, loss: float) -> None:
+        if self.workers.rank == 0:
+            speed = self.seen / (time.monotonic() - self.started)
+            told = f"{self.passed:6.1%} step {self.steps} tokens {self.seen:.0f} loss {loss:.4f}"
+            print(f"{told} ({speed:.0f} tokens/s)", flush=True)
+
+    def _step(self, batch: Sequence[Row]) -> float:
+        """One step of all workers on all their batches: the mean loss over all learnt ids."""
+        ids, places, targets = tensors(batch)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = self.model(ids, places, targets)
+        loss.backward()
+        passed = (time.monotonic() - self.began) / self.seconds
+        facts = torch.tensor([float(loss.detach()), len(targets), passed, ids.numel()])
+        gradients = [weight.grad for weight in self.weights if weight.grad is not None]
+        flat = torch.cat([*(gradient.flatten() for gradient in gradients), facts])
+        self.workers.sum(flat)
+        total, count, passed, size = flat[-4:].tolist()
+        parts = (flat[:-4] / count).split([gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+        factor = rate_at(self.passed, self.steps)
+        for group in self.adam.param_groups:
+            group["lr"] = 3e-3 * factor
+        self.adam.step()
+        self.adam.zero_grad()
+        self.muon.step(factor)
+        self.passed = passed / self.workers.count
+        self.steps += 1
+        self.seen += size
+        return total / count
+
+    def save(self) -> None:
+        """Write the weights, whole or not at all."""
+        self.saved = time.monotonic()
+        if self.workers.rank == 0:
+            partial = self.out.with_suffix(".part")
+            torch.save(self.model.state_dict(), partial)
+            partial.replace(self.out)
+
+
+def _work(rank: int, options: argparse.Namespace) -> None:
+    """What one worker does."""
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    workers = Workers(rank, options.workers)
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
+    model = Decoder(len(tokenizer))
+    if options.resume:
+        model.load_state_dict(torch.load(options.resume))
+    if rank == 0:
+        print(f"{sum(weight.numel() for weight in model.parameters())} parameters", flush=True)
+    rows = Rows(tokenizer, f"{options.seed} {rank}", options.tokens // options.workers)
+    trainer = Trainer(model, rows, workers, options.minutes * 60, options.out)
+    trainer.run(options.start)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train."""
+    parser = argparse.ArgumentParser(description="Train the demo model within a given time.")
+    parser.add_argument("--tokenizer", type=Path, required=True, help="folder of the tokenizer")
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint file to write")
+    parser.add_argument("--minutes", type=float, default=60.0, help="time to train (default 60)")
+    parser.add_argument("--resume", type=Path, help="checkpoint to go on from")
+    parser.add_argument(
+        "--start", type=float, default=0.0, help="share of the time that counts as passed"
+    )
+    parser.add_argument("--workers", type=int, default=2, help="processes, 1 or 2 (default 2)")
+    parser.add_argument("--tokens", type=int, default=4096, help="ids per step (default 4096)")
+    parser.add_argument("--seed", type=int, default=0, help="seed (default 0)")
+    options = parser.parse_args(arguments)
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    if options.workers == 1:
+        _work(0, options)
+    else:
+        multiprocessing.spawn(_work, (options,), nprocs=options.workers)
+
+
+if __name__ == "__main__":
+    main()
