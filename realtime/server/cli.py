@@ -16,11 +16,12 @@ _CHAT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "bench":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
+        if argv[:1] == ["bench"]:
+            return _bench(argv[1:])  # its options are its own, --help too
+        arguments = parser.parse_args(argv)
         match arguments.command:
             case "serve":
                 return _serve(arguments)
@@ -28,8 +29,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _chat(arguments)
             case "models":
                 return _models()
-            case "bench":
-                return _bench([*arguments.arguments, *rest])
             case _:
                 parser.print_help()
                 return 2
@@ -78,10 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--instructions", metavar="TEXT", help="what the model is told first")
     chat.add_argument("--temperature", type=float, metavar="T", help="0 to 2")
     commands.add_parser("models", help="list the models that can be served without a download")
-    bench = commands.add_parser(
-        "bench", help="measure", description="Runs a benchmark: continuo bench NAME [its options]"
-    )
-    bench.add_argument("arguments", nargs="*", metavar="NAME")
+    commands.add_parser("bench", help="measure this machine", add_help=False)
     return parser
 
 
@@ -115,7 +111,7 @@ def _models() -> int:
 
 
 def _bench(arguments: list[str]) -> int:
-    import bench
+    from bench import main as bench
 
     return bench.main(arguments)
 

@@ -211,7 +211,7 @@ class Session:
             start = Conversation.start(self._conversation.template, settings)
             chars = sum(_chars(item) for item in items)
             conversation = await self._beside(chars, lambda: start.with_items(items))
-        header = conversation.header()
+        conversation, header = conversation.asked()
         length, limit = conversation.length + len(header), self._door.ready.max_model_len
         if length >= limit:
             param = "response.input" if ask.context is not None else "conversation"

@@ -8,7 +8,8 @@ from typing import Protocol
 import msgspec
 
 from engine import Ready, Sampling, Text, Turn, UnknownSession
-from realtime.session.conversation import Conversation, Span
+from realtime.session.conversation import Conversation
+from realtime.session.layout import Span
 
 
 class Door(Protocol):

@@ -64,7 +64,9 @@ def test_ids_are_those_of_the_full_rendering(template: ChatTemplate) -> None:
     ]
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     whole = template.render(messages, [tool], add_generation_prompt=True)
-    assert conversation.ids() + conversation.header() == whole
+    asked, header = conversation.asked()
+    assert asked.ids() == conversation.ids()
+    assert conversation.ids() + header == whole
     assert conversation.length == len(conversation.ids())
 
 
@@ -81,7 +83,7 @@ def answered(conversation: Conversation, name: str) -> Conversation:
 
 def test_sampled_ids_stay_as_they_were_drawn(template: ChatTemplate) -> None:
     conversation = answered(Conversation.start(template, Settings()).add(user("a")), "r")
-    header = template.answer("user")
+    header = Conversation.start(template, Settings()).add(user("a")).asked()[1]
     expected = [*header, *SAMPLED, *template.ending(SAMPLED)]
     assert list(conversation.spans[1].ids) == expected
     changed = conversation.configured(Settings(instructions="be brief")).add(user("b"), ROOT)

@@ -6,7 +6,7 @@ cancelled or sent in between.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -61,10 +61,10 @@ class Talk:
         await self.session.do(core.AddItem(message(name, text), after))
         return name
 
-    def expected(self, tokens: int, conversation: Sequence[int] | None = None) -> list[int]:
+    def expected(self, tokens: int) -> list[int]:
         """What a fresh prefill of the conversation would answer."""
-        ids = self.session.conversation.ids() if conversation is None else list(conversation)
-        return oracle(ids + self.session.conversation.header(), tokens, stop_ids=[0])
+        asked, header = self.session.conversation.asked()
+        return oracle(asked.ids() + header, tokens, stop_ids=[0])
 
     async def respond(self, tokens: int | None = 6, **more: object) -> None:
         wish = core.Settings(
@@ -207,8 +207,8 @@ async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
 async def test_overrides_are_of_one_response_alone(talk: Talk) -> None:
     await talk.say("hello")
     wish = core.Settings(instructions="answer in one word", max_output_tokens=5)
-    told = talk.session.conversation.configured(wish)
-    expected = oracle(told.ids() + told.header(), 5, stop_ids=[0])
+    told, header = talk.session.conversation.configured(wish).asked()
+    expected = oracle(told.ids() + header, 5, stop_ids=[0])
     await talk.session.do(core.Respond(settings=wish))
     assert talk.sampled(await talk.ended()) == expected
     await talk.say("and now?")
@@ -356,7 +356,7 @@ async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
 async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> None:
     limit = talk.engine.ready.max_model_len
     await talk.say("x")
-    header = len(talk.session.conversation.header())
+    header = len(talk.session.conversation.asked()[1])
     await talk.say("y" * (limit - 3 - header - 2 * talk.session.conversation.length + 1))
     while talk.session.conversation.length + header < limit:
         await talk.say("", name="")
@@ -385,7 +385,7 @@ async def test_an_answer_ends_where_the_context_ends(talk: Talk) -> None:
 
 async def test_a_turn_that_breaks_fails_alone(talk: Talk) -> None:
     await talk.say("hello")
-    poison = talk.session.conversation.header()[-1]
+    poison = talk.session.conversation.asked()[1][-1]
     talk.bench.runner.poison = {poison}
     await talk.respond()
     answer = await talk.ended()
