@@ -69,8 +69,8 @@ class Turn:
         self.id = id
         self.session = session
         self.ended: TurnEnded | None = None
-        self.at_end: Callable[[], None] = lambda: None
-        """Called once when the turn has ended, by whoever it was."""
+        self._over = False
+        self._at_end: Callable[[], None] = lambda: None
         self._detokenizer = detokenizer
         self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
         self._unspoken = frozenset(() if sampling.ignore_eos else sampling.stop_ids)
@@ -79,6 +79,15 @@ class Turn:
     def put(self, event: Tokens | TurnEnded | EngineLost) -> None:
         """For Engine."""
         self._events.put_nowait(event)
+        if not isinstance(event, Tokens):
+            self._over = True
+            self._at_end()
+
+    def when_over(self, act: Callable[[], None]) -> None:
+        """`act` is called once when the turn has ended, read or not; at once if it has already."""
+        self._at_end = act
+        if self._over:
+            act()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
         said = 0
@@ -231,7 +240,7 @@ class Engine:
         except BaseException:
             await self.close(session)
             raise
-        turn.at_end = lambda: self.link.send(Close(self._next(), session))
+        turn.when_over(lambda: self.link.send(Close(self._next(), session)))
         return turn
 
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn:
@@ -311,7 +320,6 @@ class Engine:
             case TurnEnded():
                 if turn := self._turns.pop((event.session, event.turn), None):
                     turn.put(event)
-                    turn.at_end()
             case Done():
                 self._answer(event.n, event)
             case Refused():

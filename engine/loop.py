@@ -19,7 +19,7 @@ from engine.batch import Batch, Drawn, Row, Runner, Sampled, Ticket
 from engine.cache import SessionAwareCache
 from engine.messages import AnyCommand, AnyEvent, TokenLogprobs, Tokens
 from engine.metrics import Counters
-from engine.schedule import Scheduler, Work
+from engine.schedule import Load, Scheduler, Work
 from engine.sequence import Sequence, Turn
 from engine.sessions import Sessions
 
@@ -37,6 +37,7 @@ class Order(NamedTuple):
 
     batch: Batch
     works: list[Work]
+    load: Load
 
 
 class Flight(NamedTuple):
@@ -113,13 +114,13 @@ class Loop(Generic[Ticket]):
 
     def order(self) -> Order | None:
         """Plans a step and writes it down for the device. None: nothing is owed."""
-        works = self._scheduler.plan()
+        works, load = self._scheduler.plan()
         if not works:
             return None
         number = self._counters.steps
         self._counters.steps += 1
         rows = [self._row(work, number, index) for index, work in enumerate(works)]
-        return Order(Batch(number, rows, self._cache.take_moves()), works)
+        return Order(Batch(number, rows, self._cache.take_moves()), works, load)
 
     def _row(self, work: Work, number: int, index: int) -> Row:
         sequence, count, turn = work
@@ -149,6 +150,7 @@ class Loop(Generic[Ticket]):
     def land(self, order: Order, sampled: Sampled, sessions: Sessions) -> None:
         """A step is done: its effects on sequences, all of them and only here."""
         self._counters.model_s += sampled.model_s
+        self._scheduler.observe(order.load, sampled.model_s)
         for work, drawn in zip(order.works, sampled.drawn, strict=True):
             self._land(work, drawn, sessions)
 
@@ -167,14 +169,17 @@ class Loop(Generic[Ticket]):
         kept = min(max(len(sequence.ids) - sequence.committed, 0), count)
         self._cache.commit(sequence.lease, count, kept)
         self._counters.tokens_computed += count
-        sequence.reached = max(sequence.reached, sequence.committed)
-        sessions.publish(sequence)
+        if sequence.committed > sequence.reached:
+            sequence.reached = sequence.committed
+        if sequence.publish_to:
+            sessions.publish(sequence)
         if turn is not None:
             sequence.promised -= 1
             if turn is sequence.turn:
                 assert drawn is not None
                 self._take(sequence, turn, drawn, sessions)
-        sessions.settle(sequence)
+        if not sequence.busy:
+            sessions.settle(sequence)
 
     def _take(self, sequence: Sequence, turn: Turn, drawn: Drawn, sessions: Sessions) -> None:
         """An id has come back for a running turn."""

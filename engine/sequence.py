@@ -33,6 +33,7 @@ class Turn:
     """One answer: from `generate` to exactly one TurnEnded."""
 
     __slots__ = (
+        "_greedy",
         "admitted",
         "asked_s",
         "began",
@@ -78,6 +79,7 @@ class Turn:
         self.cached: int | None = None
         """Prompt tokens found in KV when the turn was first taken up."""
         self.residency: Residency = "none"
+        self._greedy: Sample | None = None
         self.asked_s = now
         self.taken_up_s = 0.0
         self.first_id_s = 0.0
@@ -98,8 +100,17 @@ class Turn:
             )
 
     def next_sample(self) -> Sample:
-        s = self.sampling
+        """How to draw the turn's next id; the same each time if the turn is greedy."""
         self.ordered += 1
+        if self._greedy is not None:
+            return self._greedy
+        sample = self._sample()
+        if not self.sampling.temperature:
+            self._greedy = sample
+        return sample
+
+    def _sample(self) -> Sample:
+        s = self.sampling
         return Sample(
             temperature=s.temperature,
             top_k=s.top_k,
@@ -207,7 +218,8 @@ class Sequence:
 
     @property
     def owed(self) -> int:
-        return self.end - self.lease.reach
+        lease = self.lease
+        return len(self.ids) + self.promised - lease.committed - lease.reserved
 
     @property
     def wants_to_draw(self) -> bool:

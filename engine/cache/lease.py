@@ -6,7 +6,7 @@
 
 Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the
 last page of the path may be only partly used; it is copied before the next write (see `grow` of
-SessionAwareCache). A resting lease may have spilled its tail to the host (host.py); that is recalled
+SessionAwareCache). A resting lease may have spilled its tail to the host (host.py); it is recalled
 or forgotten before anything is written. Only the cache changes a lease.
 """
 

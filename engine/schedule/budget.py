@@ -1,21 +1,112 @@
-"""Budget: what is left of one step, in tokens and rows; and how a share of it is cut."""
+"""Budget: what is left of one step. StepTime: what a step costs, learnt while running.
+
+A step's budget is time, because one query over 40,000 tokens of context is not one token's work:
+
+    seconds ≈ a + b · rows + c · tokens + d · Σ tokens · context
+"""
 
 from collections.abc import Sequence
+from typing import NamedTuple
+
+FORGET = 0.98
+"""Weight of the past at each new observation."""
+FITTED_AFTER = 8
+"""Observations before predictions are trusted."""
+OUTLIER = 4.0
+"""An observation counts for at most this many times what was predicted."""
+REFIT_EVERY = 32
+"""Observations from one fit to the next."""
+SCALES = (1.0, 8.0, 256.0, 256.0 * 4096.0)
+
+
+class Load(NamedTuple):
+    """What a step makes the device do."""
+
+    rows: int = 0
+    tokens: int = 0
+    attention: int = 0
+    """Sum over rows of tokens times context."""
+
+    def plus(self, start: int, tokens: int) -> "Load":
+        """With one row more: `tokens` of a sequence that has `start` in KV."""
+        over = tokens * start + tokens * tokens // 2
+        return Load(self.rows + 1, self.tokens + tokens, self.attention + over)
 
 
 class Budget:
+    """Tokens and rows left in a step, and the load planned so far."""
+
     def __init__(self, tokens: int, rows: int) -> None:
         self.tokens = tokens
         self.rows = rows
+        self._spent_rows = 0
+        self._spent_tokens = 0
+        self._attention = 0
 
-    def spend(self, tokens: int) -> None:
+    @property
+    def load(self) -> Load:
+        return Load(self._spent_rows, self._spent_tokens, self._attention)
+
+    def spend(self, start: int, tokens: int) -> None:
         self.tokens -= tokens
         self.rows -= 1
+        self._spent_rows += 1
+        self._spent_tokens += tokens
+        self._attention += tokens * start + tokens * tokens // 2
+
+    def __bool__(self) -> bool:
+        return self.tokens > 0 and self.rows > 0
+
+
+class StepTime:
+    """Least squares over the steps so far, older ones forgotten (exponentially weighted normal
+    equations); coefficients below zero are taken as zero."""
+
+    def __init__(self) -> None:
+        size = len(SCALES)
+        self._seen = 0
+        self._products = [[1e-6 * (i == j) for j in range(size)] for i in range(size)]
+        self._sums = [0.0] * size
+        self._fit = [0.0] * size
+
+    @property
+    def fitted(self) -> bool:
+        return self._seen >= FITTED_AFTER
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """The device took `seconds` for a step of `load`."""
+        if self.fitted:
+            seconds = min(seconds, OUTLIER * self.predict(load) + 1e-4)
+        self._seen += 1
+        x = _features(load)
+        for i, xi in enumerate(x):
+            self._sums[i] = FORGET * self._sums[i] + xi * seconds
+            row = self._products[i]
+            for j, xj in enumerate(x):
+                row[j] = FORGET * row[j] + xi * xj
+        if self._seen <= FITTED_AFTER or self._seen % REFIT_EVERY == 0:
+            self._fit = [max(c, 0.0) for c in _solve(self._products, self._sums)]
+
+    def predict(self, load: Load) -> float:
+        """Seconds."""
+        return sum(c * x for c, x in zip(self._fit, _features(load), strict=True))
+
+    def tokens_within(self, seconds: float, load: Load, start: int, most: int) -> int:
+        """How many tokens, at most `most`, of a sequence with `start` in KV can join `load` so that
+        the step takes no more than `seconds`."""
+        low, high = 0, most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.predict(load.plus(start, middle)) <= seconds:
+                low = middle
+            else:
+                high = middle - 1
+        return low
 
 
 def allot(wanted: Sequence[int], tokens: int) -> list[int]:
-    """Cuts `tokens` among those who want some, oldest first: an equal share to each, so that a
-    short turn never stands behind a long cold prompt; what they leave goes to the oldest."""
+    """Cuts `tokens` among those who want some, oldest first: an equal share to each, so that nobody
+    stands behind a longer one; what they leave goes to the oldest."""
     if not wanted:
         return []
     share = max(tokens // len(wanted), 1)
@@ -28,3 +119,24 @@ def allot(wanted: Sequence[int], tokens: int) -> list[int]:
         given[index] += more
         tokens -= more
     return given
+
+
+def _features(load: Load) -> tuple[float, ...]:
+    values = (1, load.rows, load.tokens, load.attention)
+    return tuple(value / scale for value, scale in zip(values, SCALES, strict=True))
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination with pivoting; a column without one counts as zero."""
+    size = len(right)
+    rows = [[*line, value] for line, value in zip(matrix, right, strict=True)]
+    for i in range(size):
+        best = max(range(i, size), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[best] = rows[best], rows[i]
+        if abs(rows[i][i]) < 1e-12:
+            continue
+        for r in range(size):
+            if r != i:
+                factor = rows[r][i] / rows[i][i]
+                rows[r] = [a - factor * b for a, b in zip(rows[r], rows[i], strict=True)]
+    return [rows[i][size] / rows[i][i] if abs(rows[i][i]) >= 1e-12 else 0.0 for i in range(size)]

@@ -1,7 +1,8 @@
 """Scheduler: who gets how much of the next step. Plain Python: knows no device, no wire, no clock.
 
-Order of a step: running decodes; then turns someone is waiting for, oldest first, long ones cut so
-that nobody stands behind them; then appends nobody waits for, with what is left.
+Order of a step: running decodes and short turns, whole; then long ones that someone waits for, cut
+to the time that is left, oldest first; then appends nobody waits for yet. A step that serves live
+turns is made at most about twice as long by what is cold beside them.
 
 Pages: a turn may take them from whatever is idle and from strictly younger turns (retraction), so
 the oldest turn always goes on and somebody always finishes. A turn that holds nothing yet is
@@ -12,8 +13,17 @@ from typing import NamedTuple
 
 from engine.cache import SessionAwareCache
 from engine.messages import Residency
-from engine.schedule.budget import Budget, allot
+from engine.schedule.budget import Budget, Load, StepTime, allot
 from engine.sequence import Sequence, Turn
+
+SHORT_TOKENS = 64
+"""A turn that owes no more than this is never cut: nobody's step grows much by it."""
+CHUNK_TOKENS_MIN = 16
+"""A cold prompt gets at least this much of a step, however busy."""
+STEP_S_MAX = 0.05
+"""Seconds a step may take with cold work alone: what a newcomer may have to wait for."""
+STEP_S_MIN = 0.002
+"""Seconds that cold work may always add to a step."""
 
 
 class Work(NamedTuple):
@@ -24,12 +34,20 @@ class Work(NamedTuple):
     turn: Turn | None
 
 
+class Plan(NamedTuple):
+    """A step: its rows, and what they make the device do."""
+
+    works: list[Work]
+    load: Load
+
+
 class Scheduler:
     def __init__(self, cache: SessionAwareCache, tokens: int, rows: int) -> None:
         self.cache = cache
         self.tokens = tokens
         self.rows = rows
         self.retractions = 0
+        self._time = StepTime()
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, by the age of the turn."""
         self._appends: dict[Sequence, None] = {}
@@ -55,23 +73,23 @@ class Scheduler:
 
     # ---- one step -------------------------------------------------------------------------
 
-    def plan(self) -> list[Work]:
+    def plan(self) -> Plan:
         """The rows of the next step. Every count in it is reserved in the cache already."""
         budget = Budget(self.tokens, self.rows)
         works: list[Work] = []
         decoding, waiting = self._candidates()
-        for sequence in decoding:
-            if not budget.rows or not budget.tokens:
-                return works
-            if not self._take(sequence, 1, budget, works):
-                return works
-        waiting = [s for s in waiting if self._admit(s)][: budget.rows]
-        shares = allot([s.owed for s in waiting], budget.tokens)
-        for sequence, count in zip(waiting, shares, strict=True):
-            if count and not self._take(sequence, count, budget, works):
-                return works
-        self._fill_with_appends(budget, works)
-        return works
+        waiting = [s for s in waiting if self._admit(s)]
+        short = [s for s in waiting if s.owed <= SHORT_TOKENS]
+        long = [s for s in waiting if s.owed > SHORT_TOKENS]
+        if self._take_all(decoding + short, budget, works):
+            limit_s = self._time_for(budget.load)
+            if self._take_cut(long, limit_s, budget, works):
+                self._fill_with_appends(limit_s, budget, works)
+        return Plan(works, budget.load)
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """What a planned step has cost on the device."""
+        self._time.observe(load, seconds)
 
     def retract(self, sequence: Sequence) -> None:
         """The turn gives back all its pages and starts over when there is room; its ids stay."""
@@ -89,13 +107,10 @@ class Scheduler:
         for sequence in self._turns:
             turn = sequence.turn
             assert turn is not None
-            if not turn.admitted or sequence.owed > 1:
+            owed = sequence.owed
+            if owed > 1 or not turn.admitted:
                 waiting.append(sequence)
-            elif (
-                sequence.owed == 1
-                and sequence.wants_to_draw
-                and (turn.runs_ahead or not sequence.promised)
-            ):
+            elif owed and turn.ordered < turn.limit and (turn.runs_ahead or not sequence.promised):
                 decoding.append(sequence)
         return decoding, waiting
 
@@ -123,6 +138,42 @@ class Scheduler:
             turn.residency = _residency(lost, spilled, lease.committed)
         return True
 
+    def _time_for(self, live: Load) -> float:
+        """Seconds that a step may take with cold work beside what is live."""
+        if not live.rows:
+            return STEP_S_MAX
+        live_s = self._time.predict(live)
+        return live_s + max(live_s, STEP_S_MIN)
+
+    def _take_all(self, sequences: list[Sequence], budget: Budget, works: list[Work]) -> bool:
+        for sequence in sequences:
+            count = min(sequence.owed, budget.tokens)
+            if not count or not budget.rows or not self._take(sequence, count, budget, works):
+                return False
+        return True
+
+    def _take_cut(
+        self, sequences: list[Sequence], limit_s: float, budget: Budget, works: list[Work]
+    ) -> bool:
+        """Chunks of long prompts, within the time."""
+        sequences = sequences[: budget.rows]
+        if not sequences:
+            return True
+        tokens = self._tokens_for(sequences[0], limit_s, budget)
+        for sequence, count in zip(
+            sequences, allot([s.owed for s in sequences], tokens), strict=True
+        ):
+            if count and not self._take(sequence, count, budget, works):
+                return False
+        return True
+
+    def _tokens_for(self, sequence: Sequence, limit_s: float, budget: Budget) -> int:
+        if not self._time.fitted:
+            return budget.tokens
+        start = sequence.launched
+        fits = self._time.tokens_within(limit_s, budget.load, start, budget.tokens)
+        return min(max(fits, CHUNK_TOKENS_MIN), budget.tokens)
+
     def _take(self, sequence: Sequence, count: int, budget: Budget, works: list[Work]) -> bool:
         """Reserves `count` tokens for a turn, unless an older one has just taken its pages. False:
         nothing more can be planned in this step, because what it needs is still in flight."""
@@ -142,12 +193,11 @@ class Scheduler:
                 return False
             else:
                 self._make_do(sequence)
-                return True
         self._add(sequence, count, budget, works)
         return True
 
     def _add(self, sequence: Sequence, count: int, budget: Budget, works: list[Work]) -> None:
-        budget.spend(count)
+        budget.spend(sequence.launched - count, count)
         draws = sequence.owed == 0 and sequence.wants_to_draw
         works.append(Work(sequence, count, sequence.turn if draws else None))
 
@@ -171,9 +221,10 @@ class Scheduler:
                 found.append(other)
         return found
 
-    def _fill_with_appends(self, budget: Budget, works: list[Work]) -> None:
+    def _fill_with_appends(self, limit_s: float, budget: Budget, works: list[Work]) -> None:
+        """Firm ones before provisional ones."""
         for sequence in sorted(self._appends, key=lambda s: s.firm is not None):
-            if not budget.rows or not budget.tokens:
+            if not budget:
                 return
             if sequence.flying:
                 continue
@@ -182,7 +233,7 @@ class Scheduler:
             cache.recall(lease)
             if not lease.committed:
                 cache.match(lease, sequence.ids, len(sequence.ids))
-            count = min(sequence.owed, budget.tokens)
+            count = min(sequence.owed, self._tokens_for(sequence, limit_s, budget))
             if count and cache.grow(lease, count):
                 self._add(sequence, count, budget, works)
             else:

@@ -1,0 +1,32 @@
+"""Moves of whole pages between the device and the host tier, against plain lists."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.batch import Move
+from engine.device.kv import KVPool
+from engine.device.models.decoder import KVShape
+from tests.support.digest_runner import carry_out
+
+PAGES, HOST = 5, 3
+MOVES = st.lists(
+    st.one_of(
+        st.builds(Move, st.just("copy"), st.integers(0, PAGES - 1), st.integers(0, PAGES - 1)),
+        st.builds(Move, st.just("spill"), st.integers(0, PAGES - 1), st.integers(0, HOST - 1)),
+        st.builds(Move, st.just("load"), st.integers(0, HOST - 1), st.integers(0, PAGES - 1)),
+    ),
+    max_size=12,
+)
+
+
+@given(MOVES)
+def test_moves_are_carried_out_in_order(moves: list[Move]) -> None:
+    pool = KVPool([KVShape(2, 4, 4), KVShape(1, 4, 2)], PAGES, 2, torch.empty(0), HOST)
+    for layer in (*pool.keys, *pool.values):
+        layer.copy_(torch.arange(PAGES, dtype=layer.dtype)[:, None, None, None].expand_as(layer))
+    device, host = [[float(n)] for n in range(PAGES)], [[0.0] for _ in range(HOST)]
+    pool.move(moves)
+    carry_out(moves, device, host)
+    for layer in (*pool.keys, *pool.values):
+        assert layer.flatten(1).unique(dim=1).tolist() == device
