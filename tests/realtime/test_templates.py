@@ -1,0 +1,107 @@
+"""Conversations under the chat templates of real families: whatever was added, dropped or changed,
+the prompt of an answer is what rendering the whole would give."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import ChatTemplate, Message, ToolCall
+from realtime.protocol.core import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    MessageItem,
+    Part,
+    Settings,
+    Tool,
+)
+from realtime.session.conversation import Conversation
+from realtime.session.rendering import tool_of
+from tests.engine.text.text_fixtures import FAMILIES, template_of
+
+NO_TOOLS = {"chatml", "llama2", "gemma", "counting"}
+NO_SYSTEM = {"gemma"}
+TOOL = Tool(name="get_weather", parameters='{"type": "object"}')
+
+
+def user(n: int, text: str) -> MessageItem:
+    return MessageItem(id=f"u{n}", role="user", parts=(Part("input_text", f"{text} {n}?"),))
+
+
+def said(n: int, text: str) -> MessageItem:
+    return MessageItem(id=f"a{n}", role="assistant", parts=(Part("output_text", f"{text} {n}."),))
+
+
+def turn(n: int, text: str, *, calls: bool) -> list[Item]:
+    """One question and what answers it."""
+    items: list[Item] = [user(n, text)]
+    if calls:
+        call_id = f"call{n:05}"
+        items.append(CallItem(id=f"c{n}", call_id=call_id, name="get_weather", arguments="{}"))
+        items.append(CallOutputItem(id=f"o{n}", call_id=call_id, output=f"sun {n}"))
+    return [*items, said(n, text)]
+
+
+def plain(conversation: Conversation) -> list[Message]:
+    messages: list[Message] = []
+    if conversation.instructions:
+        messages.append(Message(role="system", content=conversation.instructions))
+    for item in conversation.items():
+        match item:
+            case MessageItem(role=role, parts=parts):
+                messages.append(Message(role=role, content=parts[0].text))
+            case CallItem(name=name, arguments=arguments, call_id=call_id):
+                call = ToolCall(name=name, arguments=arguments, id=call_id)
+                messages.append(Message(role="assistant", tool_calls=(call,)))
+            case CallOutputItem(output=output, call_id=call_id):
+                messages.append(Message(role="tool", content=output, tool_call_id=call_id))
+    return messages
+
+
+def assert_whole(template: ChatTemplate, conversation: Conversation) -> None:
+    """The prompt is the whole, rendered at once."""
+    asked, header = conversation.asked()
+    tools = [tool_of(tool) for tool in conversation.tools]
+    whole = template.render(plain(conversation), tools, add_generation_prompt=True)
+    assert asked.ids() + header == whole
+
+
+TEXTS = st.sampled_from(
+    ["hello", "<think>\nhm\n</think>\n\nwell", "über 😀", " spaces  ", "[INST]"]
+)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_conversation_is_the_whole_at_every_question(name: str, data: st.DataObject) -> None:
+    template = template_of(name)
+    with_tools = name not in NO_TOOLS
+    system = "" if name in NO_SYSTEM else data.draw(st.sampled_from(["", "be kind"]))
+    tools = (TOOL,) if with_tools and data.draw(st.booleans()) else ()
+    conversation = Conversation.start(template, Settings(instructions=system, tools=tools))
+    for n in range(data.draw(st.integers(1, 4))):
+        calls = with_tools and data.draw(st.booleans())
+        for item in turn(n, data.draw(TEXTS), calls=calls):
+            conversation = conversation.add(item)
+            if item.id[0] in "uo":
+                assert_whole(template, conversation)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_edits_of_the_past_give_the_whole_too(name: str, data: st.DataObject) -> None:
+    template = template_of(name)
+    conversation = Conversation.start(template, Settings())
+    for n in range(4):
+        conversation = conversation.with_items(turn(n, data.draw(TEXTS), calls=False))
+    gone = data.draw(st.integers(0, 3))
+    conversation = conversation.drop(f"a{gone}").drop(f"u{gone}")
+    conversation = conversation.add(user(9, "and now"))
+    assert_whole(template, conversation)
+    if name not in NO_SYSTEM:
+        tools = () if name in NO_TOOLS else (TOOL,)
+        changed = Settings(instructions="be brief", tools=tools)
+        assert_whole(template, conversation.configured(changed))
+        assert_whole(template, conversation.configured(changed).configured(Settings()))
