@@ -1,0 +1,186 @@
+"""The sampler against a slow, obvious reference, alone and among other rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.batch import Drawn, Penalties, Sample
+from engine.device import sampling
+from engine.device.sampling import draw
+
+
+def penalised(logits: list[float], sample: Sample) -> np.ndarray:
+    """fp32 logits after penalties and bias, one id at a time."""
+    out = np.array(logits, dtype=np.float32)
+    penalties = sample.penalties
+    if penalties is not None:
+        factor = np.float32(penalties.repetition)
+        for id in penalties.seen:
+            out[id] = out[id] / factor if out[id] > 0 else out[id] * factor
+        for id, count in penalties.counts.items():
+            out[id] -= np.float32(penalties.presence + penalties.frequency * count)
+    for id, bias in sample.bias:
+        out[id] += np.float32(bias)
+    return out
+
+
+def obvious(logits: list[float], sample: Sample) -> set[int]:
+    """The ids that may be drawn: one, or two where `uniform` lies on their border but for rounding.
+
+    Every step of the documented order, with a loop over a list of (probability, id).
+    """
+    scores = penalised(logits, sample).astype(np.float64)
+    order = sorted(range(len(scores)), key=lambda id: (-scores[id], id))
+    if sample.temperature == 0:
+        return {order[0]}
+    weights = [math.exp((scores[id] - scores[order[0]]) / sample.temperature) for id in order]
+    whole = sum(weights)
+    probs = [weight / whole for weight in weights]
+    allowed: set[int] = set()
+    for slack in (-1e-6, 0.0, 1e-6):
+        kept = len(order) if sample.top_k == 0 else min(sample.top_k, len(order))
+        mass = sum(probs[:kept])
+        if sample.top_p < 1:
+            reached = 0.0
+            for place in range(kept):
+                reached += probs[place]
+                if reached >= sample.top_p * mass + slack:
+                    kept = place + 1
+                    break
+        if sample.min_p > 0:
+            kept = sum(prob >= (sample.min_p + slack) * probs[0] for prob in probs[:kept]) or 1
+        target = sample.uniform * sum(probs[:kept]) + slack
+        reached = 0.0
+        for place in range(kept):
+            reached += probs[place]
+            if reached > target or place == kept - 1:
+                allowed.add(order[place])
+                break
+    return allowed
+
+
+def ids_of(logits: torch.Tensor, samples: list[Sample]) -> list[Drawn]:
+    return draw(logits, samples).to_host().answers(samples)
+
+
+@st.composite
+def wishes(pick: st.DrawFn, vocab: int) -> Sample:
+    some_ids = st.integers(0, vocab - 1)
+    penalties = None
+    if pick(st.booleans()):
+        penalties = Penalties(
+            repetition=pick(st.sampled_from([1.0, 1.3, 0.8])),
+            presence=pick(st.sampled_from([0.0, 0.5, -0.5])),
+            frequency=pick(st.sampled_from([0.0, 0.25])),
+            seen=pick(st.sets(some_ids, max_size=5)),
+            counts=pick(st.dictionaries(some_ids, st.integers(1, 4), max_size=4)),
+        )
+    return Sample(
+        temperature=pick(st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0])),
+        top_k=pick(st.sampled_from([0, 1, 3, 10, vocab, 10 * vocab])),
+        top_p=pick(st.sampled_from([1.0, 0.9, 0.5, 0.01])),
+        min_p=pick(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+        uniform=pick(st.floats(0, 1, exclude_max=True)),
+        logprobs=pick(st.sampled_from([-1, 0, 3])),
+        bias=tuple(pick(st.dictionaries(some_ids, st.floats(-5, 5, width=32), max_size=3)).items()),
+        penalties=penalties,
+    )
+
+
+@st.composite
+def tables(pick: st.DrawFn) -> tuple[list[list[float]], list[Sample]]:
+    """Logits [S][vocab], with ties, and as many wishes."""
+    vocab = pick(st.sampled_from([2, 7, 40]))
+    level = st.sampled_from([-3.0, 0.0, 0.25, 1.5, 4.0]) | st.floats(-10, 10, width=32)
+    rows = pick(st.lists(st.lists(level, min_size=vocab, max_size=vocab), min_size=1, max_size=4))
+    return rows, [pick(wishes(vocab)) for _ in rows]
+
+
+@pytest.mark.parametrize("narrow", [sampling.NARROW, 4, 1])
+@settings(max_examples=150, deadline=None)
+@given(table=tables())
+def test_like_the_reference_whatever_else_is_in_the_batch(
+    narrow: int, table: tuple[list[list[float]], list[Sample]]
+) -> None:
+    """Also when only the few likeliest candidates are looked at first."""
+    rows, samples = table
+    whole, sampling.NARROW = sampling.NARROW, narrow
+    try:
+        together = ids_of(torch.tensor(rows), samples)
+        for row, sample, drawn in zip(rows, samples, together, strict=True):
+            assert drawn.id in obvious(row, sample)
+            assert ids_of(torch.tensor([row]), [sample]) == [drawn]
+    finally:
+        sampling.NARROW = whole
+
+
+@settings(max_examples=50, deadline=None)
+@given(table=tables())
+def test_logprobs_are_of_the_penalised_logits_before_temperature(
+    table: tuple[list[list[float]], list[Sample]],
+) -> None:
+    rows, samples = table
+    for row, sample, drawn in zip(rows, samples, ids_of(torch.tensor(rows), samples), strict=True):
+        if sample.logprobs < 0:
+            assert drawn.logprobs is None
+            continue
+        scores = penalised(row, sample).astype(np.float64)
+        expected = scores - scores.max() - math.log(np.exp(scores - scores.max()).sum())
+        assert drawn.logprobs is not None
+        assert drawn.logprobs.drawn == pytest.approx(expected[drawn.id], abs=1e-4)
+        assert len(drawn.logprobs.top) == min(sample.logprobs, len(row))
+        best = sorted(expected, reverse=True)[: sample.logprobs]
+        assert [value for _, value in drawn.logprobs.top] == pytest.approx(best, abs=1e-4)
+        for id, value in drawn.logprobs.top:
+            assert value == pytest.approx(expected[id], abs=1e-4)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("wish", [Sample(), Sample(temperature=0.8, uniform=0.5, top_p=0.9)])
+def test_logits_that_are_not_finite_fail_their_row_alone(bad: float, wish: Sample) -> None:
+    logits = torch.randn(3, 900, generator=torch.Generator().manual_seed(0))
+    sound = ids_of(logits, [wish] * 3)
+    logits[1, 17] = bad
+    broken = ids_of(logits, [wish] * 3)
+    assert [drawn.failure is None for drawn in broken] == [True, False, True]
+    assert [broken[0].id, broken[2].id] == [sound[0].id, sound[2].id]
+    assert 0 <= broken[1].id < 900
+
+
+def test_greedy_ties_go_to_the_lowest_id_in_every_dtype() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        logits = torch.zeros(2, 300, dtype=dtype)
+        logits[0, [40, 200]] = 3.0
+        assert [drawn.id for drawn in ids_of(logits, [Sample()] * 2)] == [40, 0]
+        warm = [Sample(temperature=1e-4, uniform=0.3, logprobs=0)] * 2
+        assert ids_of(logits, warm)[0].id == 40
+
+
+def test_uniform_walks_down_the_candidates() -> None:
+    """Over a grid of uniforms each id comes up as often as its probability says."""
+    logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
+    probs = logits.softmax(-1)[0].tolist()
+    grid = [(step + 0.5) / 1000 for step in range(1000)]
+    samples = [Sample(temperature=1.0, uniform=uniform) for uniform in grid]
+    ids = [drawn.id for drawn in ids_of(logits.expand(1000, -1), samples)]
+    ranks = [[1, 2, 0, 3].index(id) for id in ids]
+    assert ranks == sorted(ranks)
+    for id, prob in enumerate(probs):
+        assert ids.count(id) == pytest.approx(1000 * prob, abs=1)
+
+
+def test_a_large_vocabulary_with_a_flat_distribution() -> None:
+    """Where the likeliest few hold little, the whole vocabulary is sorted after all."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 5000, generator=generator) * 0.01
+    uniforms = (0.0, 0.4, 0.9, 0.999999)
+    samples = [Sample(temperature=1.0, uniform=uniform) for uniform in uniforms]
+    found = [drawn.id for drawn in ids_of(logits, samples)]
+    for row, sample, id in zip(logits.tolist(), samples, found, strict=True):
+        assert id in obvious(row, sample)
