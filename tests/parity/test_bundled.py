@@ -1,0 +1,33 @@
+"""The checkpoint inside the package: our decoder and transformers read the same model from it."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import transformers as tf
+
+from engine.config import BUNDLED, EngineConfig
+from engine.device.runner import build
+from engine.device.weights import resolve
+from tests.parity import oracle
+
+LOGITS_TOLERANCE = 2e-4
+
+
+def test_the_bundled_model_in_chunks_and_mixed_batches() -> None:
+    folder = resolve(BUNDLED, None, lambda what, fraction: None)
+    assert (folder / "config.json").exists(), f"there is no checkpoint in {folder}"
+    theirs = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    config = EngineConfig(dtype="float32", device="cpu", threads=1, max_model_len=2048)
+    runner, loaded = build(config, lambda what, fraction: None)
+    assert loaded.folder == str(folder)
+    starts = oracle.prompts(1, [5, 120, 40], vocab=theirs.config.vocab_size)
+    wanted = oracle.whole(theirs, starts[1])
+    cuts = [1, 17, 90]
+    ends = [end - 1 for end in cuts] + [119]
+    found = oracle.logits_in_chunks(runner, starts[1], cuts)
+    assert (found - wanted[ends]).abs().max() <= LOGITS_TOLERANCE * wanted.abs().max()
+    served = oracle.serve(runner, starts, count=16)
+    assert served == [oracle.greedy(theirs, ids, 16) for ids in starts]
+    assert len(set(itertools.chain(*served))) > 3
