@@ -13,7 +13,7 @@ from collections import deque
 
 from engine.batch import Penalties, Sample
 from engine.cache import Lease
-from engine.history import History
+from engine.log import Log
 from engine.messages import Append, Close, Fork, Generate, Residency, Rewind, Sampling
 from engine.text import StopWatch
 
@@ -135,15 +135,13 @@ class Sequence:
 
     __slots__ = (
         "aside",
-        "capacity",
         "closing",
         "deferred",
-        "firm",
-        "history",
         "id",
         "ids",
         "last_feed",
         "lease",
+        "log",
         "promised",
         "publish_to",
         "reached",
@@ -154,24 +152,14 @@ class Sequence:
     )
 
     def __init__(
-        self,
-        id: str,
-        lease: Lease,
-        capacity: int,
-        history: History | None,
-        timeout_s: float | None,
-        now: float,
+        self, id: str, lease: Lease, log: Log, timeout_s: float | None, now: float
     ) -> None:
         self.id = id
         self.lease = lease
-        self.capacity = capacity
-        """Tokens its log may hold."""
-        self.history = history
-        """The finished turns of a regular session; None: a streaming one."""
+        self.log = log
+        self.ids = log.ids
+        """The log's own array."""
         self.timeout_s = timeout_s
-        self.ids: array[int] = array("i")
-        self.firm: int | None = None
-        """Where the provisional span begins, if there is one: it is ids[firm:]."""
         self.promised = 0
         self.last_feed: tuple[int, int] = (-1, -1)
         """(batch number, row) that draws the promised id."""
@@ -188,11 +176,6 @@ class Sequence:
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
         self.touched_s = now
-
-    @property
-    def length(self) -> int:
-        """Of the log proper, without a provisional span."""
-        return len(self.ids) if self.firm is None else self.firm
 
     @property
     def committed(self) -> int:

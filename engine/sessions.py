@@ -14,9 +14,8 @@ from typing import TypeGuard, assert_never
 
 from engine.batch import Geometry
 from engine.cache import SessionAwareCache
-from engine.changes import Changes
 from engine.errors import BadRequest, Busy, EngineError, TooLong, UnknownSession
-from engine.history import History
+from engine.log import Log, edits
 from engine.messages import (
     AnyCommand,
     AnyEvent,
@@ -71,7 +70,6 @@ class Sessions:
         self._watch = watch
         self._emit = emit
         self._clock = clock
-        self._changes = Changes(cache, scheduler, geometry)
         self._table: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str, Sequence]] = []
         """Heap of (not before, session, its sequence), one for each session with a timeout."""
@@ -108,7 +106,7 @@ class Sessions:
 
     def _in_order(self, sequence: Sequence, command: Deferrable) -> None:
         if isinstance(command, Append):
-            self._changes.check_append(sequence, command)
+            sequence.log.check_append(command, self._geometry.vocab_size)
         waiting = sequence.deferred
         if not sequence.busy and not waiting:
             self._change(sequence, command)
@@ -116,7 +114,7 @@ class Sessions:
         last = waiting[-1] if waiting else None
         if _is_provisional(last) and _is_provisional(command):
             waiting.pop()
-            self._emit(Done(last.n, sequence.length))
+            self._emit(Done(last.n, sequence.log.length))
         self._check_bounds(sequence, command)
         waiting.append(command)
 
@@ -134,11 +132,14 @@ class Sessions:
     def _change(self, sequence: Sequence, command: Deferrable) -> None:
         match command:
             case Append():
-                self._emit(Done(command.n, self._changes.append(sequence, command)))
+                self._changed(sequence, sequence.log.append(command))
+                if edits(command):
+                    self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
+                self._emit(Done(command.n, sequence.log.length))
             case Generate():
                 self._begin(sequence, command)
             case Rewind():
-                self._changes.rewind(sequence, command.to)
+                self._changed(sequence, sequence.log.rewind(command.to))
                 self._emit(Done(command.n, command.to))
             case Fork():
                 self._fork(sequence, command)
@@ -161,49 +162,53 @@ class Sessions:
                 f"timeout_s is {command.timeout_s}; it must be above 0", field="timeout_s"
             )
         lease = self._cache.open(command.scope)
-        history = None if command.streaming else History()
-        now = self._clock()
-        self._add(Sequence(command.session, lease, capacity, history, command.timeout_s, now))
+        log = Log(capacity, streaming=command.streaming)
+        self._add(Sequence(command.session, lease, log, command.timeout_s, self._clock()))
         self._emit(Done(command.n))
 
     def _begin(self, sequence: Sequence, command: Generate) -> None:
         """A turn starts. Its prompt is the whole log; there must be room for one id more."""
-        length, sampling = sequence.length, command.sampling
-        if not length:
+        log, sampling = sequence.log, command.sampling
+        if not log.length:
             raise BadRequest("there is nothing to continue: the session is empty", field="session")
-        room = sequence.capacity - length
+        room = log.capacity - log.length
         if room < 1:
             raise TooLong(
-                f"the session holds {length} of {sequence.capacity} tokens: no room for an answer",
+                f"the session holds {log.length} of {log.capacity} tokens: no room for an answer",
                 field="session",
             )
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         watch = self._watch(sampling.stop) if sampling.stop and not sampling.ignore_eos else None
         turn = Turn(command.turn, sampling, seed, limit, watch, self._clock())
-        self._changes.set_span_aside(sequence)
+        sequence.aside = log.take_span()
+        self._forget(sequence, log.length)
         turn.begin(sequence.ids)
         sequence.turn = turn
         sequence.turns += 1
         if sequence.turns == 1:
-            sequence.publish_to = length
+            sequence.publish_to = log.length
         self._scheduler.add_turn(sequence)
-        self._emit(Done(command.n, length))
+        self._emit(Done(command.n, log.length))
 
     def _fork(self, sequence: Sequence, command: Fork) -> None:
-        at = sequence.length if command.at is None else command.at
+        log, cache = sequence.log, self._cache
+        at = log.length if command.at is None else command.at
         if command.child in self._table:
             raise BadRequest(f"session {command.child} is already open", field="child")
-        lease = self._changes.fork(sequence, at)
-        history = None if sequence.history is None else History()
-        child = Sequence(
-            command.child, lease, sequence.capacity, history, sequence.timeout_s, self._clock()
-        )
-        child.ids.extend(sequence.ids[:at])
+        if not 0 <= at <= log.length:
+            raise BadRequest(f"at is {at}; it must be from 0 to {log.length}", field="at")
+        cache.wake(sequence.lease)
+        cache.recall(sequence.lease)
+        lease = cache.fork(sequence.lease, sequence.ids, at, log.length)
+        cache.rest(sequence.lease)
+        copy = Log(log.capacity, streaming=log.history is None)
+        copy.ids.extend(log.ids[:at])
+        child = Sequence(command.child, lease, copy, sequence.timeout_s, self._clock())
         child.turns = sequence.turns
         child.reached = lease.committed
         self._add(child)
-        self._changes.schedule(child)
+        self._schedule(child)
         self._emit(Done(command.n, at))
 
     def _cancel(self, sequence: Sequence, command: Cancel) -> None:
@@ -212,7 +217,8 @@ class Sessions:
         if turn is not None and command.turn in (None, turn.id):
             self.end(sequence, "cancelled")
             if command.drop:
-                self._changes.cut_log(sequence, turn.began)
+                sequence.log.cut(turn.began)
+                sequence.reached = min(sequence.reached, turn.began)
             self.settle(sequence)
         elif command.turn is not None:
             self._withdraw(sequence, command.turn)
@@ -250,8 +256,7 @@ class Sessions:
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
-        if sequence.history is not None:
-            sequence.history.record(turn.id, sequence.ids, turn.began)
+        sequence.log.turn_ended(turn.id, turn.began)
         self._scheduler.remove(sequence)
         self._touch(sequence)
         now = sequence.touched_s
@@ -280,14 +285,15 @@ class Sessions:
         if sequence.busy:
             return
         self._cache.rewind(sequence.lease, len(sequence.ids))
-        if sequence.history is not None:
-            self._cache.publish(sequence.lease, sequence.ids, sequence.length)
+        if sequence.log.history is not None:
+            self._cache.publish(sequence.lease, sequence.ids, sequence.log.length)
         if sequence.closing is not None:
             self._release(sequence, sequence.closing)
             return
         if sequence.aside:
             span, sequence.aside = sequence.aside, array("i")
-            self._changes.put_span(sequence, span)
+            sequence.log.put_span(span)
+            self._schedule(sequence)
         self._rest(sequence)
         while sequence.deferred and not sequence.busy:
             command = sequence.deferred.popleft()
@@ -297,9 +303,9 @@ class Sessions:
                 self._emit(Refused(command.n, error.code, error.message, error.field))
 
     def _release(self, sequence: Sequence, closing: Close) -> None:
-        shared = sequence.length if closing.keep_prefix else 0
+        shared = sequence.log.length if closing.keep_prefix else 0
         self._cache.close(sequence.lease, sequence.ids, shared)
-        self._emit(Done(closing.n, sequence.length))
+        self._emit(Done(closing.n, sequence.log.length))
 
     def expire(self) -> float | None:
         """Ends the sessions whose time is up. Returns the seconds until the next may be. A timeout
@@ -344,6 +350,23 @@ class Sessions:
         if not sequence.busy:
             self._cache.rest(sequence.lease)
 
+    def _changed(self, sequence: Sequence, kept: int) -> None:
+        """The log was changed after its first `kept` ids, and KV follows it."""
+        self._forget(sequence, kept)
+        self._schedule(sequence)
+
+    def _forget(self, sequence: Sequence, to: int) -> None:
+        self._cache.rewind(sequence.lease, to)
+        sequence.reached = min(sequence.reached, to)
+        sequence.publish_to = min(sequence.publish_to, to)
+
+    def _schedule(self, sequence: Sequence) -> None:
+        """What a quiet session owes is prefilled when there is time."""
+        if sequence.owed:
+            self._scheduler.add_append(sequence)
+        else:
+            self._scheduler.remove(sequence)
+
     def _touch(self, sequence: Sequence) -> None:
         """The session was used, or its turn has ended: its timeout begins anew."""
         sequence.touched_s = self._clock()
@@ -351,10 +374,10 @@ class Sessions:
     def _info(self, sequence: Sequence) -> SessionInfo:
         return SessionInfo(
             session=sequence.id,
-            streaming=sequence.history is None,
+            streaming=sequence.log.history is None,
             state="generating" if sequence.turn else "prefilling" if sequence.flying else "idle",
-            length=sequence.length,
-            provisional=len(sequence.ids) - sequence.length,
+            length=sequence.log.length,
+            provisional=sequence.log.provisional,
             committed=sequence.committed,
             held_pages=len(sequence.lease.pages),
             host_pages=len(sequence.lease.host),

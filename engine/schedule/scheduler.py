@@ -223,7 +223,7 @@ class Scheduler:
 
     def _fill_with_appends(self, limit_s: float, budget: Budget, works: list[Work]) -> None:
         """Firm ones before provisional ones."""
-        for sequence in sorted(self._appends, key=lambda s: s.firm is not None):
+        for sequence in sorted(self._appends, key=lambda s: s.log.firm is not None):
             if not budget:
                 return
             if sequence.flying:
