@@ -27,7 +27,7 @@ from realtime.session import Registry
 
 HANDSHAKE_S = 10.0
 PING_S = 20.0
-USER_TIMEOUT_MS = 30_000
+USER_TIMEOUT_MS = 20_000
 SHUTDOWN_S = 5
 
 

@@ -10,8 +10,9 @@ import importlib
 import os
 import signal
 import sys
+import termios
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -89,12 +90,12 @@ class Lines:
 
     def _line(self) -> str | None:
         try:
-            if self._terminal:
-                return input(_PROMPT)
-            line = sys.stdin.readline()
-            return line.rstrip("\n") if line else None
+            line = input(_PROMPT) if self._terminal else sys.stdin.readline()
         except (EOFError, UnicodeDecodeError):
             return None
+        if not line and not self._terminal:
+            return None
+        return line.rstrip("\n").encode(errors="replace").decode()
 
 
 class Chat:
@@ -132,12 +133,19 @@ class Chat:
             session["temperature"] = wishes.temperature
         if len(session) > 1:
             await self._send({"type": "session.update", "session": session})
+            async for event in self._events():
+                if event.error is not None:
+                    raise SetupError(event.error.message)
+                if event.type == "session.updated":
+                    break
 
     async def _turn(self, line: str) -> int:
         content = [{"type": "input_text", "text": line}]
         item = {"type": "message", "role": "user", "content": content}
-        self._answering = True
         await self._send({"type": "conversation.item.create", "item": item})
+        if await self._listen() != 0:
+            return 1
+        self._answering = True
         await self._send({"type": "response.create"})
         try:
             return await self._listen()
@@ -145,9 +153,12 @@ class Chat:
             self._answering = False
 
     async def _listen(self) -> int:
-        """Prints an answer as it comes; returns the exit status it means."""
+        """Until the item is taken, or the answer has ended, which it prints as it comes; returns
+        the exit status that means."""
         async for event in self._events():
             match event:
+                case Event(type="conversation.item.done") if not self._answering:
+                    return 0
                 case Event(type="response.output_text.delta", delta=delta):
                     print(delta, end="", flush=True)
                 case Event(type="response.done", response=Response() as response):
@@ -198,7 +209,8 @@ async def chat(wishes: Wishes) -> int:
     headers = {"Authorization": f"Bearer {wishes.api_key}"} if wishes.api_key else {}
     try:
         async with connect(_address(wishes), additional_headers=headers, max_size=None) as socket:
-            return await Chat(socket, terminal=terminal).run(wishes)
+            with _kept_terminal():
+                return await Chat(socket, terminal=terminal).run(wishes)
     except InvalidStatus as error:
         raise SetupError(_refused(error)) from None
     except ConnectionClosed as error:
@@ -208,6 +220,19 @@ async def chat(wishes: Wishes) -> int:
         raise SetupError(
             f"no server answers at {wishes.url} ({error}); start one with: continuo serve"
         ) from None
+
+
+@contextlib.contextmanager
+def _kept_terminal() -> Iterator[None]:
+    """The thread may still wait for a line when we leave, its terminal in a state of its own."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
 def _address(wishes: Wishes) -> str:

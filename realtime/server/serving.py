@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 
 from engine import Engine, EngineError
 from realtime.errors import SetupError
@@ -75,13 +76,16 @@ async def _serve(
 
 
 class _Progress:
-    """Says a stage once, when it begins."""
+    """Says a stage once, when it begins; in a terminal, how far it is."""
 
     def __init__(self) -> None:
         self._stage = ""
 
     def __call__(self, what: str, fraction: float) -> None:
-        if what != self._stage:
+        if sys.stdout.isatty():
+            end = "\n" if fraction >= 1 else ""
+            print(f"\r\x1b[K  {what} {fraction:.0%}", end=end, flush=True)
+        elif what != self._stage:
             self._stage = what
             _say(f"  {what}")
 

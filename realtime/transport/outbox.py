@@ -28,6 +28,7 @@ class Outbox:
         self._room.set()
         self._patience: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
+        self._too_slow = False
 
     def put(self, event: ServerEvent) -> None:
         self._backlog.put(event)
@@ -51,15 +52,15 @@ class Outbox:
 
     async def run(self) -> None:
         """Sends for ever. Raises SocketClosed, or Hangup over a reader that is too slow."""
-        self._sender = asyncio.create_task(self._send())
+        self._sender = asyncio.current_task()
         try:
-            await asyncio.shield(self._sender)
+            await self._send()
         except asyncio.CancelledError:
-            if self._sender.cancelled():
+            if self._too_slow:
                 raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
             raise
         finally:
-            self._sender.cancel()
+            self._sender = None
             if self._patience is not None:
                 self._patience.cancel()
 
@@ -78,5 +79,6 @@ class Outbox:
                 self._room.set()
 
     def _give_up(self) -> None:
+        self._too_slow = True
         if self._sender is not None:
             self._sender.cancel()
