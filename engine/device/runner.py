@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,7 +182,7 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - begun,
     )
-    return TorchRunner(model, pool, Reference(), geometry, device), loaded
+    return TorchRunner(model, pool, _attention(device), geometry, device), loaded
 
 
 def _load(
@@ -223,6 +224,15 @@ def _geometry(
         steps_ahead=int(on_cuda) if config.steps_ahead is None else config.steps_ahead,
         host_pages=host_pages,
     )
+
+
+def _attention(device: torch.device) -> Backend:
+    """Triton's kernels on CUDA, whose torch brings triton along; else the reference."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return Reference()
+    from engine.device.attention.paged_triton import PagedTriton
+
+    return PagedTriton(4 * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def _device(config: EngineConfig) -> torch.device:

@@ -2,81 +2,27 @@
 
 from __future__ import annotations
 
-import math
-import random
-from array import array
-
 import pytest
 import torch
-from torch import Tensor
 
-from engine.batch import Batch, Row
 from engine.device import inputs
-from engine.device.attention.reference import FOLD_COUNT_MAX, Reference
-from engine.device.kv import KVPool
+from engine.device.attention.reference import Reference
 from engine.device.models.decoder import KVShape
-
-CPU = torch.device("cpu")
-ROWS = {
-    "decode, much alike": [(50, 1), (52, 1), (49, 1), (64, 1)],
-    "decode, all the same": [(31, 1), (31, 1)],
-    "decode, far apart": [(5, 1), (1000, 1), (3, 1), (1010, 1), (0, 1)],
-    "appends": [(40, 7), (33, 7), (0, 7), (100, 3)],
-    "cold prompts": [(0, FOLD_COUNT_MAX + 5), (0, FOLD_COUNT_MAX), (0, 2)],
-    "all at once": [(10, 1), (0, 90), (70, 16), (12, 1), (30, FOLD_COUNT_MAX + 1), (700, 16)],
-}
-
-
-def batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
-    """Rows of (tokens in KV, new tokens) over scrambled pages, and how many pages there are."""
-    tables = [-(-(start + count) // page_size) for start, count in rows]
-    total = sum(tables) + 3
-    free = list(range(total))
-    random.Random(7).shuffle(free)
-    made = []
-    for (start, count), pages in zip(rows, tables, strict=True):
-        mine = array("i", [free.pop() for _ in range(pages)])
-        made.append(Row(array("i", [0] * count), -1, start, mine, None))
-    return Batch(0, made), total
-
-
-def obvious(batch: Batch, pool: KVPool, query: Tensor, scale: float, window: int | None) -> Tensor:
-    """[T, heads, value_dim] in fp64: for each token and head, over each visible position."""
-    out, token, size = [], 0, pool.page_size
-    keys, values = pool.keys[0].double(), pool.values[0].double()
-    share = query.shape[1] // keys.shape[1]
-    for row in batch.rows:
-        for position in range(row.start, row.start + row.count):
-            first = 0 if window is None else max(0, position - window + 1)
-            pages = torch.tensor([row.pages[p // size] for p in range(first, position + 1)])
-            slots = torch.arange(first, position + 1) % size
-            key = keys[pages, :, slots].repeat_interleave(share, 1)  # [L, heads, dim]
-            value = values[pages, :, slots].repeat_interleave(share, 1)
-            scores = torch.einsum("hd,lhd->hl", query[token].double(), key) * scale
-            out.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), value))
-            token += 1
-    return torch.stack(out)
+from tests.engine.device import attention_oracle as oracle
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
 @pytest.mark.parametrize("window", [None, 1, 20])
-@pytest.mark.parametrize("rows", list(ROWS.values()), ids=list(ROWS))
+@pytest.mark.parametrize("rows", list(oracle.ROWS.values()), ids=list(oracle.ROWS))
 def test_like_the_obvious_way_with_garbage_in_every_unowned_slot(
     rows: list[tuple[int, int]], window: int | None, page_size: int
 ) -> None:
-    made, total = batch(rows, page_size)
+    made, pages = oracle.batch(rows, page_size)
     torch.manual_seed(0)
-    pool = KVPool([KVShape(2, 8, 12)], total, page_size, torch.empty(0))
-    for layer in pool.keys + pool.values:
-        layer.fill_(math.nan)
-    for row in made.rows:
-        for position in range(row.start + row.count):
-            page, slot = row.pages[position // page_size], position % page_size
-            pool.keys[0][page, :, slot] = torch.randn(2, 8)
-            pool.values[0][page, :, slot] = torch.randn(2, 12)
+    pool = oracle.filled(made, pages, page_size, KVShape(2, 8, 12), torch.empty(0))
     query = torch.randn(sum(row.count for row in made.rows), 6, 8)
-    step = inputs.build(made, page_size, CPU)
+    step = inputs.build(made, page_size, torch.device("cpu"))
     found = Reference().prepare(step, pool)(0, query, 0.3, window)
-    wanted = obvious(made, pool, query, 0.3, window)
+    wanted = oracle.obvious(made, pool, query, 0.3, window)
     assert found.shape == wanted.shape
     assert (found - wanted).abs().max() < 1e-5

@@ -1,0 +1,58 @@
+"""What only a CUDA device can show: the kernels compiled, and the whole runner on it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.device import inputs
+from engine.device.attention.reference import Reference
+from engine.device.models.decoder import KVShape
+from tests.engine.device import attention_oracle as cases
+from tests.parity import oracle
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="no triton"),
+]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("rows", list(cases.ROWS.values()), ids=list(cases.ROWS))
+def test_kernels_against_the_obvious_way(
+    rows: list[tuple[int, int]], window: int | None, page_size: int, dtype: torch.dtype
+) -> None:
+    from engine.device.attention.paged_triton import PagedTriton
+
+    device = torch.device("cuda")
+    made, pages = cases.batch(rows, page_size)
+    torch.manual_seed(0)
+    like = torch.empty(0, dtype=dtype, device=device)
+    step = inputs.build(made, page_size, device)
+    for shape, heads in ((KVShape(2, 64, 64), 6), (KVShape(1, 48, 80), 3)):
+        pool = cases.filled(made, pages, page_size, shape, like)
+        query = torch.randn(sum(row.count for row in made.rows), heads, shape.key_dim).to(like)
+        wanted = cases.obvious(made, pool, query, 0.1, window)
+        for backend in (PagedTriton(1), PagedTriton(500), Reference()):
+            found = backend.prepare(step, pool)(0, query, 0.1, window)
+            assert (found - wanted).abs().max() < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", list(oracle.FAMILIES))
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_greedy_ids_in_mixed_batches(name: str, page_size: int, tmp_path: Path) -> None:
+    model = oracle.FAMILIES[name]()
+    model.save_pretrained(tmp_path)
+    starts = oracle.prompts(2, [3, 37, 70, 1, 40])
+    runner = oracle.runner_of(
+        tmp_path, device="cuda", block_size=page_size, kv_cache_memory_bytes=8 << 20
+    )
+    assert runner.geometry.steps_ahead == 1
+    found = oracle.serve(runner, starts, count=8)
+    assert found == [oracle.greedy(model, ids, 8) for ids in starts]
