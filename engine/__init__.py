@@ -11,9 +11,10 @@ from engine.errors import (
     TurnFailed,
     UnknownSession,
 )
-from engine.front import Engine, Piece, Turn
+from engine.front import Engine
 from engine.messages import EngineStats, Ready, Sampling, SessionInfo, TurnEnded
 from engine.text import ChatTemplate, Detokenizer, Message, Text, ToolCall
+from engine.turn import Piece, Turn
 
 __all__ = [
     "BUNDLED",

@@ -1,18 +1,17 @@
 """Engine: the async face of the loop, for one gateway. Turns ids into text; knows no torch."""
 
 import asyncio
-import math
+import logging
 import secrets
 import socket
-import sys
-from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, assert_never
 
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import BY_CODE, BadRequest, EngineError, EngineLost, ModelError, TurnFailed
+from engine.errors import BY_CODE, BadRequest, EngineError, EngineLost, ModelError
+from engine.limits import check
 from engine.link import Link
 from engine.messages import (
     AnyCommand,
@@ -37,138 +36,78 @@ from engine.messages import (
     Sampling,
     SessionInfo,
     Stats,
-    TokenLogprobs,
     Tokens,
     TurnEnded,
 )
-from engine.text import Detokenizer, Holdback, Text
+from engine.mirror import Mirror
+from engine.process import EngineProcess
+from engine.text import Text
+from engine.turn import Turn
 
-STOP_GRACE_S = 5.0
-"""How long a stopping engine process may take before it is killed."""
+log = logging.getLogger(__name__)
 
+RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
+"""Before each attempt to start the engine again; after the last one it is gone for good."""
+
+Launch = Callable[[], Awaitable[socket.socket]]
 OnLoading = Callable[[str, float], None]
-
-
-class Piece(msgspec.Struct, frozen=True):
-    """A stretch of a turn's output. `text` may be empty (half a character, a possible stop string)
-    and never takes anything back; a matched stop string and stop ids are not part of it."""
-
-    first: int
-    ids: list[int]
-    text: str
-    logprobs: list[TokenLogprobs] | None = None
-
-
-class Turn:
-    """One turn in flight: iterate over its pieces; `ended` is set when the iteration stops.
-
-    The iteration raises EngineLost if the engine goes away under it, TurnFailed if the turn broke.
-    """
-
-    def __init__(self, id: str, session: str, detokenizer: Detokenizer, sampling: Sampling) -> None:
-        self.id = id
-        self.session = session
-        self.ended: TurnEnded | None = None
-        self._over = False
-        self._at_end: Callable[[], None] = lambda: None
-        self._detokenizer = detokenizer
-        self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
-        self._unspoken = frozenset(() if sampling.ignore_eos else sampling.stop_ids)
-        self._events: asyncio.Queue[Tokens | TurnEnded | EngineLost] = asyncio.Queue()
-
-    def put(self, event: Tokens | TurnEnded | EngineLost) -> None:
-        """For Engine."""
-        self._events.put_nowait(event)
-        if not isinstance(event, Tokens):
-            self._over = True
-            self._at_end()
-
-    def when_over(self, act: Callable[[], None]) -> None:
-        """`act` is called once when the turn has ended, read or not; at once if it has already."""
-        self._at_end = act
-        if self._over:
-            act()
-
-    async def __aiter__(self) -> AsyncIterator[Piece]:
-        said = 0
-        while self.ended is None:
-            event = await self._events.get()
-            match event:
-                case Tokens():
-                    said = event.first + len(event.ids)
-                    yield Piece(event.first, event.ids, self._text(event.ids), event.logprobs)
-                case TurnEnded():
-                    self.ended = event
-                    rest = self._rest(event)
-                    if rest:
-                        yield Piece(said, [], rest)
-                    if event.reason == "failed":
-                        raise TurnFailed(event.error or "the turn failed")
-                case EngineLost():
-                    raise event
-                case _:
-                    assert_never(event)
-
-    def _text(self, ids: list[int]) -> str:
-        if ids and ids[-1] in self._unspoken:
-            ids = ids[:-1]
-        return self._holdback.push(self._detokenizer.push(ids))
-
-    def _rest(self, ended: TurnEnded) -> str:
-        """What was held back and turned out to be neither half a character nor a stop string."""
-        rest = self._holdback.push(self._detokenizer.flush())
-        return rest if ended.stop is not None else rest + self._holdback.flush()
+_Link = Link[AnyCommand, AnyEvent]
 
 
 class Engine:
-    """Sessions are named by the caller (or get a fresh id). Every method raises from engine.errors;
-    EngineLost when the engine process is gone.
+    """Sessions are named by the caller (or get a fresh id). Every method raises from engine.errors.
 
-    All positions count tokens of the session's log.
+    When the engine process dies it is started again; commands wait for it meanwhile, sessions are
+    opened again from their logs when they are next used, and turns go on where they were.
+    EngineLost is raised when it does not come back. Positions count tokens of a session's log.
     """
 
     ready: Ready
     text: Text
 
-    def __init__(self, on_loading: OnLoading = lambda what, fraction: None) -> None:
-        """An engine that is not connected yet; `start` makes one that is."""
+    def __init__(self, launch: Launch, on_loading: OnLoading = lambda what, fraction: None) -> None:
+        """`launch` returns a socket to a fresh engine; `connect` makes use of it."""
+        self._launch = launch
         self._on_loading = on_loading
         self.on_expired: Callable[[str], None] = lambda session: None
         """Told the id of each session that its timeout has ended."""
-        self._replies: dict[int, asyncio.Future[Done]] = {}
+        self.up = False
+        """Whether the engine is there and answers."""
+        self.incarnation = 0
+        """Counts the engines that were ready."""
+        self._pending: dict[int, _Pending] = {}
         self._turns: dict[tuple[str, str], Turn] = {}
+        self._mirror = Mirror()
         self._n = 0
-        self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
-        self._process: Process | None = None
+        self._link: _Link | None = None
+        self._ready: asyncio.Future[Ready] | None = None
+        self._process: EngineProcess | None = None
+        self._restarting: asyncio.Task[None] | None = None
+        self._gone: EngineLost | None = None
         self._lost = asyncio.Event()
-        decoder = msgspec.msgpack.Decoder(list[AnyEvent])
-        self.link: Link[AnyCommand, AnyEvent] = Link(decoder, self._hear, self._lose)
 
-    # ---- its process ----------------------------------------------------------------------
+    # ---- its engine -----------------------------------------------------------------------
 
     @classmethod
     async def start(
         cls, config: EngineConfig, on_loading: OnLoading = lambda what, fraction: None
     ) -> "Engine":
         """Starts the engine process and waits until the model is loaded. Raises ModelError."""
-        engine = cls(on_loading)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            engine._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *("-P", "-m", "engine.boot", str(theirs.fileno())),
-                msgspec.json.encode(config).decode(),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-            )
-        await engine.connect(ours)
+        process = EngineProcess(config)
+        engine = cls(process.launch, on_loading)
+        engine._process = process
+        await engine.connect()
         return engine
 
-    async def connect(self, sock: socket.socket) -> None:
-        """Speaks to the loop at the other end of a connected socket; returns when it is ready."""
-        await asyncio.get_running_loop().create_connection(lambda: self.link, sock=sock)
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process."""
+        return None if self._process is None else self._process.pid
+
+    async def connect(self) -> None:
+        """Launches the engine for the first time; returns when it is ready. Raises ModelError."""
         try:
-            self.ready = await self._ready
+            await self._connect()
             self.text = await asyncio.to_thread(Text, self.ready.folder)
         except BaseException:
             await self.stop()
@@ -176,16 +115,16 @@ class Engine:
 
     async def stop(self) -> None:
         """Hangs up; the engine process ends by itself, or is killed after a grace."""
-        self.link.close()
+        self._fail(EngineLost("the engine was stopped"))
+        if self._restarting is not None:
+            self._restarting.cancel()
+        if self._link is not None:
+            self._link.close()
         if self._process is not None:
-            try:
-                await asyncio.wait_for(self._process.wait(), STOP_GRACE_S)
-            except TimeoutError:
-                self._process.kill()
-                await self._process.wait()
+            await self._process.stop()
 
     async def lost(self) -> None:
-        """Returns when the engine is gone."""
+        """Returns when the engine is gone for good."""
         await self._lost.wait()
 
     # ---- sessions -------------------------------------------------------------------------
@@ -240,13 +179,22 @@ class Engine:
         except BaseException:
             await self.close(session)
             raise
-        turn.when_over(lambda: self.link.send(Close(self._next(), session)))
+        turn.when_over(lambda: self._abandon(session))
         return turn
+
+    def _abandon(self, session: str) -> None:
+        """Closes a session without waiting for it."""
+        command = Close(self._next(), session)
+        self._pending[command.n] = _Pending(command, asyncio.get_running_loop().create_future())
+        if self.up:
+            self._send(command)
 
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn:
         """Starts a turn on all that was appended; returns once it is accepted. The drawn ids,
         including a final stop id, become part of the log."""
         check(sampling, self.ready.vocab_size)
+        if sampling.seed is None:
+            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         made = Turn(turn or _fresh("turn"), session, self.text.detokenizer(), sampling)
         key = (session, made.id)
         if key in self._turns:
@@ -254,7 +202,7 @@ class Engine:
         self._turns[key] = made
         try:
             await self._ask(Generate(self._next(), session, made.id, sampling))
-        except BaseException:
+        except EngineError:
             self._turns.pop(key, None)
             raise
         return made
@@ -291,22 +239,34 @@ class Engine:
         assert stats is not None
         return stats
 
-    # ---- inside ---------------------------------------------------------------------------
+    # ---- commands and answers -------------------------------------------------------------
 
     def _next(self) -> int:
         self._n += 1
         return self._n
 
     async def _ask(self, command: AnyCommand) -> Done:
-        if self._lost.is_set():
-            raise EngineLost("the engine is gone")
-        reply: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
-        self._replies[command.n] = reply
-        self.link.send(command)
+        if self._gone is not None:
+            raise self._gone
+        pending = _Pending(command, asyncio.get_running_loop().create_future())
+        self._pending[command.n] = pending
+        if self.up:
+            self._send(command)
+        return await pending.reply
+
+    def _send(self, command: AnyCommand) -> None:
+        """Sends a command, before it what the engine must know of its session."""
+        assert self._link is not None
+        if not isinstance(command, Open | ListSessions | Stats):
+            self._reopen(command.session)
         try:
-            return await reply
-        finally:
-            self._replies.pop(command.n, None)
+            self._link.send(self._mirror.translated(command))
+        except EngineError as error:
+            self._answer(command.n, error)
+
+    def _reopen(self, session: str) -> None:
+        assert self._link is not None
+        self._link.send_all(self._mirror.reopening(session, self.incarnation, self._turns))
 
     def _hear(self, events: "list[AnyEvent]") -> None:
         for event in events:
@@ -315,80 +275,110 @@ class Engine:
     def _hear_one(self, event: AnyEvent) -> None:
         match event:
             case Tokens():
+                self._mirror.tokens(event)
                 if turn := self._turns.get((event.session, event.turn)):
                     turn.put(event)
             case TurnEnded():
+                self._mirror.ended(event)
                 if turn := self._turns.pop((event.session, event.turn), None):
                     turn.put(event)
             case Done():
-                self._answer(event.n, event)
+                self._done(event)
             case Refused():
                 kind = BY_CODE.get(event.code, EngineError)
                 self._answer(event.n, kind(event.message, field=event.field))
             case Loading():
                 self._on_loading(event.what, event.fraction)
             case Ready():
-                self._ready.set_result(event)
+                self._set_ready(event)
             case LoadFailed():
-                self._ready.set_exception(ModelError(event.message))
+                self._set_ready(ModelError(event.message))
             case Expired():
+                self._mirror.expired(event.session)
                 self.on_expired(event.session)
             case _:
                 assert_never(event)
 
+    def _done(self, done: Done) -> None:
+        """Also of a command nobody waits for any more: it has taken effect."""
+        if pending := self._pending.get(done.n):
+            capacity = self.ready.max_model_len
+            self._mirror.done(pending.command, done, self.incarnation, capacity)
+            self._answer(done.n, done)
+
     def _answer(self, n: int, answer: Done | EngineError) -> None:
-        reply = self._replies.pop(n, None)
-        if reply is None or reply.done():
+        pending = self._pending.pop(n, None)
+        if pending is None or pending.reply.done():
             return
         if isinstance(answer, EngineError):
-            reply.set_exception(answer)
+            pending.reply.set_exception(answer)
         else:
-            reply.set_result(answer)
+            pending.reply.set_result(answer)
+
+    # ---- when the engine goes and comes ---------------------------------------------------
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready = loop.create_future()
+        sock = await self._launch()
+        link: _Link = Link(msgspec.msgpack.Decoder(list[AnyEvent]), self._hear, self._lose)
+        self._link = link
+        await loop.create_connection(lambda: link, sock=sock)
+        self.ready = await self._ready
+        self.up = True
+        self.incarnation += 1
+
+    def _set_ready(self, ready: Ready | ModelError) -> None:
+        if self._ready is None or self._ready.done():
+            return
+        if isinstance(ready, ModelError):
+            self._ready.set_exception(ready)
+        else:
+            self._ready.set_result(ready)
 
     def _lose(self) -> None:
-        self._lost.set()
-        lost = EngineLost("the engine went away")
-        if not self._ready.done():
-            self._ready.set_exception(ModelError("the engine ended while it loaded the model"))
-        for n in list(self._replies):
-            self._answer(n, lost)
+        """The link is gone. What was under way waits for the next engine."""
+        self._set_ready(ModelError("the engine ended while it loaded the model"))
+        was_up, self.up = self.up, False
         for turn in self._turns.values():
-            turn.put(lost)
+            turn.interrupted = True
+        if was_up and self._gone is None:
+            self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        for wait_s in RESTART_WAITS_S:
+            await asyncio.sleep(wait_s)
+            try:
+                await self._connect()
+            except (ModelError, OSError) as error:
+                log.warning("the engine did not come back: %s", error)
+            else:
+                self._resume()
+                return
+        self._fail(EngineLost("the engine went away and did not come back"))
+
+    def _resume(self) -> None:
+        """A new engine is there: turns go on, commands that were not answered are sent again."""
+        for session in self._mirror.with_turn():
+            self._reopen(session)
+        for pending in list(self._pending.values()):
+            self._send(pending.command)
+
+    def _fail(self, error: EngineLost) -> None:
+        """There will be no engine any more."""
+        self._gone = error
+        self._lost.set()
+        self.up = False
+        for n in list(self._pending):
+            self._answer(n, error)
+        for turn in list(self._turns.values()):
+            turn.put(error)
         self._turns.clear()
 
 
-def check(sampling: Sampling, vocab_size: int) -> None:
-    """Raises BadRequest that names the field and its limits."""
-    s = sampling
-    _within("temperature", s.temperature, 0, 100)
-    _within("top_k", s.top_k, 0, vocab_size)
-    _within("top_p", s.top_p, 0, 1, open_low=True)
-    _within("min_p", s.min_p, 0, 1)
-    _within("repetition_penalty", s.repetition_penalty, 0, 10, open_low=True)
-    _within("presence_penalty", s.presence_penalty, -2, 2)
-    _within("frequency_penalty", s.frequency_penalty, -2, 2)
-    if s.max_tokens is not None:
-        _within("max_tokens", s.max_tokens, 1, 1 << 31)
-    if s.logprobs is not None:
-        _within("logprobs", s.logprobs, 0, 20)
-    if s.seed is not None:
-        _within("seed", s.seed, -(1 << 63), (1 << 63) - 1)
-    _within("number of stop strings", len(s.stop), 0, 16)
-    _within("number of logit_bias entries", len(s.logit_bias), 0, 1024)
-    for stop in s.stop:
-        _within("length of a stop string", len(stop), 1, 256)
-    for id, bias in s.logit_bias.items():
-        _within("logit_bias id", id, 0, vocab_size - 1)
-        _within("logit_bias value", bias, -100, 100)
-
-
-def _within(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
-    fits = (low < value if open_low else low <= value) and value <= high
-    if math.isnan(value) or not fits:
-        above = "above" if open_low else "from"
-        raise BadRequest(
-            f"{field} is {value}; it must be {above} {low} and at most {high}", field=field
-        )
+class _Pending(NamedTuple):
+    command: AnyCommand
+    reply: "asyncio.Future[Done]"
 
 
 def _fresh(kind: str) -> str:

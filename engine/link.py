@@ -52,6 +52,12 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Hangs up at once; what is queued is lost."""
+        self._to_send.clear()
+        if self._transport is not None:
+            self._transport.abort()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
 

@@ -3,9 +3,9 @@
     ids   | firm: history, never taken back by itself | provisional: the last span, replaceable |
           0 ...................................... firm ............................... len(ids)
 
-The log is the truth. The engine keeps one beside each lease, the front another, from which a session
-is opened again when the engine is gone. Every change checks first and then cannot fail: what is
-refused has changed nothing. Each returns how much of the old log still stands.
+The log is the truth. The engine keeps one beside each lease, the front another, from which a
+session is opened again when the engine is gone. Every change checks first and then cannot fail:
+what is refused has changed nothing. Each returns how much of the old log still stands.
 """
 
 from array import array

@@ -72,9 +72,12 @@ class Append(Command, frozen=True):
 
 
 class Generate(Command, frozen=True):
+    """`resumed`: how many ids at the end of the log this turn has said already, elsewhere."""
+
     session: str
     turn: str
     sampling: Sampling
+    resumed: int = 0
 
 
 class Cancel(Command, frozen=True):

@@ -9,7 +9,7 @@ one.
 """
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 
 from engine.batch import Penalties, Sample
 from engine.cache import Lease
@@ -89,14 +89,21 @@ class Turn:
         """Whether a row may be launched while its last id is still promised."""
         return self.penalties is None
 
-    def begin(self, ids: "array[int]") -> None:
-        """The turn's prompt is all of `ids`."""
+    def begin(self, ids: "array[int]", said: int = 0) -> None:
+        """The turn's prompt is all of `ids` but the last `said`, which it has said already."""
         s = self.sampling
-        self.began = len(ids)
+        self.began = len(ids) - said
+        self.ordered = self.outputs = said
+        if said and self.watch is not None:
+            self.watch.push(ids[self.began :])
         if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
             seen = set(ids) if s.repetition_penalty != 1.0 else set[int]()
             self.penalties = Penalties(
-                s.repetition_penalty, s.presence_penalty, s.frequency_penalty, seen, {}
+                s.repetition_penalty,
+                s.presence_penalty,
+                s.frequency_penalty,
+                seen,
+                dict(Counter(ids[self.began :])),
             )
 
     def next_sample(self) -> Sample:

@@ -171,7 +171,7 @@ class Sessions:
         log, sampling = sequence.log, command.sampling
         if not log.length:
             raise BadRequest("there is nothing to continue: the session is empty", field="session")
-        room = log.capacity - log.length
+        room = log.capacity - log.length + command.resumed
         if room < 1:
             raise TooLong(
                 f"the session holds {log.length} of {log.capacity} tokens: no room for an answer",
@@ -183,7 +183,7 @@ class Sessions:
         turn = Turn(command.turn, sampling, seed, limit, watch, self._clock())
         sequence.aside = log.take_span()
         self._forget(sequence, log.length)
-        turn.begin(sequence.ids)
+        turn.begin(sequence.ids, command.resumed)
         sequence.turn = turn
         sequence.turns += 1
         if sequence.turns == 1:
@@ -215,14 +215,11 @@ class Sessions:
         """Ends the running turn now, or withdraws a waiting one. Unknown turns have ended: fine."""
         turn = sequence.turn
         if turn is not None and command.turn in (None, turn.id):
-            self.end(sequence, "cancelled")
-            if command.drop:
-                sequence.log.cut(turn.began)
-                sequence.reached = min(sequence.reached, turn.began)
+            self.end(sequence, "cancelled", drop=command.drop)
             self.settle(sequence)
         elif command.turn is not None:
             self._withdraw(sequence, command.turn)
-        self._emit(Done(command.n, len(sequence.ids)))
+        self._emit(Done(command.n, sequence.log.length))
 
     def _withdraw(self, sequence: Sequence, turn: str) -> None:
         for waiting in sequence.deferred:
@@ -249,14 +246,20 @@ class Sessions:
         sequence: Sequence,
         reason: Reason,
         *,
+        drop: bool = False,
         stop: str | None = None,
         error: str | None = None,
     ) -> None:
-        """The one way out of a turn. What is still in flight for it is dropped when it lands."""
+        """The one way out of a turn. What is still in flight for it is dropped when it lands; with
+        `drop`, so is what it has said."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
-        sequence.log.turn_ended(turn.id, turn.began)
+        if drop:
+            sequence.log.cut(turn.began)
+            sequence.reached = min(sequence.reached, turn.began)
+        else:
+            sequence.log.turn_ended(turn.id, turn.began)
         self._scheduler.remove(sequence)
         self._touch(sequence)
         now = sequence.touched_s

@@ -312,3 +312,62 @@ async def test_a_queued_turn_can_be_cancelled(letters: Path) -> None:
         with pytest.raises(Exception, match="turn second was cancelled"):
             await queued
         assert await read(turn) == oracle([1, 2], 10)
+
+
+# ---- an engine that dies -------------------------------------------------------------------
+
+
+@AHEAD
+async def test_sessions_and_turns_survive_their_engine(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as bench:
+        engine = bench.engine
+        idle, busy = await engine.open(), await engine.open()
+        await engine.append(idle, [1, 2, 3])
+        log = [1, 2, 3, *await answer(engine, idle, 4)]
+        await engine.append(idle, [9, 9], "provisional")
+        await engine.append(busy, [4, 5])
+        turn = await engine.generate(busy, Sampling(max_tokens=40, temperature=1.0, seed=3))
+        said: list[int] = []
+        async for piece in turn:
+            said += piece.ids
+            if len(said) in (5, 20):
+                bench.kill()
+        assert bench.launches == 3
+        assert turn.ended is not None
+        assert (turn.ended.reason, turn.ended.output_tokens) == ("length", 40)
+        again = await engine.open()
+        await engine.append(again, [4, 5])
+        undisturbed = await engine.generate(again, Sampling(max_tokens=40, temperature=1.0, seed=3))
+        assert said == await read(undisturbed)
+        info = await engine.info(idle)
+        assert (info.length, info.provisional) == (7, 2)
+        await engine.append(idle, [9, 8], "commit")
+        assert await answer(engine, idle, 3) == oracle([*log, 9, 8], 3)
+
+
+async def test_branches_survive_their_engine(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        engine = bench.engine
+        session = await engine.open(streaming=False)
+        await engine.append(session, [1, 2])
+        first = await read(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
+        await engine.append(session, [3])
+        await read(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
+        bench.kill()
+        await engine.append(session, [4], after="a")
+        assert await answer(engine, session, 3) == oracle([1, 2, *first, 4], 3)
+        with pytest.raises(BadRequest, match="turn zz has not finished"):
+            await engine.append(session, [4], after="zz")
+
+
+async def test_what_was_not_answered_is_asked_again(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1])
+        turn = await engine.generate(session, Sampling(max_tokens=10))
+        waiting = asyncio.create_task(engine.append(session, [2, 2]))
+        await asyncio.sleep(0.005)
+        bench.kill()
+        assert await read(turn) == oracle([1], 10)
+        assert await waiting == 13

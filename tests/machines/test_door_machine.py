@@ -43,6 +43,7 @@ class Life:
         self.turn: Turn | None = None
         self.limit = 0
         self.cancelled = False
+        self.dropped = False
         self.said: list[int] = []
         self.reading: asyncio.Task[None] | None = None
         self.waiting: list[tuple[list[int], asyncio.Task[int]]] = []
@@ -136,6 +137,7 @@ class Door(RuleBasedStateMachine):
         async def begin() -> None:
             turn = await self.engine.generate(life.name, Sampling(max_tokens=limit))
             life.turn, life.said, life.cancelled = turn, [], False
+            life.dropped = False
 
             async def read() -> None:
                 async for piece in turn:
@@ -151,15 +153,9 @@ class Door(RuleBasedStateMachine):
         if life.turn is None:
             return
         self._run(asyncio.sleep(wait))
-        was_running = self._run(self.engine.info(life.name)).turn == life.turn.id
-        length = self._run(self.engine.cancel(life.name, life.turn.id, drop=drop))
-        life.cancelled = True
-        before = list(life.log)
+        self._run(self.engine.cancel(life.name, life.turn.id, drop=drop))
+        life.cancelled, life.dropped = True, drop
         self._finish(life)
-        ended = life.turn
-        assert ended is None
-        if drop and len(life.log) > len(before) and was_running and length == len(before):
-            del life.log[len(before) :]
 
     @rule(life=lives)
     def finish(self, life: Life) -> None:
@@ -195,6 +191,10 @@ class Door(RuleBasedStateMachine):
 
         said = self._run(once())
         assert said == oracle(ids, min(limit, self.capacity - len(ids)))
+
+    @rule()
+    def the_engine_dies(self) -> None:
+        self.bench.kill()
 
     @rule()
     def time_passes(self) -> None:
@@ -238,14 +238,16 @@ class Door(RuleBasedStateMachine):
         else:
             assert life.cancelled
             assert ended.reason == "cancelled"
+            if life.dropped:
+                life.said = []
+            assert ended.length == len(life.log) + len(life.said)
         life.log = life.log + life.said
         for ids, task in life.waiting:
             self._run(_wait(task))
             life.log = life.log + ids
         life.waiting = []
-        if not life.cancelled:
-            info = self._run(self.engine.info(life.name))
-            assert (info.length, info.provisional) == (len(life.log), len(life.span))
+        info = self._run(self.engine.info(life.name))
+        assert (info.length, info.provisional) == (len(life.log), len(life.span))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):

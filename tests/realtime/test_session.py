@@ -405,12 +405,25 @@ async def test_a_session_the_engine_let_go_of_is_made_again(talk: Talk) -> None:
     await talk.turn()
 
 
+async def test_an_engine_that_dies_is_replaced_and_the_answer_goes_on(bench: Bench) -> None:
+    talk = open_talk(bench)
+    await talk.say("hello")
+    await talk.respond(None)
+    await talk.ears.until(core.TextDelta)
+    bench.kill()
+    answer = await talk.ended()
+    assert answer.status in ("completed", "incomplete")
+    await talk.turn()
+    assert bench.launches == 2
+    await talk.session.close()
+
+
 async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
     talk = open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(core.TextDelta)
-    bench.engine.link.close()
+    await bench.engine.stop()
     answer = await talk.ended()
     assert answer.status == "failed"
     assert answer.error is not None

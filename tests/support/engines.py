@@ -5,15 +5,16 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import WordLevel
 
-from engine.batch import Geometry
+from engine.batch import Geometry, Runner
 from engine.cache import SessionAwareCache
 from engine.front import Engine
 from engine.link import Link
@@ -42,20 +43,103 @@ def tiny_text(folder: Path) -> Path:
     return folder
 
 
-class Bench:
-    """An engine and the parts a test may look at."""
+Make = Callable[[], Runner[Any]]
 
-    def __init__(
-        self, engine: Engine, runner: DigestRunner, cache: SessionAwareCache, scheduler: Scheduler
-    ) -> None:
-        self.engine = engine
-        self.runner = runner
-        self.cache = cache
-        self.scheduler = scheduler
+
+class Bench:
+    """An engine whose loop runs in this process, and the parts of it a test may look at. `kill`
+    ends it as a crash would; the front then launches another."""
+
+    engine: Engine
+    runner: Any
+    cache: SessionAwareCache
+    scheduler: Scheduler
+
+    def __init__(self, folder: Path, make: Make, rows: int) -> None:
+        self._folder = str(folder)
+        self._make = make
+        self._rows = rows
+        self._text = Text(self._folder)
+        self._loop: Loop[Any] | None = None
+        self._link: Link[AnyEvent, AnyCommand] | None = None
+        self._running: asyncio.Task[None] | None = None
+        self.launches = 0
+
+    async def launch(self) -> socket.socket:
+        """A socket to a fresh loop on a fresh device."""
+        await self._end()
+        self.launches += 1
+        self.runner = self._make()
+        geometry, counters = self.runner.geometry, Counters()
+        self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
+        self.scheduler = Scheduler(self.cache, geometry.batched_tokens, self._rows)
+        loop = Loop(self.runner, self.cache, self.scheduler, counters, audit_every_step=True)
+        sessions = Sessions(
+            self.cache,
+            self.scheduler,
+            geometry,
+            counters,
+            watch=lambda stops: StopWatch(stops, self._text.detokenizer()),
+            emit=loop.emit,
+            clock=time.monotonic,
+        )
+        link: Link[AnyEvent, AnyCommand] = Link(
+            msgspec.msgpack.Decoder(list[AnyCommand]), loop.tell, lambda: None
+        )
+        ours, theirs = socket.socketpair()
+        await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
+        link.send(self._ready(geometry))
+        self._loop, self._link = loop, link
+        self._running = asyncio.create_task(loop.run(sessions, link.send_all))
+        return ours
+
+    def kill(self) -> None:
+        """What it has not sent is lost, and so is its memory."""
+        assert self._loop is not None
+        assert self._link is not None
+        self._loop.stop()
+        self._link.abort()
+
+    async def close(self) -> None:
+        assert self._running is not None
+        crashed = self._running.done()
+        await self.engine.stop()
+        await self._end()
+        assert not crashed, "the loop ended by itself"
+
+    async def _end(self) -> None:
+        if self._loop is not None and self._running is not None:
+            self._loop.stop()
+            await self._running
+
+    def _ready(self, geometry: Geometry) -> Ready:
+        return Ready(
+            folder=self._folder,
+            model="test",
+            architecture="Test",
+            max_model_len=geometry.max_model_len,
+            vocab_size=geometry.vocab_size,
+            pages=geometry.pages,
+            page_size=geometry.page_size,
+            device="none",
+            dtype="-",
+            load_s=0.0,
+        )
 
 
 @contextlib.asynccontextmanager
-async def digest_engine(
+async def engine_on(folder: Path, make: Make, *, rows: int = 8) -> AsyncIterator[Bench]:
+    """An engine on the runner that `make` makes, at each launch a new one."""
+    bench = Bench(folder, make, rows)
+    bench.engine = Engine(bench.launch)
+    await bench.engine.connect()
+    try:
+        yield bench
+    finally:
+        await bench.close()
+
+
+def digest_engine(
     folder: Path,
     *,
     pages: int = 64,
@@ -66,41 +150,9 @@ async def digest_engine(
     steps_ahead: int = 0,
     step_s: float = 0.0,
     host_pages: int = 0,
-) -> AsyncIterator[Bench]:
+) -> contextlib.AbstractAsyncContextManager[Bench]:
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(
         pages, page_size, limit, VOCABULARY, batched_tokens, steps_ahead, host_pages
     )
-    runner = DigestRunner(geometry, step_s=step_s)
-    cache = SessionAwareCache(pages, page_size, host_pages)
-    scheduler = Scheduler(cache, batched_tokens, rows)
-    counters = Counters()
-    loop = Loop(runner, cache, scheduler, counters, audit_every_step=True)
-    text = Text(str(folder))
-    sessions = Sessions(
-        cache,
-        scheduler,
-        geometry,
-        counters,
-        watch=lambda stops: StopWatch(stops, text.detokenizer()),
-        emit=loop.emit,
-        clock=time.monotonic,
-    )
-    link: Link[AnyEvent, AnyCommand] = Link(
-        msgspec.msgpack.Decoder(list[AnyCommand]), loop.tell, lambda: None
-    )
-    ours, theirs = socket.socketpair()
-    await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
-    link.send(
-        Ready(str(folder), "digest", "Digest", limit, VOCABULARY, pages, page_size, "none", "-", 0)
-    )
-    engine = Engine()
-    running = asyncio.create_task(loop.run(sessions, link.send_all))
-    try:
-        await engine.connect(ours)
-        yield Bench(engine, runner, cache, scheduler)
-        assert not running.done(), running.exception()
-    finally:
-        loop.stop()
-        await engine.stop()
-        await running
+    return engine_on(folder, lambda: DigestRunner(geometry, step_s=step_s), rows=rows)

@@ -4,8 +4,9 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from text_fixtures import byte_level, sentencepiece_like
+from text_fixtures import byte_level, family_folder, sentencepiece_like
 
+from engine.config import BUNDLED
 from engine.text import Detokenizer
 from engine.text.tokenizer import Tokenizer
 
@@ -17,6 +18,7 @@ KINDS = pytest.mark.parametrize(
         pytest.param(BYTE_LEVEL, id="byte-level"),
         pytest.param(PIECES, id="pieces-legacy"),
         pytest.param(Tokenizer(sentencepiece_like([], legacy=False)), id="pieces"),
+        pytest.param(Tokenizer.load(family_folder(BUNDLED)), id="bundled"),
     ],
 )
 TEXT = st.text(max_size=40) | st.text(
@@ -108,6 +110,15 @@ def test_special_tokens_are_left_out_unless_kept() -> None:
     ids = [*BYTE_LEVEL.encode("a é"), tool, *BYTE_LEVEL.encode(" b"), end]
     assert "".join(pushed(Detokenizer(BYTE_LEVEL), ids)) == "a é b"
     assert "".join(pushed(Detokenizer(BYTE_LEVEL, keep={tool}), ids)) == "a é<|tool|> b"
+
+
+def test_after_a_flush_words_keep_their_spaces() -> None:
+    """Pieces that begin with ▁ lose it only at the very beginning."""
+    ids = PIECES.encode("one two three four")
+    for cut in range(len(ids)):
+        detokenizer = Detokenizer(PIECES)
+        text = detokenizer.push(ids[:cut]) + detokenizer.flush() + detokenizer.push(ids[cut:])
+        assert text + detokenizer.flush() == "one two three four"
 
 
 def test_flush_in_the_middle_of_a_character() -> None:

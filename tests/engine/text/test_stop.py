@@ -1,6 +1,6 @@
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.text import Holdback, StopWatch
@@ -21,6 +21,9 @@ def first_match(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 
 @given(STOPS, PIECES)
+@example(["b", "ab"], ["ab"])
+@example(["ab", "b"], ["aab"])
+@example(["aab", "ab"], ["xa", "a", "b"])
 def test_holdback_is_the_definition(stops: list[str], pieces: list[str]) -> None:
     holdback = Holdback(stops)
     shown = ""

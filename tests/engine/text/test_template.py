@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_fixtures import (
-    FAMILIES,
+    NAMES,
     byte_level,
     family,
     family_folder,
@@ -17,12 +17,13 @@ from text_fixtures import (
     write_checkpoint,
 )
 
+from engine.config import BUNDLED
 from engine.errors import BadRequest, ModelError
 from engine.text import ChatTemplate, Message, Role, Text, Tool, ToolCall
 
 ALTERNATING = ("mistral_v3", "mistral_small", "llama2", "gemma")
-WITH_TOOLS = ("qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small")
-STABLE = ("chatml", "qwen2_5", "llama3", "gemma")
+WITH_TOOLS = ("qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", BUNDLED)
+STABLE = ("chatml", "qwen2_5", "llama3", "gemma", BUNDLED)
 
 NASTY = (
     *("", " ", "\n", "\n\n", " lead", "trail ", "\ntwo\nlines\n", "e\u0301 😀 你好", "{{ x }}"),
@@ -73,7 +74,7 @@ def turns(draw: st.DrawFn, name: str) -> list[Message]:
         messages.append(Message(role="assistant", tool_calls=calls))
         messages += [Message(role="tool", content=draw(CONTENT), tool_call_id=id) for id in ids]
     messages.append(Message(role="assistant", content=draw(CONTENT)))
-    if name in ("chatml", "qwen2_5", "qwen3", "counting") and draw(st.booleans()):
+    if name in ("chatml", "qwen2_5", "qwen3", "counting", BUNDLED) and draw(st.booleans()):
         role: Role = draw(st.sampled_from(("system", "assistant", "user")))
         messages.append(Message(role=role, content=draw(CONTENT)))
     return messages
@@ -82,7 +83,7 @@ def turns(draw: st.DrawFn, name: str) -> list[Message]:
 @st.composite
 def conversations(draw: st.DrawFn, name: str) -> list[Message]:
     messages = [message for _ in range(draw(st.integers(1, 4))) for message in draw(turns(name))]
-    if draw(st.booleans()) and name != "gemma":
+    if draw(st.booleans()):
         messages.insert(0, Message(role="system", content=draw(CONTENT)))
     return messages[: draw(st.integers(1, len(messages)))]
 
@@ -114,7 +115,7 @@ class Log:
         return [id for segment in self.segments for id in segment]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_segments_add_up_to_the_whole(name: str, data: st.DataObject) -> None:
@@ -135,7 +136,7 @@ def test_segments_add_up_to_the_whole(name: str, data: st.DataObject) -> None:
         assert log.ids == oracle or log.messages[-1].role == "tool"
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_the_header_stands_where_the_whole_has_it(name: str, data: st.DataObject) -> None:
@@ -180,7 +181,7 @@ def test_one_segment_at_a_time(name: str, data: st.DataObject) -> None:
     assert ids == template.render(oracle_of, tools, add_generation_prompt=True)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_the_head_is_known_before_anything_is_said(name: str, data: st.DataObject) -> None:
@@ -274,6 +275,30 @@ def test_what_the_template_refuses_still_gets_a_place() -> None:
     assert family("mistral_v3").decode(extension.ids).strip() == "Two?"
 
 
+def test_without_a_system_role_the_first_question_carries_the_text() -> None:
+    template, text = template_of("gemma"), family("gemma")
+    system = Message(role="system", content="Be brief.")
+    ids = template.render([system, *said("One?", "1", "Two?")])
+    assert "Be brief.\n\nOne?" in text.decode(ids)
+    first = template.message(None, said("One?")[0], system="Be brief.")
+    assert "Be brief.\n\nOne?" in text.decode(first)
+
+
+def test_a_late_system_message_becomes_a_users_where_there_is_no_other_place() -> None:
+    late = Message(role="system", content="Be brief.")
+    for name in ("mistral_v3", "mistral_small", "gemma"):
+        template = template_of(name)
+        as_user = template.message("assistant", said("Be brief.")[0])
+        assert template.message("assistant", late) == as_user
+        assert template.extend(said("One?", "1"), [late]).ids == as_user
+
+
+def test_no_place_for_a_calls_result() -> None:
+    result = Message(role="tool", content="1", tool_call_id="call00000")
+    with pytest.raises(BadRequest, match="no place"):
+        template_of("llama2").message("assistant", result)
+
+
 def test_no_seams_at_all_still_equals_the_whole() -> None:
     template = template_of("counting")
     assert not template.append_stable
@@ -305,7 +330,7 @@ def test_a_long_history_costs_no_more_than_a_short_one(
 # --- how an answer ends ---
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_whatever_was_sampled_the_message_gets_closed(name: str) -> None:
     """Cut short, ended by the terminator, or ended and more: the log goes on as if rendered."""
     if name == "llama2":
@@ -342,7 +367,7 @@ def test_another_stop_id_takes_the_terminators_place() -> None:
 # --- nobody writes control tokens but the template ---
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_people_cannot_write_control_tokens(name: str, data: st.DataObject) -> None:
@@ -371,11 +396,11 @@ def test_a_lookalike_reads_as_it_was_written() -> None:
 # --- against transformers ---
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gemma"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "gemma"])
 def test_the_whole_is_what_transformers_renders(name: str) -> None:
     transformers = cast(Any, pytest.importorskip("transformers"))
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(str(family_folder(name)))
-    theirs.chat_template = (family_folder(name) / "chat_template.jinja").read_text()
+    assert theirs.chat_template
     messages = said("One?  ", " yes ", "Two?\n", "no", "<three>&'\"?")
     system = [Message(role="system", content="Be brief.")]
     plain_tool = {"type": "function", "function": {**TOOL["function"], "description": "Weather"}}

@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from text_fixtures import byte_level, family, family_folder, sentencepiece_like, write_checkpoint
+from text_fixtures import byte_level, family, family_folder, write_checkpoint
+from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from engine.errors import ModelError
 from engine.text import Text
@@ -57,12 +58,16 @@ def test_stop_ids_from_every_place_that_names_one(tmp_path: Path) -> None:
 
 
 def test_spelling_where_the_vocabulary_itself_holds_the_control_token(tmp_path: Path) -> None:
-    """SentencePiece's <s> is a piece like any other; people still cannot write it."""
-    text = Text(str(write_checkpoint(tmp_path, sentencepiece_like([]))))
-    bos = text.encode("<s>")[0]
-    ids = text.encode_plain("a <s> b")
-    assert bos not in ids
-    assert text.decode(ids) == "a <s> b"
+    """To a Unigram model <s> is a piece like any other; people still cannot write it."""
+    pieces = [("<unk>", 0.0), ("<s>", -1.0), ("a", -2.0), ("<", -9.0), ("s", -9.0), (">", -9.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    text = Text(str(write_checkpoint(tmp_path, tokenizer)))
+    bos = text.encode("<s>")
+    assert text.encode("a<s>a") == [2, *bos, 2]
+    assert bos[0] not in text.encode_plain("a<s>a")
+    assert text.decode(text.encode_plain("a<s>a")) == "a<s>a"
 
 
 BROKEN = {

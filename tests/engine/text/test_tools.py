@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from text_fixtures import family, template_of
 
+from engine.config import BUNDLED
 from engine.text import (
     ArgumentsDelta,
     CallDone,
@@ -180,7 +181,9 @@ CALLS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small"])
+@pytest.mark.parametrize(
+    "name", ["qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", BUNDLED]
+)
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, size=st.integers(1, 50))
 def test_what_the_template_writes_is_read_back(
@@ -210,7 +213,7 @@ def test_what_the_template_writes_is_read_back(
 @pytest.mark.parametrize(
     ("name", "format"),
     [
-        *[("qwen2_5", HERMES), ("qwen3", HERMES), ("llama3", LLAMA3)],
+        *[(BUNDLED, HERMES), ("qwen2_5", HERMES), ("qwen3", HERMES), ("llama3", LLAMA3)],
         *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("llama2", None), ("gemma", None)],
     ],
 )

@@ -20,6 +20,8 @@ from tokenizers import (
     trainers,
 )
 
+import engine.text
+from engine.config import BUNDLED
 from engine.text import ChatTemplate, Text
 
 CORPUS = [
@@ -153,9 +155,14 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
 """Of each template in templates/: a tokenizer of the real one's kind, and tokenizer_config.json."""
 
 
+NAMES = (*FAMILIES, BUNDLED)
+
+
 @cache
 def family_folder(name: str) -> Path:
-    """A checkpoint folder of the family, removed when the tests end."""
+    """A checkpoint folder of the family, gone when the tests end; or the bundled model's."""
+    if name == BUNDLED:
+        return Path(engine.text.__file__).parents[1] / "bundled" / BUNDLED
     folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tokenizer, config = FAMILIES[name]

@@ -1,0 +1,48 @@
+"""EngineProcess: the engine's own process, as many times as it takes."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from asyncio.subprocess import Process
+
+import msgspec
+
+from engine.config import EngineConfig
+
+STOP_GRACE_S = 5.0
+"""How long a process that was hung up on may take before it is killed."""
+
+
+class EngineProcess:
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = msgspec.json.encode(config).decode()
+        self._process: Process | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    async def launch(self) -> socket.socket:
+        """Starts a fresh process, ending one that still runs; returns the socket to it."""
+        await self.stop(grace_s=0)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-P", "-m", "engine.boot", str(theirs.fileno()), self._config),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        return ours
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Waits for the process to end by itself, then kills it."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._process.wait(), grace_s)
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()

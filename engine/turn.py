@@ -1,0 +1,92 @@
+"""Turn and Piece: one answer as the front sees it. Ids become text here."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import assert_never
+
+import msgspec
+
+from engine.errors import EngineLost, TurnFailed
+from engine.messages import Sampling, TokenLogprobs, Tokens, TurnEnded
+from engine.text import Detokenizer, Holdback
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """A stretch of a turn's output. `text` may be empty (half a character, a possible stop string)
+    and never takes anything back; a matched stop string and stop ids are not part of it."""
+
+    first: int
+    ids: list[int]
+    text: str
+    logprobs: list[TokenLogprobs] | None = None
+
+
+class Turn:
+    """One turn in flight: iterate over its pieces; `ended` is set when the iteration stops.
+
+    If the engine dies under it, the turn goes on where it was when the engine is back; meanwhile
+    `interrupted` is true. The iteration raises EngineLost if it does not come back, TurnFailed if
+    the turn itself broke.
+    """
+
+    def __init__(self, id: str, session: str, detokenizer: Detokenizer, sampling: Sampling) -> None:
+        self.id = id
+        self.session = session
+        self.sampling = sampling
+        """As it is drawn: with a seed."""
+        self.said = 0
+        """Ids received."""
+        self.ended: TurnEnded | None = None
+        self.interrupted = False
+        self._over = False
+        self._at_end: Callable[[], None] = lambda: None
+        self._detokenizer = detokenizer
+        self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
+        self._unspoken = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
+        self._events: asyncio.Queue[Tokens | TurnEnded | EngineLost] = asyncio.Queue()
+
+    def put(self, event: Tokens | TurnEnded | EngineLost) -> None:
+        """For Engine."""
+        self._events.put_nowait(event)
+        if isinstance(event, Tokens):
+            self.interrupted = False
+            self.said += len(event.ids)
+        else:
+            self._over = True
+            self._at_end()
+
+    def when_over(self, act: Callable[[], None]) -> None:
+        """`act` is called once when the turn has ended, read or not; at once if it has already."""
+        self._at_end = act
+        if self._over:
+            act()
+
+    async def __aiter__(self) -> AsyncIterator[Piece]:
+        said = 0
+        while self.ended is None:
+            event = await self._events.get()
+            match event:
+                case Tokens():
+                    said = event.first + len(event.ids)
+                    yield Piece(event.first, event.ids, self._text(event.ids), event.logprobs)
+                case TurnEnded():
+                    self.ended = event
+                    rest = self._rest(event)
+                    if rest:
+                        yield Piece(said, [], rest)
+                    if event.reason == "failed":
+                        raise TurnFailed(event.error or "the turn failed")
+                case EngineLost():
+                    raise event
+                case _:
+                    assert_never(event)
+
+    def _text(self, ids: list[int]) -> str:
+        if ids and ids[-1] in self._unspoken:
+            ids = ids[:-1]
+        return self._holdback.push(self._detokenizer.push(ids))
+
+    def _rest(self, ended: TurnEnded) -> str:
+        """What was held back and turned out to be neither half a character nor a stop string."""
+        rest = self._holdback.push(self._detokenizer.flush())
+        return rest if ended.stop is not None else rest + self._holdback.flush()
