@@ -18,8 +18,6 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._keep = frozenset(keep)
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._seen: list[int] = []
-        """Ids already written, as far back as the text of the held ones depends on them."""
         self._held: list[int] = []
         """Ids given to the stream since it last wrote."""
 
@@ -44,17 +42,13 @@ class Detokenizer:
             return self._release()
         if text is None:
             return self._release() if len(self._held) >= _HELD_MAX else ""
-        self._seen, self._held = self._held, []
+        self._held = []
         return text
 
     def _release(self) -> str:
         if not self._held:
             return ""
-        before = self._tokenizer.decode(self._seen)
-        text = self._tokenizer.decode([*self._seen, *self._held])
-        text = (
-            text[len(before) :] if text.startswith(before) else self._tokenizer.decode(self._held)
-        )
-        self._seen, self._held = self._held, []
-        self._stream = DecodeStream(self._seen, skip_special_tokens=True)
+        text = self._tokenizer.decode(self._held)
+        self._stream = DecodeStream(self._held, skip_special_tokens=True)
+        self._held = []
         return text

@@ -93,7 +93,8 @@ class Seams:
         """What `message` (None: the assistant's header) adds behind a message of role `previous`,
         together with what that one held back. Where the template refuses that, what it adds behind
         another one, and a system message as a user's. Raises BadRequest."""
-        for role in (previous, *self._short):
+        known = message is None or message.role in self._short
+        for role in (previous, *self._short) if known else ():
             if role in self._short and (text := self._behind(role, message)) is not None:
                 return text
         if message is not None and message.role == "system":
