@@ -272,29 +272,25 @@ class ChatTemplate:
     def _find_windowed(self) -> bool:
         """Whether looking back to the last user message gives what looking at everything gives."""
         self._windowed = True
-        for messages in _probe_conversations():
-            for tools in ((), (_PROBE_TOOL,)):
-                for at in range(1, len(messages)):
-                    past, new = messages[:at], messages[at : at + 1]
-                    whole = self._extend_view(past, new, tools, False, False)
-                    if whole is not None and self.extend(past, new, tools) != whole:
-                        return False
-        return True
+        return all(
+            self.extend(past, new, tools) == self._extend_view(past, new, tools, False, False)
+            for past, new, tools in self._probes()
+        )
 
     def _find_append_stable(self) -> bool:
         return all(
-            self.extend(
-                messages[:at],
-                messages[at : at + 1],
-                tools,
-                sampled=messages[at - 1].role == "assistant",
-            ).keep
-            == at
-            for messages in _probe_conversations()
-            for tools in ((), (_PROBE_TOOL,))
-            for at in range(1, len(messages))
-            if messages[at - 1] is not SYSTEM and messages[at].role != "assistant"
+            self.revises(past, new, tools, sampled=past[-1].role == "assistant") is None
+            for past, new, tools in self._probes()
+            if past[-1].role != "system" and new[0].role != "assistant"
         )
+
+    def _probes(self) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
+        """History, new message and tools, of conversations that the template allows."""
+        for messages in _probe_conversations():
+            for tools in ((), (_PROBE_TOOL,)):
+                for at in range(1, len(messages)):
+                    if self._writer.attempt(messages[: at + 1], tools) is not None:
+                        yield messages[:at], messages[at : at + 1], tools
 
 
 def _probe_conversations() -> Iterator[tuple[Message, ...]]:
