@@ -51,7 +51,8 @@ def build(engine: Engine, settings: Settings) -> Starlette:
         Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names
     ]
     gate = Gate(settings.api_keys, settings.allowed_origins)
-    return Starlette(routes=Routes(registry, gate, models, settings.limits).all())
+    routes = Routes(registry, gate, models, settings.limits, lambda: engine.up)
+    return Starlette(routes=routes.all())
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -12,7 +12,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -223,7 +223,7 @@ async def chat(wishes: Wishes) -> int:
 
 
 @contextlib.contextmanager
-def _kept_terminal() -> Iterator[None]:
+def _kept_terminal() -> Generator[None]:
     """The thread may still wait for a line when we leave, its terminal in a state of its own."""
     if not sys.stdin.isatty():
         yield

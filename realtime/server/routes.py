@@ -1,9 +1,13 @@
 """What is served where.
 
-WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
-GET /v1/models                  what can be talked to
-GET /health                     is this process alive, and its engine
+    WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
+    GET /v1/models                  what can be talked to
+    GET /health                     this process is alive; is its engine?
+
+Only /health is for everyone.
 """
+
+from collections.abc import Callable
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
@@ -33,8 +37,16 @@ class Models(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routes:
-    def __init__(self, registry: Registry, gate: Gate, models: list[Model], limits: Limits) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        gate: Gate,
+        models: list[Model],
+        limits: Limits,
+        engine_up: Callable[[], bool],
+    ) -> None:
         """`models` are the names of the one model that is served."""
+        self._engine_up = engine_up
         self._registry = registry
         self._gate = gate
         self._models = models
@@ -77,7 +89,7 @@ class Routes:
         return _json(known)
 
     async def health(self, request: Request) -> Response:
-        return _json({"status": "ok"})
+        return _json({"status": "ok", "engine": "up" if self._engine_up() else "restarting"})
 
     def _guard(self, request: HTTPConnection) -> Response | None:
         denied = self._gate.check(request.headers)

@@ -36,7 +36,8 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 class Answering:
-    """`answer` is what it is now; `sampled` the ids drawn for it."""
+    """`answer` is what it is now, in the end with the seed it was drawn with; `sampled` the ids
+    drawn for it."""
 
     def __init__(self, answer: Answer, strand: Strand, output: Output, reader: Reader) -> None:
         self.answer = answer
@@ -95,8 +96,11 @@ class Answering:
             self.answer = msgspec.structs.replace(self.answer, usage=Usage())
             self._end(tell, "cancelled")
             return
+        settings = self.answer.settings
+        sampling = msgspec.structs.replace(settings.sampling, seed=ended.seed)
         self.answer = msgspec.structs.replace(
             self.answer,
+            settings=msgspec.structs.replace(settings, sampling=sampling),
             usage=Usage(
                 input_tokens=ended.prompt_tokens,
                 cached_tokens=ended.cached_tokens,

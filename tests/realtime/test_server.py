@@ -88,7 +88,7 @@ async def test_models(running: Running) -> None:
 
 
 async def test_health_is_for_everyone_and_models_are_not(running: Running) -> None:
-    assert await running.get("/health") == (200, {"status": "ok"})
+    assert await running.get("/health") == (200, {"status": "ok", "engine": "up"})
     for path in ("/v1/models", "/v1/models/demo", "/v1/models/gpt-9"):
         status, denied = await running.get(path)
         assert status == 401

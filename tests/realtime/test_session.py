@@ -434,6 +434,24 @@ async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
     await talk.session.close()
 
 
+async def test_an_answer_says_its_seed(talk: Talk) -> None:
+    await talk.say("hello")
+    wish = core.Settings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
+    await talk.session.do(core.Respond(settings=wish))
+    first = await talk.ended()
+    seed = first.settings.sampling.seed
+    assert seed is not None
+    await talk.session.do(core.DropItem(first.items[0].id))
+    again = core.Settings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
+    await talk.session.do(core.Respond(settings=again))
+    second = await talk.ended()
+    assert second.settings.sampling.seed == seed
+    (one,), (two,) = first.items, second.items
+    assert isinstance(one, core.MessageItem)
+    assert isinstance(two, core.MessageItem)
+    assert one.parts == two.parts
+
+
 async def test_closing_stops_what_runs(bench: Bench) -> None:
     talk = open_talk(bench)
     await talk.say("hello")
