@@ -49,7 +49,8 @@ class Answering:
         self._generating = False
 
     async def cancel(self) -> None:
-        """Stops it within a step; the run ends soon after."""
+        """Stops it within a step; the run ends soon after. A turn that was asked for a moment ago
+        is there before the word to stop it: the engine takes them in order."""
         self._cancelled = True
         if self._generating:
             await self.strand.cancel(self.answer.id)
@@ -75,8 +76,6 @@ class Answering:
             return None
         self._generating = True
         turn = await self.strand.generate(prompt.sampling, self.answer.id)
-        if self._cancelled:
-            await self.strand.cancel(self.answer.id)
         with contextlib.suppress(TurnFailed):  # `ended` says so too
             async for piece in turn:
                 self.sampled.extend(piece.ids)

@@ -6,7 +6,7 @@ cancelled or sent in between.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -17,6 +17,7 @@ from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.session import Registry, Session
+from realtime.session.conversation import Conversation
 from realtime.session.state import State
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench
@@ -266,6 +267,38 @@ async def test_items_sent_during_an_answer_follow_it(talk: Talk) -> None:
     names = [item.id for item in talk.session.conversation.items()]
     assert names == ["u1", answer.items[0].id, "m1"]
     await talk.turn()
+
+
+async def test_what_came_during_an_answer_is_prefilled_when_it_ends(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(20)
+    await talk.ears.until(core.TextDelta)
+    await talk.say("more, and rather a lot of it")
+    await talk.ended()
+    wanted = talk.session.conversation.length
+    while (await talk.engine.info(talk.session.id)).length < wanted:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_a_long_text_and_the_end_of_an_answer_at_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = open_talk(bench, Limits(off_loop_chars=10))
+    await talk.say("hello")
+
+    async def slowly(make: Callable[[], Conversation]) -> Conversation:
+        made = make()
+        await talk.ears.until(core.AnswerEnded)
+        return made
+
+    await talk.respond(20)
+    monkeypatch.setattr(asyncio, "to_thread", slowly)
+    await talk.say("a text of more than ten characters")
+    answer = await talk.ended()
+    names = [item.id for item in talk.session.conversation.items()]
+    assert names == ["u1", answer.items[0].id, "u2"], "neither has undone the other"
+    await talk.turn()
+    await talk.session.close()
 
 
 async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -> None:

@@ -100,8 +100,20 @@ def test_edits_of_the_past_give_the_whole_too(name: str, data: st.DataObject) ->
     conversation = conversation.drop(f"a{gone}").drop(f"u{gone}")
     conversation = conversation.add(user(9, "and now"))
     assert_whole(template, conversation)
+    assert_whole(template, conversation.drop("u9"))
     if name not in NO_SYSTEM:
         tools = () if name in NO_TOOLS else (TOOL,)
         changed = Settings(instructions="be brief", tools=tools)
         assert_whole(template, conversation.configured(changed))
         assert_whole(template, conversation.configured(changed).configured(Settings()))
+
+
+def test_what_a_later_question_changed_is_changed_back_without_it() -> None:
+    template = template_of("qwen3")
+    thought = "<think>\nhm\n</think>\n\nwell"
+    before = Conversation.start(template, Settings()).with_items(
+        [user(0, "hello"), said(0, thought), said(1, thought)]
+    )
+    asked = before.add(user(1, "and now"))
+    assert asked.ids()[: before.length] != before.ids(), "old reasoning is dropped"
+    assert asked.drop("u1").ids() == before.ids()
