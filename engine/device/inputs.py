@@ -1,3 +1,4 @@
+# pyright: basic
 """A Batch turned into the index tensors of one step, once, for all layers. Knows no model.
 
 numpy does the arithmetic on the host; each array crosses to the device once, without waiting.

@@ -1,3 +1,4 @@
+# pyright: basic
 """The KV pool: per layer one tensor of keys and one of values, `[page, kv_head, slot, dim]`; and
 the host tier beside it, of the same shape, in pinned memory where the device is a GPU.
 

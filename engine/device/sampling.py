@@ -1,3 +1,4 @@
+# pyright: basic
 """From logits to ids, for one batch on the device. Knows no model and no sequence.
 
 Order of operations: repetition penalty, frequency and presence penalty, logit bias; here

@@ -1,3 +1,4 @@
+# pyright: basic
 """A checkpoint: where it is, what its config says, and its tensors poured into our parameters.
 
 Every way in which a checkpoint can be broken is one line of ModelError that says what is wrong.

@@ -1,3 +1,4 @@
+# pyright: basic
 """The seam between a model and the way its attention is computed over paged KV."""
 
 from __future__ import annotations

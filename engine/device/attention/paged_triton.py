@@ -1,3 +1,4 @@
+# pyright: basic
 """Paged attention that reads pages in place: Triton kernels for one query row and short appends.
 
 The G query heads that share a KV head are folded into query rows with the C tokens of a tile, so

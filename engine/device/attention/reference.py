@@ -1,3 +1,4 @@
+# pyright: basic
 """Paged attention by gathering pages and calling SDPA: the oracle, and the way of the CPU.
 
 Rows with equally many new tokens and about as much context are computed together, padded to the
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,6 +28,8 @@ FOLD_COUNT_MAX = 64
 instead of by folding, whose mask would be G times as large."""
 WASTE_TOKENS = 512
 """Padding (tokens of context) that costs about as much as one more call."""
+GROUP_BYTES_MAX = 1 << 20
+"""Gathered keys of a group: beyond, they no longer stay in a core's cache until they are used."""
 
 
 class Reference:
@@ -42,7 +46,7 @@ class ReferenceStep:
 
     def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
         if window not in self.plans:
-            self.plans[window] = plan(self.step, self.pool.page_size, window, query)
+            self.plans[window] = plan(self.step, self.pool, window, query.dtype)
         groups = self.plans[window]
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         if len(groups) == 1:
@@ -137,29 +141,36 @@ class Group:
         return self.folded[share]
 
 
-def plan(step: Step, page_size: int, window: int | None, like: Tensor) -> list[Group]:
-    """Cut the rows of a step into groups."""
+def plan(step: Step, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[Group]:
+    """Cut the rows of a step into groups. `dtype` is that of the queries."""
     ends = step.starts + step.counts
     begins = np.zeros_like(ends)
     if window is not None:
-        begins = np.maximum(step.starts - window + 1, 0) // page_size * page_size
-    groups = []
-    for rows in _similar(step.counts, ends - begins):
-        groups.append(_group(step, rows, begins[rows], ends[rows], page_size, window, like))
-    return groups
+        begins = np.maximum(step.starts - window + 1, 0) // pool.page_size * pool.page_size
+    keys = pool.keys[0]
+    most = GROUP_BYTES_MAX // (keys.shape[1] * keys.shape[3] * keys.element_size())
+    return [
+        _group(step, rows, begins[rows], ends[rows], pool.page_size, window, dtype)
+        for rows in _similar(step.counts, ends - begins, most)
+    ]
 
 
-def _similar(counts: Ints, lengths: Ints) -> list[Ints]:
-    """Row numbers, grouped so that padding to the longest costs less than a call of its own."""
+def _similar(counts: Ints, lengths: Ints, most: int) -> list[Ints]:
+    """Row numbers, grouped so that padding to the longest costs less than a call of its own, and
+    no group of several gathers more than `most` tokens."""
     groups: list[list[int]] = []
+    waste = 0
     for row in np.lexsort((lengths, counts)).tolist():
         count, length = int(counts[row]), int(lengths[row])
-        if groups and count <= FOLD_COUNT_MAX and counts[groups[-1][0]] == count:
-            waste = sum(length - int(lengths[other]) for other in groups[-1])
-            if waste <= WASTE_TOKENS:
-                groups[-1].append(row)
+        if groups and count <= FOLD_COUNT_MAX:
+            group = groups[-1]
+            waste += (length - int(lengths[group[-1]])) * len(group)
+            fits = length * (len(group) + 1) <= most
+            if counts[group[0]] == count and waste <= WASTE_TOKENS and fits:
+                group.append(row)
                 continue
         groups.append([row])
+        waste = 0
     return [np.array(sorted(rows)) for rows in groups]
 
 
@@ -170,10 +181,10 @@ def _group(
     ends: Ints,
     page_size: int,
     window: int | None,
-    like: Tensor,
+    dtype: torch.dtype,
 ) -> Group:
     """begins, ends [n]: the positions of each row that are gathered, from a page's beginning."""
-    device = like.device
+    device = step.tokens.device
     count = int(step.counts[rows[0]])
     lengths = ends - begins
     longest = int(lengths.max())
@@ -195,21 +206,23 @@ def _group(
         blank = upload(np.argwhere(gathered >= lengths[:, None]), device)
     begun = int(step.starts[rows[0]]) > 0
     if not alone or window is not None or begun or count <= FOLD_COUNT_MAX:
-        mask = _mask(lengths, count, begin, longest, window, like)
+        seen = _visible(lengths, count, begin, longest, window)
+        mask = None if seen.all() else _additive(seen, dtype, device)
     return Group(where, upload(tables, device), slice(begin, longest), mask, blank)
 
 
-def _mask(
-    lengths: Ints, count: int, begin: int, end: int, window: int | None, like: Tensor
-) -> Tensor | None:
-    """[n, 1, C, end - begin]: 0 where a query sees a key, else -inf; None if all see all.
-    Positions are counted from where each row's gathered pages begin."""
+def _visible(
+    lengths: Ints, count: int, begin: int, end: int, window: int | None
+) -> NDArray[np.bool_]:
+    """[n, C, end - begin]: where a query sees a key. Positions are counted from where each row's
+    gathered pages begin."""
     key = np.arange(begin, end)
-    query = lengths[:, None] - count + np.arange(count)  # [n, C]
-    visible = key <= query[:, :, None]
-    if window is not None:
-        visible &= key > query[:, :, None] - window
-    if visible.all():
-        return None
-    hidden = upload(~visible, like.device)[:, None]
-    return torch.zeros_like(hidden, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
+    query = (lengths[:, None] - count + np.arange(count))[:, :, None]
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[n, 1, C, L]: 0 where seen, else -inf."""
+    hidden = upload(~seen, device)[:, None]
+    return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))

@@ -1,3 +1,4 @@
+# pyright: basic
 """One decoder for the Llama family, and the table that says how each architecture maps onto it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# pyright: basic
 """Any other causal LM with softmax attention: transformers' own module, our paged attention.
 
 transformers looks attention up by name and hands over no more than a module and its queries, keys

@@ -1,3 +1,4 @@
+# pyright: basic
 """The arithmetic of a Llama-family decoder layer, on flat tokens. Knows no pages and no batch.
 
 T tokens of all rows of a step stand side by side; `attend` alone knows which belong together.

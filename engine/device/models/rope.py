@@ -1,3 +1,4 @@
+# pyright: basic
 """Rotary tables from transformers' own rope functions. Knows positions, not tokens.
 
 One table row per position, so that what a token sees never depends on its neighbours in a batch.
