@@ -32,7 +32,12 @@ class CallArguments(msgspec.Struct, frozen=True):
     text: str
 
 
-Chunk = Said | CallBegun | CallArguments
+class CallEnded(msgspec.Struct, frozen=True):
+    complete: bool = True
+    """False: its arguments were cut off, or are no JSON."""
+
+
+Chunk = Said | CallBegun | CallArguments | CallEnded
 
 
 class Reader(Protocol):
@@ -93,6 +98,8 @@ class Output:
                     )
                 case CallArguments(text=text):
                     yield from self._grow(text)
+                case CallEnded(complete=complete):
+                    yield from self._end("completed" if complete else "incomplete")
                 case _:
                     assert_never(chunk)
 

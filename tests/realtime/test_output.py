@@ -1,0 +1,141 @@
+"""What a model says as items: messages and calls, begun, grown and ended in order."""
+
+import itertools
+from collections.abc import Iterable
+
+import pytest
+
+from realtime.protocol import core
+from realtime.protocol.realtime_api import Voice, encode
+from realtime.session.output import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Chunk,
+    Output,
+    PlainReader,
+    Said,
+)
+
+
+class Place:
+    """Knows which item stands before: `u1`, or the item of the answer before the last."""
+
+    def __init__(self) -> None:
+        self.items: tuple[core.Item, ...] = ()
+
+    def __call__(self, items: tuple[core.Item, ...]) -> str | None:
+        self.items = items
+        return items[-2].id if len(items) > 1 else "u1"
+
+
+def output(place: Place) -> Output:
+    names = itertools.count(1)
+    answer = core.Answer(id="resp_1", conversation="conv_1", settings=core.Settings())
+    return Output(answer, place, lambda prefix: f"{prefix}_{next(names)}")
+
+
+def wire(tells: Iterable[core.Tell]) -> list[str]:
+    voice = Voice("sess_1", "demo")
+    events = [event for tell in tells for event in voice.say(tell)]
+    assert all(encode(event) for event in events)
+    return [str(type(event).__struct_config__.tag) for event in events]
+
+
+def run(chunks: list[Chunk], *, whole: bool = True) -> tuple[list[core.Tell], Output]:
+    made = output(Place())
+    tells = list(made.take(chunks))
+    tells += made.finish("completed", whole=whole)
+    return tells, made
+
+
+def test_a_message() -> None:
+    tells, made = run([Said("Hel"), Said("lo")])
+    assert wire(tells) == [
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "conversation.item.done",
+    ]
+    (item,) = made.items
+    assert isinstance(item, core.MessageItem)
+    assert item.parts == (core.Part("output_text", "Hello"),)
+    assert item.status == "completed"
+
+
+def test_a_call() -> None:
+    tells, made = run(
+        [CallBegun("look"), CallArguments('{"a"'), CallArguments(": 1}"), CallEnded()]
+    )
+    assert wire(tells) == [
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "conversation.item.done",
+    ]
+    (item,) = made.items
+    assert isinstance(item, core.CallItem)
+    assert (item.name, item.arguments, item.status) == ("look", '{"a": 1}', "completed")
+    assert item.call_id.startswith("call_")
+
+
+def test_a_message_and_two_calls_follow_each_other() -> None:
+    chunks = [
+        Said("Let me look."),
+        *(CallBegun("look"), CallArguments("{}"), CallEnded()),
+        *(CallBegun("find"), CallArguments("{}"), CallEnded()),
+    ]
+    tells, made = run(chunks)
+    started = [tell for tell in tells if isinstance(tell, core.OutputStarted)]
+    ended = [tell for tell in tells if isinstance(tell, core.OutputEnded)]
+    first, second, third = made.items
+    assert [tell.index for tell in started] == [tell.index for tell in ended] == [0, 1, 2]
+    before = ["u1", first.id, second.id]
+    assert [tell.previous for tell in started] == before
+    assert [tell.previous for tell in ended] == before
+    assert isinstance(third, core.CallItem)
+    assert third.name == "find"
+    order = [tell for tell in tells if isinstance(tell, core.OutputStarted | core.OutputEnded)]
+    assert [tell.item.id for tell in order] == [
+        id for item in made.items for id in (item.id, item.id)
+    ], "one ends before the next begins"
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_call_that_was_cut_off_is_incomplete(complete: bool) -> None:
+    _, made = run([CallBegun("look"), CallArguments("{"), CallEnded(complete)])
+    assert made.items[0].status == ("completed" if complete else "incomplete")
+
+
+def test_nothing_said_is_an_empty_message_only_if_the_answer_is_whole() -> None:
+    tells, made = run([])
+    assert "response.output_text.delta" not in wire(tells)
+    (item,) = made.items
+    assert isinstance(item, core.MessageItem)
+    assert item.parts == (core.Part("output_text", ""),)
+    assert run([], whole=False)[0] == []
+
+
+def test_the_conversation_knows_the_items_as_they_grow() -> None:
+    place = Place()
+    made = output(place)
+    for chunk in (Said("a"), Said("b")):
+        list(made.take([chunk]))
+    assert [item.status for item in place.items] == ["in_progress"]
+    list(made.finish("incomplete", whole=True))
+    assert [item.status for item in place.items] == ["incomplete"]
+
+
+def test_plain_text_is_never_a_call() -> None:
+    reader = PlainReader()
+    assert list(reader.push('<tool_call>{"name": "look"}')) == [Said('<tool_call>{"name": "look"}')]
+    assert list(reader.push("")) == []
+    assert list(reader.end()) == []
