@@ -49,6 +49,8 @@ class Detokenizer:
         if not self._held:
             return ""
         text = self._tokenizer.decode(self._held)
-        self._stream = DecodeStream(self._held, skip_special_tokens=True)
         self._held = []
+        # What follows is no beginning (which loses a space in SentencePiece-like tokenizers), so
+        # the new stream starts behind some text; not this one, which may end in half a character.
+        self._stream = DecodeStream(self._tokenizer.encode("a"), skip_special_tokens=True)
         return text

@@ -46,7 +46,8 @@ class ChatTemplate:
     messages alone. Control tokens come from the template only, never from what people write."""
 
     append_stable: bool
-    """False: the template changes what it wrote before; `extend` says when and where."""
+    """Whether `head`, `message` and `answer` are exact. False: the template changes what it wrote
+    before, or looks further back than one message; `extend` is exact all the same."""
     supports_tools: bool
     """Whether tools given to the template appear in what it writes."""
     tool_format: ToolFormat | None
@@ -115,7 +116,8 @@ class ChatTemplate:
         text = self._writer.write(messages, tools, add_generation_prompt)
         return self._tokenizer.encode_marked(text)
 
-    # --- one segment at a time: exact if `append_stable`, but for results of calls in a row ---
+    # --- one segment at a time, in a time that does not depend on the conversation: exact if
+    # `append_stable`, but for the border between the results of several calls ---
 
     def head(self, system: str | None, tools: Sequence[Tool] = ()) -> list[int]:
         """What stands before the first message (BOS, system message, tools); the beginning of any
@@ -278,11 +280,14 @@ class ChatTemplate:
         )
 
     def _find_append_stable(self) -> bool:
-        return all(
-            self.revises(past, new, tools, sampled=past[-1].role == "assistant") is None
-            for past, new, tools in self._probes()
-            if past[-1].role != "system" and new[0].role != "assistant"
-        )
+        for past, new, tools in self._probes():
+            before, message = past[-1].role, new[0]
+            if before == "system" or message.role == "assistant":
+                continue
+            found = self.extend(past, new, tools, sampled=before == "assistant")
+            if found.keep < len(past) or found.ids != self.message(before, message):
+                return False
+        return True
 
     def _probes(self) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
         """History, new message and tools, of conversations that the template allows."""

@@ -7,6 +7,7 @@ is only asked when a checkpoint has no such file. See docs/decisions/0002.
 import json
 import re
 from collections.abc import Collection, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,7 +70,7 @@ class Tokenizer:
         """Raises ModelError, naming what is missing or broken."""
         return cls(_load_raw(folder), written)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """One more than the largest id."""
         return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1

@@ -103,6 +103,26 @@ def test_noise_is_bounded() -> None:
     assert shown + len(detokenizer.flush()) == 1000
 
 
+@KINDS
+@given(data=st.data())
+def test_after_a_flush_nothing_is_said_twice(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """A flush closes what was said; the rest is what it would be behind it."""
+    first = data.draw(ids_of(tokenizer))
+    rest = tokenizer.encode(data.draw(TEXT).replace("\ufffd", ""))
+    detokenizer = Detokenizer(tokenizer)
+    pushed(detokenizer, first)
+    after = "".join(pushed(detokenizer, rest))
+    assert "\ufffd" not in after
+    assert after.strip() == tokenizer.decode(rest).strip()
+
+
+def test_text_after_noise() -> None:
+    broken = BYTE_LEVEL.id_of("ÿ")
+    assert broken is not None
+    ids = [broken] * 200 + BYTE_LEVEL.encode("Hello")
+    assert "".join(pushed(Detokenizer(BYTE_LEVEL), ids)) == BYTE_LEVEL.decode(ids)
+
+
 def test_special_tokens_are_left_out_unless_kept() -> None:
     end, tool = BYTE_LEVEL.id_of("<|end|>"), BYTE_LEVEL.id_of("<|tool|>")
     assert end is not None
@@ -114,11 +134,11 @@ def test_special_tokens_are_left_out_unless_kept() -> None:
 
 def test_after_a_flush_words_keep_their_spaces() -> None:
     """Pieces that begin with ▁ lose it only at the very beginning."""
-    ids = PIECES.encode("one two three four")
-    for cut in range(len(ids)):
-        detokenizer = Detokenizer(PIECES)
-        text = detokenizer.push(ids[:cut]) + detokenizer.flush() + detokenizer.push(ids[cut:])
-        assert text + detokenizer.flush() == "one two three four"
+    broken, two = [byte_id(0xF0)], PIECES.encode("two")
+    assert PIECES.decode(two) == "two"
+    detokenizer = Detokenizer(PIECES)
+    assert detokenizer.push(broken) + detokenizer.flush() == "\ufffd"
+    assert detokenizer.push(two) == " two"
 
 
 def test_flush_in_the_middle_of_a_character() -> None:

@@ -147,6 +147,10 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
         lambda: sentencepiece_like(["<start_of_turn>", "<end_of_turn>"], legacy=False),
         {"bos_token": "<s>", "eos_token": "<end_of_turn>"},
     ),
+    "numbered": (
+        lambda: byte_level(["<s>", "</s>"]),
+        {"bos_token": "<s>", "eos_token": "</s>"},
+    ),
     "counting": (
         lambda: byte_level(["<s>", "</s>"]),
         {"bos_token": "<s>", "eos_token": "</s>"},
