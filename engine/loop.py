@@ -139,13 +139,21 @@ class Loop(Generic[Ticket]):
         return Row(ids, feed, start, array("i", sequence.lease.pages), sample)
 
     async def _collect(self, sessions: Sessions) -> None:
-        """Waits for the oldest step in flight and takes its effects."""
+        """Waits for the oldest step in flight and takes its effects. If the device failed it, those
+        behind it are lost too: they go on from what it has not written."""
         flight = self._flying.popleft()
-        sampled = await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
+        sampled = await self._answer(flight)
         if isinstance(sampled, Exception):
-            self._lose(flight.order, sampled, sessions)
+            behind = list(self._flying)
+            self._flying.clear()
+            for other in behind:
+                await self._answer(other)
+            self.lose([each.order for each in (flight, *behind)], sampled, sessions)
         else:
             self.land(flight.order, sampled, sessions)
+
+    async def _answer(self, flight: Flight) -> Sampled | Exception:
+        return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
 
     def land(self, order: Order, sampled: Sampled, sessions: Sessions) -> None:
         """A step is done: its effects on sequences, all of them and only here."""
@@ -200,16 +208,21 @@ class Loop(Generic[Ticket]):
         elif turn.outputs >= turn.limit:
             sessions.end(sequence, "length")
 
-    def _lose(self, order: Order, error: Exception, sessions: Sessions) -> None:
-        """The device failed a whole step: its turns fail, the sessions live on without that KV."""
-        self._counters.failed_steps += 1
-        for sequence, count, turn in order.works:
+    def lose(self, orders: list[Order], error: Exception, sessions: Sessions) -> None:
+        """The device failed these steps: their turns fail, the sessions live on without that KV.
+        Where pages were to be moved, nobody knows what is in them: then all KV is forgotten."""
+        self._counters.failed_steps += len(orders)
+        works = [work for order in orders for work in order.works]
+        for sequence, count, turn in works:
             self._cache.commit(sequence.lease, count, 0)
             if turn is not None:
                 sequence.promised -= 1
             if sequence.turn is not None:
                 sessions.end(sequence, "failed", error=f"{type(error).__name__}: {error}")
             self._scheduler.remove(sequence)
+        if any(order.batch.moves for order in orders):
+            self._scheduler.forget()
+        for sequence in dict.fromkeys(work.sequence for work in works):
             sessions.settle(sequence)
 
     # ---- between steps --------------------------------------------------------------------

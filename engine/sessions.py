@@ -135,6 +135,7 @@ class Sessions:
                 self._changed(sequence, sequence.log.append(command))
                 if edits(command):
                     self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
+                    self._rest(sequence)
                 self._emit(Done(command.n, sequence.log.length))
             case Generate():
                 self._begin(sequence, command)

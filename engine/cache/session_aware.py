@@ -181,6 +181,16 @@ class SessionAwareCache:
         assert lease.reserved == 0
         self._release(lease, 0)
 
+    def forget(self) -> None:
+        """All KV, on the device and on the host. Only when nothing is in flight."""
+        for lease in self._leases:
+            assert lease.reserved == 0
+            self.host.forget(lease)
+            self._release(lease, 0)
+        while (page := self.tree.evict()) is not None:
+            self.pool.give([page])
+        self._moves.clear()
+
     def take_moves(self) -> list[Move]:
         """What the next batch must move, in order, before anything else."""
         moves = self._moves.copy()

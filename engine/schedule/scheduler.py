@@ -2,7 +2,8 @@
 
 Order of a step: running decodes and short turns, whole; then long ones that someone waits for, cut
 to the time that is left, oldest first; then appends nobody waits for yet. A step that serves live
-turns is made at most about twice as long by what is cold beside them.
+turns is made at most about twice as long by what is cold beside them. Where decodes and short turns
+leave nothing, the turn that has waited longest goes first in the next step.
 
 Pages: a turn may take them from whatever is idle and from strictly younger turns (retraction), so
 the oldest turn always goes on and somebody always finishes. A turn that holds nothing yet is
@@ -52,6 +53,8 @@ class Scheduler:
         """Sequences with a turn, by the age of the turn."""
         self._appends: dict[Sequence, None] = {}
         """Sequences that owe ids nobody waits for."""
+        self._overdue: Sequence | None = None
+        """The oldest waiting turn, if the last step had nothing for it."""
 
     # ---- what there is to do --------------------------------------------------------------
 
@@ -79,12 +82,18 @@ class Scheduler:
         works: list[Work] = []
         decoding, waiting = self._candidates()
         waiting = [s for s in waiting if self._admit(s)]
-        short = [s for s in waiting if s.owed <= SHORT_TOKENS]
-        long = [s for s in waiting if s.owed > SHORT_TOKENS]
-        if self._take_all(decoding + short, budget, works):
+        overdue = [s for s in waiting[:1] if s is self._overdue]
+        rest = waiting[len(overdue) :]
+        short = [s for s in rest if s.owed <= SHORT_TOKENS]
+        long = [s for s in rest if s.owed > SHORT_TOKENS]
+        if self._take_all(overdue, budget, works) and self._take_all(
+            decoding + short, budget, works
+        ):
             limit_s = self._time_for(budget.load)
             if self._take_cut(long, limit_s, budget, works):
                 self._fill_with_appends(limit_s, budget, works)
+        oldest = waiting[0] if waiting else None
+        self._overdue = None if any(work.sequence is oldest for work in works) else oldest
         return Plan(works, budget.load)
 
     def observe(self, load: Load, seconds: float) -> None:
@@ -97,6 +106,13 @@ class Scheduler:
         self.retractions += 1
         sequence.turn.admitted = False
         self.cache.retract(sequence.lease)
+
+    def forget(self) -> None:
+        """All KV is lost, and nothing is in flight: every turn starts over."""
+        for sequence in self._turns:
+            assert sequence.turn is not None
+            sequence.turn.admitted = False
+        self.cache.forget()
 
     # ---- inside ---------------------------------------------------------------------------
 
@@ -147,7 +163,7 @@ class Scheduler:
 
     def _take_all(self, sequences: list[Sequence], budget: Budget, works: list[Work]) -> bool:
         for sequence in sequences:
-            count = min(sequence.owed, budget.tokens)
+            count = min(sequence.owed, SHORT_TOKENS, budget.tokens)
             if not count or not budget.rows or not self._take(sequence, count, budget, works):
                 return False
         return True

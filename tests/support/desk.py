@@ -1,0 +1,206 @@
+"""Desk: the loop's parts without sockets, threads or time. Commands in, steps by hand, events out.
+
+What takes place in which step is exact here, so that tests count steps and tokens and never look at
+a clock: `now` stands still until a test moves it.
+"""
+
+from collections import deque
+from typing import TypeVar
+
+from engine.batch import Geometry, Sampled
+from engine.cache import SessionAwareCache
+from engine.loop import Loop, Order
+from engine.messages import (
+    AnyCommand,
+    AnyEvent,
+    Append,
+    Close,
+    Done,
+    Fork,
+    Generate,
+    Open,
+    Refused,
+    Rewind,
+    Sampling,
+    Tokens,
+    TurnEnded,
+)
+from engine.metrics import Counters
+from engine.schedule import Scheduler
+from engine.sequence import Sequence
+from engine.sessions import Sessions
+from engine.text import StopWatch
+from tests.support.digest_runner import VOCABULARY, DigestRunner
+
+Kind = TypeVar("Kind")
+
+
+class Desk:
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        max_model_len: int = 10_000,
+        batched_tokens: int = 16,
+        rows: int = 8,
+        host_pages: int = 0,
+        scheduler: type[Scheduler] = Scheduler,
+    ) -> None:
+        limit = min(max_model_len, pages * page_size)
+        geometry = Geometry(pages, page_size, limit, VOCABULARY, batched_tokens, 0, host_pages)
+        self.runner = DigestRunner(geometry)
+        self.cache = SessionAwareCache(pages, page_size, host_pages)
+        self.scheduler = scheduler(self.cache, batched_tokens, rows)
+        self.counters = Counters()
+        self.now = 1000.0
+        self.events: list[AnyEvent] = []
+        self._loop = Loop(self.runner, self.cache, self.scheduler, self.counters)
+        self._flying: deque[tuple[Order, Sampled | Exception]] = deque()
+        self._n = 0
+        self.sessions = Sessions(
+            self.cache,
+            self.scheduler,
+            geometry,
+            self.counters,
+            watch=_no_stops,
+            emit=self._loop.emit,
+            clock=lambda: self.now,
+        )
+
+    # ---- commands -------------------------------------------------------------------------
+
+    def open(
+        self,
+        session: str,
+        *,
+        streaming: bool = True,
+        timeout_s: float | None = None,
+        capacity: int | None = None,
+        scope: str = "",
+    ) -> Sequence:
+        self.do(Open(self.n(), session, streaming, timeout_s, capacity, scope))
+        return self.sequence(session)
+
+    def append(self, session: str, ids: list[int], **options: object) -> Done:
+        return self.do(Append(self.n(), session, ids, **options))  # type: ignore[arg-type]
+
+    def generate(self, session: str, count: int, turn: str = "turn") -> Done:
+        return self.do(Generate(self.n(), session, turn, Sampling(max_tokens=count)))
+
+    def rewind(self, session: str, to: int) -> Done:
+        return self.do(Rewind(self.n(), session, to))
+
+    def fork(self, session: str, child: str, at: int | None = None) -> Done:
+        return self.do(Fork(self.n(), session, child, at))
+
+    def close(self, session: str, *, keep_prefix: bool = True) -> Done:
+        return self.do(Close(self.n(), session, keep_prefix))
+
+    def do(self, command: AnyCommand) -> Done:
+        """A command that takes effect at once."""
+        answer = self.tell(command)
+        assert isinstance(answer, Done), answer
+        return answer
+
+    def refuse(self, command: AnyCommand) -> Refused:
+        answer = self.tell(command)
+        assert isinstance(answer, Refused), answer
+        return answer
+
+    def tell(self, command: AnyCommand) -> Done | Refused | None:
+        """The command's answer; None: it waits."""
+        before = len(self.events)
+        self.sessions.apply(command)
+        self._take_events()
+        answers = [e for e in self.events[before:] if isinstance(e, Done | Refused)]
+        return next((e for e in answers if e.n == command.n), None)
+
+    def n(self) -> int:
+        self._n += 1
+        return self._n
+
+    # ---- steps ----------------------------------------------------------------------------
+
+    def launch(self) -> Order | None:
+        """Plans a step and runs it on the device; its answer is not looked at yet."""
+        order = self._loop.order()
+        if order is None:
+            return None
+        answer: Sampled | Exception
+        try:
+            answer = self.runner.launch(order.batch)
+        except (RuntimeError, OverflowError) as error:  # the second: a feed that was never drawn
+            answer = error
+        self._flying.append((order, answer))
+        self.cache.audit()
+        return order
+
+    def collect(self) -> None:
+        """The oldest step in flight takes effect."""
+        order, answer = self._flying.popleft()
+        if isinstance(answer, Exception):
+            lost = [order, *(each for each, _ in self._flying)]
+            self._flying.clear()
+            self._loop.lose(lost, answer, self.sessions)
+        else:
+            self._loop.land(order, answer, self.sessions)
+        self._take_events()
+        self.cache.audit()
+
+    def step(self) -> Order | None:
+        order = self.launch()
+        if order is not None:
+            self.collect()
+        return order
+
+    def run(self, *, ahead: int = 0, steps_max: int = 2000) -> int:
+        """Steps until nothing is owed, `ahead` of them launched beyond the one awaited. Returns how
+        many were launched."""
+        launched = 0
+        while True:
+            order = self.launch()
+            launched += order is not None
+            assert launched <= steps_max, "it does not come to an end"
+            if len(self._flying) > ahead or (self._flying and order is None):
+                self.collect()
+            elif order is None:
+                return launched
+
+    @property
+    def flying(self) -> int:
+        """Steps launched and not yet collected."""
+        return len(self._flying)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.sessions.expire()
+        self._take_events()
+
+    # ---- what can be seen -----------------------------------------------------------------
+
+    def heard(self, kind: type[Kind]) -> list[Kind]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def said(self, session: str, turn: str = "turn") -> list[int]:
+        """All ids of a turn."""
+        pieces = [e for e in self.heard(Tokens) if (e.session, e.turn) == (session, turn)]
+        return [id for piece in pieces for id in piece.ids]
+
+    def ended(self, session: str, turn: str = "turn") -> TurnEnded:
+        """The end of a turn, of which there must be exactly one."""
+        (end,) = [e for e in self.heard(TurnEnded) if (e.session, e.turn) == (session, turn)]
+        return end
+
+    def has_ended(self, session: str, turn: str = "turn") -> bool:
+        return any((e.session, e.turn) == (session, turn) for e in self.heard(TurnEnded))
+
+    def sequence(self, session: str) -> Sequence:
+        return self.sessions._table[session]
+
+    def _take_events(self) -> None:
+        self.events += self._loop.take_events()
+
+
+def _no_stops(stops: tuple[str, ...]) -> StopWatch:
+    raise AssertionError("no stop strings here")
