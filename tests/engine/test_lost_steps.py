@@ -1,10 +1,14 @@
 """A step the device fails, alone, anywhere: its turns fail, and no wrong KV is ever believed."""
 
+from pathlib import Path
+
 import pytest
 
-from engine.messages import TurnEnded
+from engine.errors import TurnFailed
+from engine.messages import Sampling, TurnEnded
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
+from tests.support.engines import digest_engine
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 PROMPT = [n % 90 for n in range(60)]
@@ -26,6 +30,26 @@ def test_the_step_behind_a_lost_one_is_not_believed(ahead: int, failed: int) -> 
     desk.generate("s", 4, "next")
     desk.run(ahead=ahead)
     assert desk.said("s", "next") == oracle([*log, 5], 4)
+
+
+@AHEAD
+@pytest.mark.parametrize("failed", [0, 3, 6, 8])
+async def test_a_lost_step_in_the_real_loop(letters: Path, ahead: int, failed: int) -> None:
+    async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as bench:
+        engine, log = bench.engine, list(PROMPT)
+        session = await engine.open()
+        await engine.append(session, PROMPT)
+        bench.runner.fail_at = {failed}
+        turn = await engine.generate(session, Sampling(max_tokens=8))
+        try:
+            log += [id async for piece in turn for id in piece.ids]
+        except TurnFailed:
+            log += oracle(log, turn.said)
+        await engine.append(session, [5])
+        turn = await engine.generate(session, Sampling(max_tokens=4))
+        said = [id async for piece in turn for id in piece.ids]
+        assert said == oracle([*log, 5], 4)
+        assert (await engine.stats()).failed_steps > 0
 
 
 @AHEAD
