@@ -38,8 +38,8 @@ async def test_a_lost_step_in_the_real_loop(letters: Path, ahead: int, failed: i
     async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as bench:
         engine, log = bench.engine, list(PROMPT)
         session = await engine.open()
-        await engine.append(session, PROMPT)
         bench.runner.fail_at = {failed}
+        await engine.append(session, PROMPT)
         turn = await engine.generate(session, Sampling(max_tokens=8))
         try:
             log += [id async for piece in turn for id in piece.ids]
