@@ -1,4 +1,4 @@
-# pyright: basic
+# pyright: basic, reportArgumentType=false
 """Paged attention that reads pages in place: Triton kernels for one query row and short appends.
 
 The G query heads that share a KV head are folded into query rows with the C tokens of a tile, so
@@ -272,7 +272,7 @@ def _tiles(step: Step, rows: Ints, tile_tokens: int, window: int | None) -> Ints
     """[N, 5]: row, first token, tokens, position of the first, where its context begins."""
     found = []
     for row in rows.tolist():
-        done = np.arange(0, step.counts[row], tile_tokens)
+        done = np.arange(0, int(step.counts[row]), tile_tokens)
         tiles = np.empty((len(done), 5), dtype=np.int64)
         tiles[:, 0] = row
         tiles[:, 1] = step.first[row] + done
@@ -288,7 +288,7 @@ def _launch(tiles: Ints, tile_tokens: int, kv_heads: int, programs: int, step: S
     wanted = min(-(-programs // (len(tiles) * kv_heads)), -(-longest // SPLIT_TOKENS), SPLITS_MAX)
     splits = triton.next_power_of_2(max(1, wanted))
     blocks = -(-longest // (splits * BLOCK))
-    tokens = np.concatenate([np.arange(first, first + count) for _, first, count, _, _ in tiles])
+    tokens = np.concatenate([first + np.arange(count) for _, first, count, _, _ in tiles.tolist()])
     device = step.tokens.device
     return Launch(
         tiles=upload(tiles.astype(np.int32), device),

@@ -107,7 +107,7 @@ class Group:
                 query[0],  # [kv_heads, share, C, dim]
                 key[0].unsqueeze(1).expand(-1, share, -1, -1),
                 value[0].unsqueeze(1).expand(-1, share, -1, -1),
-                attn_mask=None if self.mask is None else self.mask[0],
+                attn_mask=self.mask,
                 is_causal=self.mask is None,
                 scale=scale,
             ).unsqueeze(0)

@@ -145,11 +145,12 @@ class HfModel:
     def limit(self) -> int | None:
         """Tokens of context at most; None: the config does not say. Rotary scalings that look at
         the longest row of a step are used only where they have nothing to change."""
-        positions = getattr(self.config, "max_position_embeddings", None)
+        positions: int | None = getattr(self.config, "max_position_embeddings", None)
         for parameters in rope.each(self.config):
             if parameters.get("rope_type") in ("dynamic", "longrope"):
-                original = parameters.get("original_max_position_embeddings") or positions
-                positions = min(positions or original, original)
+                original: int | None = parameters.get("original_max_position_embeddings")
+                if original is not None:
+                    positions = min(positions or original, original)
         return positions
 
     def _watch(self) -> tuple[list[KVShape], list[int | None], int]:
@@ -227,7 +228,7 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
         raise ModelError(refusal + "it has an encoder")
     AttentionInterface.register(NAME, _paged)
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
             dtype=dtype,
@@ -238,6 +239,7 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
         )
     except Exception as error:
         raise ModelError(refusal + str(error).strip().splitlines()[0]) from error
+    module, report = loaded
     if report["missing_keys"]:
         raise ModelError(f"{folder}: tensor {min(report['missing_keys'])} is missing")
     module.to(device).eval().requires_grad_(False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.device import inputs
 from engine.device.attention.reference import Reference
@@ -26,3 +27,17 @@ def test_like_the_obvious_way_with_garbage_in_every_unowned_slot(
     wanted = oracle.obvious(made, pool, query, 0.3, window)
     assert found.shape == wanted.shape
     assert (found - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("rows", list(oracle.ROWS.values()), ids=list(oracle.ROWS))
+def test_every_call_suits_torchs_fused_kernel(
+    rows: list[tuple[int, int]], window: int | None
+) -> None:
+    """A mask of another rank, for one, would send SDPA to its slow path without a word."""
+    made, pages = oracle.batch(rows, 16)
+    pool = oracle.filled(made, pages, 16, KVShape(2, 8, 8), torch.empty(0))
+    query = torch.randn(sum(row.count for row in made.rows), 6, 8)
+    step = inputs.build(made, 16, torch.device("cpu"))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert Reference().prepare(step, pool)(0, query, 0.3, window).isfinite().all()
