@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.errors import BadFrame
-from realtime.protocol.realtime_api import client, decode, event_id_of
+from realtime.errors import BadFrame, Refusal
+from realtime.protocol.core import Settings
+from realtime.protocol.realtime_api import client, decode, event_id_of, hear
 
 GOOD: dict[str, str] = {
     "session.update": '"session": {"type": "realtime"}',
@@ -196,5 +197,13 @@ def test_nearly_events_are_events_or_bad_frames(event: object, data: st.DataObje
         frame[:at] + data.draw(st.sampled_from(["", "x", '"', "}", "\x00", "1e9"])) + frame[at:]
     )
     for candidate in (frame, mutated):
-        with contextlib.suppress(BadFrame):
-            decode(candidate)
+        with contextlib.suppress(Refusal):
+            hear(decode(candidate), Settings(), Settings(), lambda prefix: f"{prefix}_1")
+
+
+def test_what_is_quoted_is_short() -> None:
+    for value in ("x" * 100_000, "x\n" * 50_000):
+        with pytest.raises(BadFrame) as caught:
+            decode(json.dumps({"type": value}))
+        assert caught.value.code == "invalid_value"
+        assert len(caught.value.message) < 1000

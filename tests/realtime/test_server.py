@@ -194,7 +194,7 @@ async def test_a_reset_in_the_middle_of_an_answer_frees_everything(
     while (await first(socket))["type"] != "response.output_text.delta":
         pass
     socket.transport.abort()
-    while await bench.engine.list():  # noqa: ASYNC110  (the engine tells nobody)
+    while await bench.engine.list():
         await asyncio.sleep(0.01)
     assert (await bench.engine.stats()).active_turns == 0
 

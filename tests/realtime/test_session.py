@@ -276,7 +276,7 @@ async def test_what_came_during_an_answer_is_prefilled_when_it_ends(talk: Talk) 
     await talk.say("more, and rather a lot of it")
     await talk.ended()
     wanted = talk.session.conversation.length
-    while (await talk.engine.info(talk.session.id)).length < wanted:  # noqa: ASYNC110
+    while (await talk.engine.info(talk.session.id)).length < wanted:
         await asyncio.sleep(0)
 
 

@@ -29,7 +29,7 @@ _envelope = msgspec.json.Decoder(_Envelope)
 _EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]{1,512})"')
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
-_INVALID = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$")
+_INVALID = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$", re.DOTALL)
 _BELOW = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign>>=?) (?P<limit>\S+)$")
 _ABOVE = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign><=?) (?P<limit>\S+)$")
 _LENGTH = re.compile(r"^Expected `(?P<type>[^`]+)` of length (?P<sign>[<>]=) (?P<limit>\d+)$")
@@ -115,4 +115,4 @@ def explain(problem: str) -> tuple[str, str, str | None]:
         got = f", but got {match['got']}" if match["got"] else ""
         want = match["want"].replace(" | ", " or ")
         return f"Invalid type for {name}: expected {want}{got}.", "invalid_type", path or None
-    return f"Invalid {name}: {problem}.", "invalid_value", path or None
+    return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None

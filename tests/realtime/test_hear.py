@@ -1,0 +1,209 @@
+"""What client events mean: partial settings, nulls, and what cannot be read."""
+
+import json
+
+import pytest
+
+from engine import Sampling
+from realtime.errors import Refusal
+from realtime.protocol import core
+from realtime.protocol.realtime_api import NoAudio, decode, hear
+from realtime.protocol.realtime_api.extras import Extras
+
+NOW = core.Settings(
+    instructions="be kind",
+    tools=(core.Tool(name="look"),),
+    max_output_tokens=7,
+    sampling=Sampling(temperature=0.5, top_k=9, seed=3, stop=("x",)),
+)
+DEFAULT = core.Settings(sampling=Sampling(temperature=0.1))
+
+
+def ask(event: dict[str, object]) -> core.Ask | NoAudio:
+    frame = json.dumps(event)
+    return hear(decode(frame), NOW, DEFAULT, lambda prefix: f"{prefix}_fresh")
+
+
+def update(**session: object) -> core.Settings:
+    asked = ask({"type": "session.update", "session": {"type": "realtime", **session}})
+    assert isinstance(asked, core.Configure)
+    return asked.settings
+
+
+def respond(**response: object) -> core.Respond:
+    asked = ask({"type": "response.create", "response": response})
+    assert isinstance(asked, core.Respond)
+    return asked
+
+
+def add(**item: object) -> core.Item:
+    asked = ask({"type": "conversation.item.create", "item": item})
+    assert isinstance(asked, core.AddItem)
+    return asked.item
+
+
+NULLS: dict[str, object] = {
+    "instructions": None,
+    "tools": None,
+    "tool_choice": None,
+    "max_output_tokens": None,
+    "temperature": None,
+    "top_k": None,
+    "seed": None,
+    "stop": None,
+    "parallel_tool_calls": None,
+}
+
+
+def test_what_is_not_said_stays() -> None:
+    settings = update()
+    assert (settings.instructions, settings.tools) == (NOW.instructions, NOW.tools)
+    assert (settings.max_output_tokens, settings.sampling) == (7, NOW.sampling)
+
+
+def test_null_in_an_update_is_the_default() -> None:
+    settings = update(**NULLS)
+    assert (settings.instructions, settings.tools) == ("", ())
+    assert (settings.max_output_tokens, settings.sampling) == (None, DEFAULT.sampling)
+
+
+def test_null_in_a_response_is_what_the_session_has() -> None:
+    settings = respond(**NULLS, metadata=None, input=None, conversation=None).settings
+    assert (settings.instructions, settings.tools) == (NOW.instructions, NOW.tools)
+    assert (settings.max_output_tokens, settings.sampling) == (7, NOW.sampling)
+    assert respond() == respond(**NULLS)
+    assert ask({"type": "response.create"}) == respond()
+
+
+def test_empty_clears() -> None:
+    settings = update(instructions="", tools=[], stop=[])
+    assert (settings.instructions, settings.tools, settings.sampling.stop) == ("", (), ())
+
+
+def test_every_sampling_key_arrives() -> None:
+    sampling = update(
+        temperature=1,
+        top_p=0.5,
+        top_k=4,
+        min_p=0.1,
+        seed=0,
+        stop="end",
+        repetition_penalty=1.1,
+        presence_penalty=-1,
+        frequency_penalty=2,
+    ).sampling
+    assert sampling == Sampling(
+        temperature=1,
+        top_p=0.5,
+        top_k=4,
+        min_p=0.1,
+        seed=0,
+        stop=("end",),
+        repetition_penalty=1.1,
+        presence_penalty=-1,
+        frequency_penalty=2,
+    )
+
+
+def test_max_output_tokens_inf_is_no_bound() -> None:
+    assert update(max_output_tokens="inf").max_output_tokens is None
+    assert update(max_output_tokens=3).max_output_tokens == 3
+
+
+def test_other_kinds_of_tools_are_left_out() -> None:
+    mcp = {"type": "mcp", "server_label": "x", "require_approval": "never"}
+    function = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+    (tool,) = update(tools=[mcp, function]).tools
+    assert (tool.name, tool.parameters) == ("look", '{"type":"object"}')
+
+
+@pytest.mark.parametrize(
+    ("wish", "param"),
+    [
+        ({"tools": [{"type": "function"}]}, "session.tools[0].name"),
+        ({"tool_choice": {"type": "function", "name": "fly"}}, "session.tool_choice.name"),
+        ({"tool_choice": {"type": "file_search"}}, "session.tool_choice"),
+    ],
+)
+def test_tools_that_do_not_add_up(wish: dict[str, object], param: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        update(**wish)
+    assert caught.value.param == param
+    assert param in caught.value.message
+
+
+def test_a_tool_may_be_chosen() -> None:
+    choice = {"type": "function", "name": "look"}
+    assert update(tool_choice=choice).tool_choice == core.ToolChoice("function", "look")
+    assert update(tool_choice="required").tool_choice == core.ToolChoice("required")
+
+
+@pytest.mark.parametrize("audio", [None, 5, {"output": 5}, {"output": {"voice": {"id": "v"}}}])
+def test_whatever_audio_says_is_accepted(audio: object) -> None:
+    assert Extras.of(update(audio=audio)).voice == "alloy"
+    assert Extras.of(update(audio={"output": {"voice": "marin"}})).voice == "marin"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "assistant"])
+@pytest.mark.parametrize("kind", ["input_text", "output_text", "text"])
+def test_any_spelling_of_text_is_text(role: str, kind: str) -> None:
+    item = add(type="message", role=role, content=[{"type": kind, "text": "hi"}])
+    assert isinstance(item, core.MessageItem)
+    assert item.id == "item_fresh"
+    expected = "output_text" if role == "assistant" else "input_text"
+    assert item.parts == (core.Part(expected, "hi"),)
+
+
+def test_audio_counts_by_its_transcript() -> None:
+    part = {"type": "input_audio", "audio": "AAAA", "transcript": "hi"}
+    item = add(type="message", role="user", content=[part])
+    assert isinstance(item, core.MessageItem)
+    assert item.parts == (core.Part("input_audio", "hi"),)
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "input_text"}, "item.content[0].text"),
+        ({"type": "input_audio", "audio": "AAAA"}, "item.content[0].transcript"),
+        ({"type": "input_image", "image_url": "data:"}, "item.content[0].type"),
+    ],
+)
+def test_parts_that_cannot_be_read(part: dict[str, object], param: str) -> None:
+    with pytest.raises(Refusal) as caught:
+        add(type="message", role="user", content=[part])
+    assert caught.value.param == param
+    assert param.rpartition(".")[0] in caught.value.message
+
+
+def test_calls_and_results_keep_the_clients_ids() -> None:
+    call = add(type="function_call", id="i", call_id="c", name="look", arguments="{}")
+    assert call == core.CallItem(id="i", call_id="c", name="look", arguments="{}")
+    result = add(type="function_call_output", call_id="c", output="seen")
+    assert result == core.CallOutputItem(id="item_fresh", call_id="c", output="seen")
+
+
+def test_a_response_apart_with_a_context_of_its_own() -> None:
+    message = {"type": "message", "role": "user", "content": []}
+    asked = respond(
+        conversation="none",
+        input=[{"type": "item_reference", "id": "i"}, message],
+        metadata={"a": "b"},
+    )
+    assert asked.apart
+    assert asked.metadata == {"a": "b"}
+    assert asked.context == (
+        core.ItemReference("i"),
+        core.MessageItem(id="item_fresh", role="user", parts=()),
+    )
+    assert respond(input=[]).context == ()
+    assert not respond(conversation="auto").apart
+
+
+def test_audio_buffers() -> None:
+    assert ask({"type": "input_audio_buffer.append", "audio": "AAAA"}) == NoAudio()
+    assert ask({"type": "output_audio_buffer.clear"}) == NoAudio()
+    assert ask({"type": "input_audio_buffer.clear"}) == NoAudio(cleared=True)
+    with pytest.raises(Refusal) as caught:
+        ask({"type": "input_audio_buffer.commit"})
+    assert caught.value.code == "input_audio_buffer_commit_empty"
