@@ -50,6 +50,12 @@ def carry_out(moves: Sequence[Move], device: list[list[Page]], host: list[list[P
                 device[target] = list(host[source])
 
 
+def logprobs(past: Digest, id: int, count: int) -> Logprobs:
+    """They tell of the whole past too."""
+    drawn = -past[0] / 32
+    return Logprobs(drawn, [((id + n) % VOCABULARY, drawn - n) for n in range(count)])
+
+
 class DigestRunner:
     """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN."""
 
@@ -90,16 +96,17 @@ class DigestRunner:
             assert len(row.pages) == -(-(row.start + len(ids)) // size)
             id = draw(past, row.sample) if row.sample is not None else -1
             self.drawn.append(id)
-            answers.append(self._answer(id, row.sample, ids[-1]))
+            answers.append(self._answer(id, row.sample, ids[-1], past))
         return Sampled(answers, self._step_s)
 
     def collect(self, ticket: Sampled) -> Sampled:
         return ticket
 
-    def _answer(self, id: int, sample: Sample | None, last: int) -> Drawn | None:
+    def _answer(self, id: int, sample: Sample | None, last: int, past: Digest) -> Drawn | None:
         if sample is None:
             return None
         if last in self.poison:
             return Drawn(-1, failure="the logits are not finite")
-        logprobs = Logprobs(-0.5, [(id, -0.5)]) if sample.logprobs >= 0 else None
-        return Drawn(id, logprobs)
+        if sample.logprobs < 0:
+            return Drawn(id)
+        return Drawn(id, logprobs(past, id, sample.logprobs))

@@ -55,7 +55,10 @@ class Bench:
     cache: SessionAwareCache
     scheduler: Scheduler
 
-    def __init__(self, folder: Path, make: Make, rows: int) -> None:
+    def __init__(
+        self, folder: Path, make: Make, rows: int, scheduler: type[Scheduler] = Scheduler
+    ) -> None:
+        self._scheduler = scheduler
         self._folder = str(folder)
         self._make = make
         self._rows = rows
@@ -72,7 +75,7 @@ class Bench:
         self.runner = self._make()
         geometry, counters = self.runner.geometry, Counters()
         self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
-        self.scheduler = Scheduler(self.cache, geometry.batched_tokens, self._rows)
+        self.scheduler = self._scheduler(self.cache, geometry.batched_tokens, self._rows)
         loop = Loop(self.runner, self.cache, self.scheduler, counters, audit_every_step=True)
         sessions = Sessions(
             self.cache,
@@ -128,9 +131,11 @@ class Bench:
 
 
 @contextlib.asynccontextmanager
-async def engine_on(folder: Path, make: Make, *, rows: int = 8) -> AsyncIterator[Bench]:
+async def engine_on(
+    folder: Path, make: Make, *, rows: int = 8, scheduler: type[Scheduler] = Scheduler
+) -> AsyncIterator[Bench]:
     """An engine on the runner that `make` makes, at each launch a new one."""
-    bench = Bench(folder, make, rows)
+    bench = Bench(folder, make, rows, scheduler)
     bench.engine = Engine(bench.launch)
     await bench.engine.connect()
     try:
@@ -150,9 +155,12 @@ def digest_engine(
     steps_ahead: int = 0,
     step_s: float = 0.0,
     host_pages: int = 0,
+    scheduler: type[Scheduler] = Scheduler,
 ) -> contextlib.AbstractAsyncContextManager[Bench]:
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(
         pages, page_size, limit, VOCABULARY, batched_tokens, steps_ahead, host_pages
     )
-    return engine_on(folder, lambda: DigestRunner(geometry, step_s=step_s), rows=rows)
+    return engine_on(
+        folder, lambda: DigestRunner(geometry, step_s=step_s), rows=rows, scheduler=scheduler
+    )
