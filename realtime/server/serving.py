@@ -1,6 +1,7 @@
 """`continuo serve`, from the port to the farewell."""
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -27,10 +28,17 @@ async def serve(settings: Settings) -> int:
 
 
 def _on_signals() -> asyncio.Event:
+    """Set by the first; the second does not wait for anybody."""
     stop = asyncio.Event()
+
+    def heard() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, heard)
     return stop
 
 

@@ -191,8 +191,8 @@ async def a_name_is_recalled_ten_turns_later(client: Client) -> None:
     async with client.talk() as talk:
         await talk.ask("My name is Mira.")
         for question in ["hello", "how are you?", "count from one to five", "what are you?"] * 2:
-            assert (await talk.ask(question))["status"] == "completed"
-        assert "Mira" in text_of(await talk.ask("What is my name?"))
+            await talk.ask(question, max_output_tokens=80)
+        assert "Mira" in text_of(await talk.ask("What is my name?", max_output_tokens=80))
 
 
 @flow
