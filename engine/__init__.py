@@ -13,13 +13,28 @@ from engine.errors import (
 )
 from engine.front import Engine
 from engine.messages import EngineStats, Ready, Sampling, SessionInfo, TurnEnded
-from engine.text import ChatTemplate, Detokenizer, Message, Text, ToolCall
+from engine.text import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    ChatTemplate,
+    Detokenizer,
+    Extension,
+    Message,
+    Text,
+    TextDelta,
+    ToolCall,
+    ToolParser,
+)
 from engine.turn import Piece, Turn
 
 __all__ = [
     "BUNDLED",
+    "ArgumentsDelta",
     "BadRequest",
     "Busy",
+    "CallDone",
+    "CallStarted",
     "ChatTemplate",
     "Detokenizer",
     "Engine",
@@ -27,6 +42,7 @@ __all__ = [
     "EngineError",
     "EngineLost",
     "EngineStats",
+    "Extension",
     "Message",
     "ModelError",
     "Piece",
@@ -34,8 +50,10 @@ __all__ = [
     "Sampling",
     "SessionInfo",
     "Text",
+    "TextDelta",
     "TooLong",
     "ToolCall",
+    "ToolParser",
     "Turn",
     "TurnEnded",
     "TurnFailed",
