@@ -7,6 +7,7 @@ cancelled or sent in between.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ from realtime.session import Registry, Session
 from realtime.session.conversation import Conversation
 from realtime.session.state import State
 from tests.support.digest_runner import oracle
-from tests.support.engines import Bench
+from tests.support.engines import Bench, digest_engine
 
 
 class Ears:
@@ -230,6 +231,25 @@ async def test_cancel_keeps_what_was_said(talk: Talk) -> None:
     assert item.parts[0].text == talk.engine.text.decode(talk.sampled(answer))
     await talk.say("go on")
     await talk.turn()
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
+    async with digest_engine(
+        chatty, pages=256, max_model_len=400, batched_tokens=64, steps_ahead=ahead
+    ) as bench:
+        for index in range(1, 8):
+            talk = open_talk(bench)
+            while len(talk.expected(100)) < 100:  # it would end by itself
+                await talk.say("hello")
+            await talk.respond(None)
+            await talk.ears.until(core.TextDelta, index)
+            await talk.session.do(core.Cancel())
+            assert (await talk.ended()).status == "cancelled"
+            assert kinds(talk.ears).count("AnswerEnded") == 1
+            await talk.say("go on")
+            await talk.turn()
+            await talk.session.close()
 
 
 async def test_cancel_at_once_leaves_no_trace(talk: Talk) -> None:
