@@ -110,6 +110,8 @@ class Loop(Generic[Ticket]):
         if order is None:
             return False
         self._flying.append(Flight(order, self._device.submit(self._runner.launch, order.batch)))
+        if self._counters.working_since_s is None:
+            self._counters.working_since_s = time.monotonic()
         return True
 
     def order(self) -> Order | None:
@@ -146,10 +148,12 @@ class Loop(Generic[Ticket]):
         if isinstance(sampled, Exception):
             behind = list(self._flying)
             self._flying.clear()
+            self._counters.working_since_s = None
             for other in behind:
                 await self._answer(other)
             self.lose([each.order for each in (flight, *behind)], sampled, sessions)
         else:
+            self._counters.working_since_s = time.monotonic() if self._flying else None
             self.land(flight.order, sampled, sessions)
 
     async def _answer(self, flight: Flight) -> Sampled | Exception:

@@ -234,6 +234,8 @@ class TurnEnded(msgspec.Struct, frozen=True, tag=True):
     queued_s: float = 0.0
     prefill_s: float = 0.0
     """From first taken up to the first id."""
+    model_s: float = 0.0
+    """Seconds the device worked, for whomever, from the prompt's first new ids to the end."""
     error: str | None = None
 
 

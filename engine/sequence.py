@@ -41,6 +41,7 @@ class Turn:
         "first_id_s",
         "id",
         "limit",
+        "mark_s",
         "ordered",
         "outputs",
         "penalties",
@@ -80,6 +81,8 @@ class Turn:
         """Prompt tokens found in KV when the turn was first taken up."""
         self.residency: Residency = "none"
         self._greedy: Sample | None = None
+        self.mark_s = 0.0
+        """Device seconds when the first of the prompt's new ids arrived."""
         self.asked_s = now
         self.taken_up_s = 0.0
         self.first_id_s = 0.0
@@ -149,6 +152,7 @@ class Sequence:
         "last_feed",
         "lease",
         "log",
+        "mark_s",
         "promised",
         "publish_to",
         "reached",
@@ -182,6 +186,8 @@ class Sequence:
         self.deferred: deque[Append | Generate | Rewind | Fork] = deque()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
+        self.mark_s: float | None = None
+        """Device seconds when the first ids since the last turn arrived."""
         self.touched_s = now
 
     @property

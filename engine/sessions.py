@@ -132,6 +132,8 @@ class Sessions:
     def _change(self, sequence: Sequence, command: Deferrable) -> None:
         match command:
             case Append():
+                if sequence.mark_s is None:
+                    sequence.mark_s = self._counters.worked_s(self._clock())
                 self._changed(sequence, sequence.log.append(command))
                 if edits(command):
                     self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
@@ -185,6 +187,9 @@ class Sessions:
         sequence.aside = log.take_span()
         self._forget(sequence, log.length)
         turn.begin(sequence.ids, command.resumed)
+        now_s = self._counters.worked_s(turn.asked_s)
+        turn.mark_s = now_s if sequence.mark_s is None else sequence.mark_s
+        sequence.mark_s = None
         sequence.turn = turn
         sequence.turns += 1
         if sequence.turns == 1:
@@ -279,6 +284,7 @@ class Sessions:
                 stop=stop,
                 queued_s=taken_up - turn.asked_s,
                 prefill_s=max(turn.first_id_s - taken_up, 0.0),
+                model_s=self._counters.worked_s(now) - turn.mark_s,
                 error=error,
             )
         )
