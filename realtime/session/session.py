@@ -18,8 +18,9 @@ from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.session.answering import Answering, Prompt, Teller
+from realtime.session.calls import reader_for
 from realtime.session.conversation import Conversation
-from realtime.session.output import Output, PlainReader
+from realtime.session.output import Output
 from realtime.session.rendering import text_of
 from realtime.session.state import Action, Event, State, step
 from realtime.session.strand import Door, Strand
@@ -167,7 +168,8 @@ class Session:
         own = ask.apart or ask.context is not None
         strand = Strand(self._door, f"{self.id}.{answer.id}") if own else self._strand
         place = _nowhere if ask.apart else self._place(answer.id)
-        answering = Answering(answer, strand, Output(answer, place, fresh), PlainReader())
+        reader = reader_for(ask.settings, self._conversation.template)
+        answering = Answering(answer, strand, Output(answer, place, fresh), reader)
         if ask.apart:
             self._apart[answer.id] = answering
         else:

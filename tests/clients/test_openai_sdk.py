@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).with_name("openai_flows.py")
-BUNDLED_ONLY = {"a_name_is_recalled_ten_turns_later"}
+BUNDLED_ONLY = {"a_name_is_recalled_ten_turns_later", "a_tool_is_called_and_its_result_used"}
 
 
 def names() -> list[str]:
