@@ -13,6 +13,8 @@ from engine import Sampling
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 AnswerStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 ItemRole = Literal["system", "user", "assistant"]
+Residency = Literal["hot", "host", "recomputed", "none"]
+"""Where the KV of a prompt was found (`none`: there was nothing to find)."""
 PartKind = Literal["input_text", "output_text", "input_audio"]
 
 ROOT = "root"
@@ -81,6 +83,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """Of the input, how many were already in KV."""
     output_tokens: int = 0
+    queued_s: float = 0.0
+    prefill_s: float = 0.0
+    """From the queue to the first token."""
+    model_s: float = 0.0
+    """Of the device's work for the answer."""
+    residency: Residency = "none"
 
 
 class AnswerError(msgspec.Struct, frozen=True):

@@ -104,6 +104,10 @@ class Answering:
                 input_tokens=ended.prompt_tokens,
                 cached_tokens=ended.cached_tokens,
                 output_tokens=ended.output_tokens,
+                queued_s=ended.queued_s,
+                prefill_s=ended.prefill_s,
+                model_s=ended.model_s,
+                residency=ended.residency,
             ),
         )
         match ended.reason:

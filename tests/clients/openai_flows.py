@@ -208,6 +208,25 @@ async def equal_seeds_give_equal_answers(client: Client) -> None:
 
 
 @flow
+async def ignore_eos_goes_on_to_max_output_tokens(client: Client) -> None:
+    async with client.talk() as talk:
+        done = await talk.ask("hello", ignore_eos=True, max_output_tokens=150)
+        assert done["ignore_eos"] is True
+        assert done["usage"]["output_tokens"] == 150
+        await talk.usable()
+
+
+@flow
+async def usage_says_where_the_time_went(client: Client) -> None:
+    async with client.talk() as talk:
+        first = (await talk.ask("hello", max_output_tokens=4))["usage"]
+        assert set(first["timing"]) == {"queued_s", "prefill_s", "model_s"}
+        assert first["timing"]["prefill_s"] > 0
+        assert first["timing"]["model_s"] > 0
+        assert (await talk.ask("hello", max_output_tokens=4))["usage"]["residency"] == "hot"
+
+
+@flow
 async def max_output_tokens_ends_incomplete(client: Client) -> None:
     async with client.talk() as talk:
         await talk.say("tell me a story")

@@ -51,6 +51,7 @@ NULLS: dict[str, object] = {
     "top_k": None,
     "seed": None,
     "stop": None,
+    "ignore_eos": None,
     "parallel_tool_calls": None,
 }
 
@@ -73,6 +74,12 @@ def test_null_in_a_response_is_what_the_session_has() -> None:
     assert (settings.max_output_tokens, settings.sampling) == (7, NOW.sampling)
     assert respond() == respond(**NULLS)
     assert ask({"type": "response.create"}) == respond()
+
+
+def test_ignore_eos_of_session_and_response() -> None:
+    assert update(ignore_eos=True).sampling.ignore_eos is True
+    assert respond(ignore_eos=True).settings.sampling.ignore_eos is True
+    assert respond().settings.sampling.ignore_eos is False
 
 
 def test_empty_clears() -> None:

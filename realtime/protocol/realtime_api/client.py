@@ -57,6 +57,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
+    ignore_eos: bool | UnsetType | None = UNSET
 
 
 class Wishes(Sampled, frozen=True, kw_only=True):

@@ -138,6 +138,7 @@ def _sampling(wishes: client.Wishes, now: Sampling, default: Sampling) -> Sampli
         ),
         seed=seed,
         stop=stops,
+        ignore_eos=_pick(wishes.ignore_eos, now.ignore_eos, default.ignore_eos),
     )
 
 

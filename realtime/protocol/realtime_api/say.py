@@ -220,6 +220,10 @@ def usage_out(usage: core.Usage) -> server.UsageOut:
             cached_tokens_details=server.CachedDetails(text_tokens=usage.cached_tokens),
         ),
         output_token_details=server.OutputDetails(text_tokens=usage.output_tokens),
+        timing=server.Timing(
+            queued_s=usage.queued_s, prefill_s=usage.prefill_s, model_s=usage.model_s
+        ),
+        residency=usage.residency,
     )
 
 
@@ -263,6 +267,7 @@ class _Sampling(TypedDict):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    ignore_eos: bool
 
 
 def _sampling(settings: core.Settings) -> _Sampling:
@@ -277,4 +282,5 @@ def _sampling(settings: core.Settings) -> _Sampling:
         "repetition_penalty": sampling.repetition_penalty,
         "presence_penalty": sampling.presence_penalty,
         "frequency_penalty": sampling.frequency_penalty,
+        "ignore_eos": sampling.ignore_eos,
     }

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from realtime.errors import Fault
-from realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus
+from realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus, Residency
 
 # ---------------------------------------------------------------- items
 
@@ -96,6 +96,7 @@ class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    ignore_eos: bool
 
 
 class SessionOut(SamplingOut, frozen=True, kw_only=True):
@@ -150,12 +151,23 @@ class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
     audio_tokens: int = 0
 
 
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours. Seconds: in the queue, then to the first token; of the device's work for the answer."""
+
+    queued_s: float
+    prefill_s: float
+    model_s: float
+
+
 class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     total_tokens: int
     input_tokens: int
     output_tokens: int
     input_token_details: InputDetails
     output_token_details: OutputDetails
+    timing: Timing
+    residency: Residency
+    """Ours. Where the KV of what was said before was found."""
 
 
 class ResponseAudio(msgspec.Struct, frozen=True, kw_only=True):
