@@ -31,6 +31,10 @@ from engine.errors import ModelError
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
 CPU_FP32_PARAMETERS_MAX = 20_000_000
 """On a CPU, `auto` runs models up to this many parameters in fp32."""
+LIGHT_WORK = 100_000_000
+"""Multiplications and additions, and bytes of KV, up to which a step runs on one CPU thread: a few
+milliseconds. Several threads wait for one another after every operation, and wherever another
+process wants a core too, that costs many times what they save."""
 
 
 class Model(Protocol):
@@ -89,8 +93,12 @@ class TorchRunner:
         attention: Backend,
         geometry: Geometry,
         device: torch.device,
+        parameters: int = 0,
     ) -> None:
+        """`parameters` of the model tell light steps from heavy ones."""
         self.model, self.pool, self.attention, self.device = model, pool, attention, device
+        self.parameters, self.threads = parameters, torch.get_num_threads()
+        self.token_bytes = kv.bytes_per_token(pool.shapes, pool.keys[0].dtype)
         self._geometry = geometry
         self._previous = Previous(None, {})
 
@@ -106,6 +114,8 @@ class TorchRunner:
             self.pool.move(batch.moves)
         step = inputs.build(batch, self.pool.page_size, self.device)
         self._feed(step)
+        if events is None:
+            torch.set_num_threads(1 if self._light(step) else self.threads)
         logits = self.forward(step)
         samples = [row.sample for row in batch.rows if row.sample is not None]
         result = None
@@ -122,6 +132,10 @@ class TorchRunner:
             ticket.begun, ticket.done = events
             ticket.done.record()
         return ticket
+
+    def _light(self, step: Step) -> bool:
+        tokens, context = int(step.first[-1]), int((step.starts + step.counts).sum())
+        return 2 * tokens * self.parameters + context * self.token_bytes <= LIGHT_WORK
 
     def forward(self, step: Step) -> Tensor:
         """The logits [S, vocab] of a step, its keys and values written to the pool."""
@@ -163,6 +177,7 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
     Raises ModelError, in one line, for whatever is wrong with the model or with the bounds.
     """
     begun = time.perf_counter()
+    _check_bounds(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     device = _device(config)
@@ -170,7 +185,8 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
         _keep_freed_memory()
     folder = weights.resolve(config.model, config.revision, progress)
     found = weights.read_config(folder)
-    dtype = _dtype(config, weights.stored(folder), device)
+    stored = weights.stored(folder)
+    dtype = _dtype(config, stored, device)
     with torch.inference_mode():
         model, limit = _load(config, folder, found, empty(dtype, device), progress)
         token_bytes = kv.bytes_per_token(model.kv, dtype)
@@ -186,7 +202,24 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - begun,
     )
-    return TorchRunner(model, pool, _attention(device), geometry, device), loaded
+    backend = _attention(device)
+    return TorchRunner(model, pool, backend, geometry, device, stored.parameters), loaded
+
+
+def _check_bounds(config: EngineConfig) -> None:
+    least = {
+        "block_size": config.block_size,
+        "max_num_seqs": config.max_num_seqs,
+        "max_model_len": config.max_model_len,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "num_gpu_blocks_override": config.num_gpu_blocks_override,
+        "threads": config.threads,
+    }
+    for name, value in least.items():
+        if value is not None and value < 1:
+            raise ModelError(f"{name} is {value}; it must be at least 1")
+    if config.steps_ahead not in (None, 0, 1):
+        raise ModelError(f"steps_ahead is {config.steps_ahead}; it must be 0 or 1")
 
 
 def _load(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from engine.batch import Batch, Move, Row, Sample
 from engine.device.runner import TorchRunner
+from engine.errors import ModelError
 from tests.parity import oracle
 
 
@@ -137,3 +139,30 @@ def test_inference_leaves_no_graph(runner: TorchRunner) -> None:
     assert ticket.draw is not None
     assert not ticket.draw.ids.requires_grad
     assert ticket.draw.ids.device == torch.device("cpu")
+
+
+def test_light_steps_run_on_one_thread_and_heavy_ones_on_all(
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    runner.threads, runner.parameters = 7, 1_000_000
+    one(runner, row([1], 0, [1]))
+    one(runner, row([1] * 64, 0, [1, 2, 3, 4]))
+    assert used == [1, 7]
+
+
+@pytest.mark.parametrize(
+    "bound",
+    [
+        {"block_size": 0},
+        {"max_num_batched_tokens": 0},
+        {"max_model_len": -1},
+        {"threads": 0},
+        {"steps_ahead": 2},
+    ],
+)
+def test_absurd_bounds_are_named(folder: Path, bound: dict[str, Any]) -> None:
+    [name] = bound
+    with pytest.raises(ModelError, match=name):
+        oracle.runner_of(folder, **bound)
