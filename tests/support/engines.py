@@ -94,7 +94,13 @@ class Bench:
         link.send(self._ready(geometry))
         self._loop, self._link = loop, link
         self._running = asyncio.create_task(loop.run(sessions, link.send_all))
+        self._running.add_done_callback(self._ended)
         return ours
+
+    def _ended(self, running: "asyncio.Task[None]") -> None:
+        """A loop that crashed answers nobody any more: those who wait for it need not."""
+        if not running.cancelled() and running.exception() is not None:
+            self._stopping = asyncio.create_task(self.engine.stop())
 
     def kill(self) -> None:
         """What it has not sent is lost, and so is its memory."""
