@@ -3,26 +3,34 @@
     S   6.8 M parameters   hidden 256,  6 layers,  8 query and 4 KV heads of 32
     M   100 M parameters   hidden 768, 10 layers, 12 query and 4 KV heads of 64
 
-The text never matters here, only the ids: the tokenizer reads bytes.
+The text never matters here, only the ids: the tokenizer reads bytes. What they say greedily varies,
+so that two ways to serve them can be compared by their ids: a tied head or small weights would
+make a random model repeat one id for ever.
 """
 
+import contextlib
 import json
 import os
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "bench"
 CONTEXT = 131_072
 VOCABULARY = 4096
+SPREAD = 0.05
+"""Standard deviation of the weights."""
+MADE = 2
+"""Counts the ways these were made: a checkpoint made another way is not taken for this one."""
 
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, int]] = {
     "S": {
         "hidden_size": 256,
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 32,
-        "intermediate_size": 896,
+        "intermediate_size": 768,
     },
     "M": {
         "hidden_size": 768,
@@ -30,34 +38,45 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 12,
         "num_key_value_heads": 4,
         "head_dim": 64,
-        "intermediate_size": 3328,
+        "intermediate_size": 3392,
     },
 }
 
 
 def folder(name: str) -> Path:
     """The checkpoint `S` or `M`, made if it is not there yet."""
-    path = CACHE / name
-    if not (path / "model.safetensors").exists():
-        path.mkdir(parents=True, exist_ok=True)
-        _save_tokenizer(path)
-        _save_weights(name, path)
+    path = CACHE / f"{name}-{MADE}"
+    if not path.exists():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE, ignore_cleanup_errors=True) as made:
+            save(SHAPES[name], Path(made))
+            # Another bench may have made it meanwhile; theirs is the same.
+            with contextlib.suppress(OSError):
+                Path(made).rename(path)
     return path
 
 
-def _save_weights(name: str, path: Path) -> None:
+def save(shape: Mapping[str, int], path: Path) -> None:
+    """A checkpoint of this shape in the folder; the same one each time."""
+    _save_tokenizer(path)
+    _save_weights(shape, path)
+
+
+def _save_weights(shape: Mapping[str, int], path: Path) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
+        tie_word_embeddings=False,
+        initializer_range=SPREAD,
         eos_token_id=0,
-        **SHAPES[name],
+        **shape,  # pyright: ignore[reportArgumentType]
     )
-    model = Qwen3ForCausalLM(config)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Qwen3ForCausalLM(config)
     model.bfloat16().save_pretrained(path)
 
 
