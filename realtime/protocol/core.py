@@ -155,7 +155,28 @@ class Cancel(msgspec.Struct, frozen=True):
     answer_id: str | None = None
 
 
-Ask = Configure | AddItem | FetchItem | DropItem | TruncateItem | Respond | Cancel
+class AppendText(msgspec.Struct, frozen=True):
+    """To the input text buffer: words that are not final yet."""
+
+    text: str
+
+
+class ReplaceText(msgspec.Struct, frozen=True):
+    text: str
+
+
+class ClearText(msgspec.Struct, frozen=True):
+    pass
+
+
+class CommitText(msgspec.Struct, frozen=True):
+    """The buffer becomes a user's message under this id."""
+
+    item_id: str
+
+
+TextBuffer = AppendText | ReplaceText | ClearText | CommitText
+Ask = Configure | AddItem | FetchItem | DropItem | TruncateItem | Respond | Cancel | TextBuffer
 
 
 # ---------------------------------------------------------------- what the core says
@@ -186,6 +207,20 @@ class ItemTruncated(msgspec.Struct, frozen=True):
     item_id: str
     content_index: int
     audio_end_ms: int
+
+
+class TextAppended(msgspec.Struct, frozen=True):
+    length: int
+    """Characters in the buffer now."""
+
+
+class TextCleared(msgspec.Struct, frozen=True):
+    pass
+
+
+class TextCommitted(msgspec.Struct, frozen=True):
+    item_id: str
+    previous: str | None
 
 
 class AnswerStarted(msgspec.Struct, frozen=True):
@@ -234,6 +269,9 @@ Tell = (
     | ItemFetched
     | ItemDropped
     | ItemTruncated
+    | TextAppended
+    | TextCleared
+    | TextCommitted
     | AnswerStarted
     | OutputStarted
     | TextDelta

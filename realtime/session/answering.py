@@ -71,7 +71,7 @@ class Answering:
             self._finish(tell, ended)
 
     async def _turn(self, prompt: Prompt, tell: Teller) -> TurnEnded | None:
-        await self.strand.sync(prompt.conversation, prompt.header)
+        await self.strand.sync(prompt.conversation.all_spans, prompt.header)
         if self._cancelled:
             return None
         self._generating = True

@@ -19,9 +19,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from engine import ChatTemplate
-from realtime.protocol.core import ROOT, Item, Settings, Tool
-from realtime.session.layout import Layout, Span, Tools, joined
+from realtime.protocol.core import ROOT, Item, MessageItem, Part, Settings, Tool
+from realtime.session.layout import Layout, Span, Tools, common_prefix, joined
 from realtime.session.rendering import tool_of
+
+_MORE = " zq9"
+"""Words that nothing merges with."""
 
 
 class Conversation(msgspec.Struct, frozen=True, eq=False):
@@ -90,6 +93,17 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             return self
         fresh = Conversation(self.template, settings.instructions, settings.tools, Span())
         return fresh._laid(self.spans, since=0)
+
+    def drafted(self, said: str) -> "Conversation":
+        """With a user's message at the end that begins with these words: its ids are those that
+        stay whatever follows them."""
+        spans = [
+            self.add(MessageItem(id="draft", role="user", parts=(Part("input_text", text),)))
+            for text in (said, said + _MORE)
+        ]
+        one, other = (made.spans[-1].ids for made in spans)
+        last = Span(ids=one[: common_prefix(one, other)])
+        return msgspec.structs.replace(spans[0], spans=(*spans[0].spans[:-1], last))
 
     def with_items(self, items: Sequence[Item]) -> "Conversation":
         spans = [*self.spans, *(Span((item,)) for item in items)]

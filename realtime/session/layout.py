@@ -119,6 +119,14 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     return result
 
 
+def common_prefix(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many leading elements are the same."""
+    for n, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return n
+    return min(len(one), len(other))
+
+
 def _message(span: Span) -> Message:
     if span.message is not None and not span.open:
         return span.message

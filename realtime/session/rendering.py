@@ -27,6 +27,21 @@ def text_of(item: MessageItem) -> str:
     return "\n".join(part.text for part in item.parts)
 
 
+HELD_CHARS_MAX = 16
+"""Of a word that may go on, how much is kept from the model; longer ones are no words."""
+
+
+def stable(draft: str) -> str:
+    """The words that are certain to stay as they are when more is said: without the last one,
+    unless a space has ended it, and without that space, which belongs to the next."""
+    if draft != draft.rstrip():
+        return draft.rstrip()
+    word = draft.split()[-1] if draft else ""
+    if len(word) > HELD_CHARS_MAX:
+        return draft[:-HELD_CHARS_MAX]
+    return draft.removesuffix(word).rstrip()
+
+
 def joins(before: Sequence[Item], item: Item) -> bool:
     """Whether a call belongs into the assistant's message that ends with `before`."""
     return isinstance(item, CallItem) and role_of(before[-1]) == "assistant"

@@ -14,12 +14,13 @@ import msgspec
 
 from engine import BadRequest, ChatTemplate, EngineError, EngineLost, TooLong
 from realtime.errors import Refusal
-from realtime.limits import Limits
+from realtime.limits import TEXT_CHARS_MAX, Limits
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.session.answering import Answering, Prompt, Teller
 from realtime.session.calls import reader_for
 from realtime.session.conversation import Conversation
+from realtime.session.history import History
 from realtime.session.output import Output
 from realtime.session.rendering import text_of
 from realtime.session.state import Action, Event, State, step
@@ -44,15 +45,19 @@ class Session:
         self._tell = tell
         self._limits = limits
         self._state = State.IDLE
-        self._conversation = Conversation.start(template, settings)
-        self._strand = Strand(door, session_id)
+        self._history = History(
+            Conversation.start(template, settings),
+            Strand(door, session_id),
+            door.ready.max_model_len,
+            limits.off_loop_chars,
+        )
         self._answering: Answering | None = None
         self._apart: dict[str, Answering] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def conversation(self) -> Conversation:
-        return self._conversation
+        return self._history.conversation
 
     @property
     def state(self) -> State:
@@ -67,7 +72,7 @@ class Session:
             await self._do(ask)
         except EngineError as error:
             if isinstance(error, EngineLost):
-                self._strand.forget()
+                self._history.strand.forget()
             raise _refusal(error) from error
 
     async def close(self) -> None:
@@ -82,7 +87,7 @@ class Session:
         if self._tasks:
             await asyncio.wait(self._tasks)
         with contextlib.suppress(EngineError):
-            await self._strand.close()
+            await self._history.strand.close()
 
     # ------------------------------------------------------------ asks
 
@@ -90,9 +95,9 @@ class Session:
         match ask:
             case core.Configure(settings=settings):
                 _, actions = step(self._state, Event.CONFIGURE)
-                await self._change(
+                await self._history.change(
                     lambda now: now.configured(settings),
-                    actions,
+                    push=Action.PUSH in actions,
                     param="session.instructions",
                     chars=len(settings.instructions),
                 )
@@ -102,16 +107,18 @@ class Session:
                 await self._add(ask)
             case core.FetchItem(item_id=item_id):
                 step(self._state, Event.LOOK)
-                item = self._find(item_id, "item_retrieve_invalid_item_id")
+                item = self._history.find(item_id, "item_retrieve_invalid_item_id")
                 self._tell(core.ItemFetched(item))
             case core.DropItem(item_id=item_id):
                 _, actions = step(self._state, Event.EDIT)
-                self._find_whole(item_id, "item_delete_invalid_item_id")
-                await self._change(lambda now: now.drop(item_id), actions, param="item_id")
+                self._history.find_whole(item_id, "item_delete_invalid_item_id")
+                await self._history.change(
+                    lambda now: now.drop(item_id), push=Action.PUSH in actions, param="item_id"
+                )
                 self._tell(core.ItemDropped(item_id))
             case core.TruncateItem(item_id=item_id, content_index=index, audio_end_ms=end):
                 step(self._state, Event.LOOK)
-                item = self._find(item_id, "item_truncate_invalid_item_id")
+                item = self._history.find(item_id, "item_truncate_invalid_item_id")
                 if not isinstance(item, core.MessageItem) or item.role != "assistant":
                     raise Refusal(
                         "Only the assistant's messages can be truncated.",
@@ -123,30 +130,79 @@ class Session:
                 await self._respond(ask)
             case core.Cancel(answer_id=answer_id):
                 await self._cancel(answer_id)
+            case core.AppendText() | core.ReplaceText() | core.ClearText() | core.CommitText():
+                await self._draft(ask)
             case _:
                 assert_never(ask)
+
+    async def _draft(self, ask: core.TextBuffer) -> None:
+        _, actions = step(self._state, Event.EDIT)
+        push = Action.PUSH in actions
+        match ask:
+            case core.AppendText(text=text):
+                await self._set_draft(self._history.draft + text, push)
+            case core.ReplaceText(text=text):
+                await self._set_draft(text, push)
+            case core.ClearText():
+                await self._history.change(_same, push=push, param="text", draft="")
+                self._tell(core.TextCleared())
+            case core.CommitText(item_id=item_id):
+                text = self._history.draft
+                if not text.strip():
+                    raise Refusal(
+                        "Error committing input text buffer: it is empty.",
+                        code="input_text_buffer_commit_empty",
+                    )
+                part = core.Part("input_text", text)
+                item = core.MessageItem(id=item_id, role="user", parts=(part,))
+                await self._history.change(
+                    lambda now: now.add(item), push=push, param="text", chars=len(text), draft=""
+                )
+                previous = self.conversation.previous(item_id)
+                self._tell(core.TextCommitted(item_id, previous))
+                self._tell(core.ItemAdded(item, previous))
+            case _:
+                assert_never(ask)
+
+    async def _set_draft(self, text: str, push: bool) -> None:
+        if len(text) > TEXT_CHARS_MAX:
+            raise Refusal(
+                f"The input text buffer would hold {len(text):,} characters; it holds "
+                f"{TEXT_CHARS_MAX:,}.",
+                code="string_above_max_length",
+                param="text",
+            )
+        await self._history.change(_same, push=push, param="text", draft=text)
+        self._tell(core.TextAppended(len(text)))
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
         _, actions = step(self._state, Event.EDIT)
-        known = self._conversation.find(item.id)
+        known = self._history.conversation.find(item.id)
         if known is not None and known != item:
             raise Refusal(
                 f"Error adding item: an item with id '{item.id}' already exists.",
                 code="item_create_duplicate_item_id",
                 param="item.id",
             )
-        if after is not None and after != core.ROOT and self._conversation.find(after) is None:
+        if (
+            after is not None
+            and after != core.ROOT
+            and self._history.conversation.find(after) is None
+        ):
             raise Refusal(
                 f"Error adding item: the previous item with id '{after}' does not exist.",
                 code="item_create_invalid_previous_item_id",
                 param="previous_item_id",
             )
         if known is None:
-            await self._change(
-                lambda now: now.add(item, after), actions, param="item", chars=_chars(item)
+            await self._history.change(
+                lambda now: now.add(item, after),
+                push=Action.PUSH in actions,
+                param="item",
+                chars=_chars(item),
             )
-        self._tell(core.ItemAdded(item, self._conversation.previous(item.id)))
+        self._tell(core.ItemAdded(item, self._history.conversation.previous(item.id)))
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
@@ -166,15 +222,15 @@ class Session:
             metadata=ask.metadata,
         )
         own = ask.apart or ask.context is not None
-        strand = Strand(self._door, f"{self.id}.{answer.id}") if own else self._strand
+        strand = Strand(self._door, f"{self.id}.{answer.id}") if own else self._history.strand
         place = _nowhere if ask.apart else self._place(answer.id)
-        reader = reader_for(ask.settings, self._conversation.template)
+        reader = reader_for(ask.settings, self._history.conversation.template)
         answering = Answering(answer, strand, Output(answer, place, fresh), reader)
         if ask.apart:
             self._apart[answer.id] = answering
         else:
             self._answering = answering
-            self._conversation = self._conversation.open(answer.id)
+            self._history.conversation = self._history.conversation.open(answer.id)
         self._state = state
         self._tell(core.AnswerStarted(answer))
         task = asyncio.create_task(self._answer(answering, prompt), name=answer.id)
@@ -207,12 +263,12 @@ class Session:
         """Raises Refusal if there is no room for a single token."""
         settings = ask.settings
         if ask.context is None:
-            conversation = self._conversation.closed().configured(settings)
+            conversation = self._history.conversation.closed().configured(settings)
         else:
             items = [self._resolve(item) for item in ask.context]
-            start = Conversation.start(self._conversation.template, settings)
+            start = Conversation.start(self._history.conversation.template, settings)
             chars = sum(_chars(item) for item in items)
-            conversation = await self._beside(chars, lambda: start.with_items(items))
+            conversation = await self._history.beside(chars, lambda: start.with_items(items))
         conversation, header = conversation.asked()
         length, limit = conversation.length + len(header), self._door.ready.max_model_len
         if length >= limit:
@@ -242,95 +298,30 @@ class Session:
         else:
             self._answering = None
             self._state, actions = step(self._state, Event.ENDED)
-            settled = self._conversation.settle(answer.id, answer.items, answering.sampled)
-            self._conversation = settled
+            settled = self._history.conversation.settle(answer.id, answer.items, answering.sampled)
+            self._history.conversation = settled
             self._tell(core.AnswerEnded(answer))
             if Action.PUSH in actions:
-                await self._push(settled)
-        if answering.strand is not self._strand:
+                await self._history.push()
+        if answering.strand is not self._history.strand:
             with contextlib.suppress(EngineError):
                 await answering.strand.close()
 
     def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
         def place(items: tuple[core.Item, ...]) -> str | None:
-            self._conversation = self._conversation.show(answer_id, items)
-            return self._conversation.previous(items[-1].id)
+            self._history.conversation = self._history.conversation.show(answer_id, items)
+            return self._history.conversation.previous(items[-1].id)
 
         return place
 
     def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
         if isinstance(item, core.ItemReference):
-            return self._find(item.item_id, "item_reference_invalid_item_id")
+            return self._history.find(item.item_id, "item_reference_invalid_item_id")
         return item
 
-    # ------------------------------------------------------------ edits
 
-    async def _change(
-        self,
-        edit: Callable[[Conversation], Conversation],
-        actions: tuple[Action, ...],
-        *,
-        param: str,
-        chars: int = 0,
-    ) -> None:
-        """Edits the conversation, if it fits. What the engine refuses is not done."""
-        while True:
-            old = self._conversation
-            new = await self._beside(chars, lambda now=old: edit(now))
-            if self._conversation is old:
-                break
-        self._check_length(old, new, param)
-        if Action.PUSH in actions and new.length <= self._door.ready.max_model_len:
-            await self._strand.sync(new)
-        self._conversation = new
-
-    def _check_length(self, old: Conversation, new: Conversation, param: str) -> None:
-        limit = self._door.ready.max_model_len
-        if new.length <= max(limit, old.length):
-            return
-        raise Refusal(
-            f"'{param}' adds {new.length - old.length:,} tokens to the {old.length:,} of the "
-            f"conversation; together {new.length:,} are over the context of the model, which "
-            f"holds {limit:,} (max_model_len).",
-            code="context_length_exceeded",
-            param=param,
-        )
-
-    async def _push(self, conversation: Conversation) -> None:
-        """What came while the answer was made goes to the engine now; the next push heals a
-        failure."""
-        if conversation.length > self._door.ready.max_model_len:
-            return
-        try:
-            await self._strand.sync(conversation)
-        except EngineError as error:
-            if isinstance(error, EngineLost):
-                self._strand.forget()
-            log.warning("session %s: push failed: %s", self.id, error.message)
-
-    async def _beside(self, chars: int, make: Callable[[], Conversation]) -> Conversation:
-        """Long texts are tokenised on a thread, so that nobody's delta waits for them."""
-        if chars > self._limits.off_loop_chars:
-            return await asyncio.to_thread(make)
-        return make()
-
-    def _find(self, item_id: str, code: str) -> core.Item:
-        item = self._conversation.find(item_id)
-        if item is None:
-            raise Refusal(
-                f"The item with id '{item_id}' does not exist.", code=code, param="item_id"
-            )
-        return item
-
-    def _find_whole(self, item_id: str, code: str) -> core.Item:
-        item = self._find(item_id, code)
-        if self._conversation.is_open(item_id):
-            raise Refusal(
-                f"The item with id '{item_id}' is still being made; cancel the response first.",
-                code=code,
-                param="item_id",
-            )
-        return item
+def _same(conversation: Conversation) -> Conversation:
+    return conversation
 
 
 def _nowhere(items: tuple[core.Item, ...]) -> str | None:

@@ -3,13 +3,14 @@ fewest tokens: rewinds to the first that differs, appends what follows."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from engine import Ready, Sampling, Text, Turn, UnknownSession
-from realtime.session.conversation import Conversation
-from realtime.session.layout import Span
+from realtime.session.layout import Span, common_prefix
+
+AppendAs = Literal["firm", "provisional", "commit"]
 
 
 class Door(Protocol):
@@ -27,7 +28,7 @@ class Door(Protocol):
         capacity_tokens: int | None = None,
         cache_scope: str = "",
     ) -> str: ...
-    async def append(self, session: str, ids: Sequence[int]) -> int: ...
+    async def append(self, session: str, ids: Sequence[int], span: AppendAs = "firm") -> int: ...
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn: ...
     async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int: ...
     async def rewind(self, session: str, to: int) -> int: ...
@@ -40,7 +41,8 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 class Strand:
-    """`spans` are in the engine's log whole, `tail` stands behind them. One call at a time."""
+    """`spans` are in the engine's log whole, `tail` stands behind them, and behind that `draft`,
+    which is provisional. One call at a time."""
 
     def __init__(self, door: Door, session: str, *, scope: str = "") -> None:
         self._door = door
@@ -49,11 +51,12 @@ class Strand:
         self._scope = scope
         self._spans: tuple[Span, ...] | None = None
         self._tail: list[int] = []
+        self._draft: list[int] = []
         self._lock = asyncio.Lock()
 
     def forget(self) -> None:
         """The engine was lost: what its log holds is not known any more."""
-        self._spans, self._tail = None, []
+        self._spans, self._tail, self._draft = None, [], []
         self._opened += 1
 
     @property
@@ -65,15 +68,22 @@ class Strand:
     def length(self) -> int:
         return sum(len(span.ids) for span in self._spans or ()) + len(self._tail)
 
-    async def sync(self, conversation: Conversation, tail: Sequence[int] = ()) -> Synced:
-        """The engine's log becomes the conversation's ids and `tail`. Raises EngineError."""
+    async def sync(
+        self,
+        spans: Sequence[Span],
+        tail: Sequence[int] = (),
+        *,
+        draft: Sequence[int] | None = None,
+    ) -> Synced:
+        """The engine's log becomes the ids of `spans` and `tail`, and behind them `draft` (None: as
+        it is). Raises EngineError."""
         async with self._lock:
             try:
-                return await self._sync(conversation.all_spans, list(tail))
+                return await self._sync(tuple(spans), list(tail), draft)
             except UnknownSession:
                 # The engine has let go of it (restart, time-out): what was said is here.
                 self._spans = None
-                return await self._sync(conversation.all_spans, list(tail))
+                return await self._sync(tuple(spans), list(tail), draft)
 
     async def generate(self, sampling: Sampling, turn: str) -> Turn:
         return await self._door.generate(self.session, sampling, turn)
@@ -91,27 +101,32 @@ class Strand:
                 self._spans = None
                 await self._door.close(self.session)
 
-    async def _sync(self, wanted: tuple[Span, ...], tail: list[int]) -> Synced:
+    async def _sync(
+        self, wanted: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
+    ) -> Synced:
         if self._spans is None:
             await self._door.open(self.session, cache_scope=self._scope)
-            self._spans, self._tail = (), []
-        same = _common(self._spans, wanted)
+            self._spans, self._tail, self._draft = (), [], []
+        same = common_prefix(self._spans, wanted)
         old = [id for span in self._spans[same:] for id in span.ids] + self._tail
         new = [id for span in wanted[same:] for id in span.ids] + tail
-        keep = _common(old, new)
+        keep = common_prefix(old, new)
         base = self.length - len(old)
         if keep < len(old):
             await self._door.rewind(self.session, base + keep)
             self._spans, self._tail = wanted[:same], old[:keep]
         if keep < len(new):
-            await self._door.append(self.session, new[keep:])
+            await self._append(new[keep:], final=draft is not None and not draft)
         self._spans, self._tail = wanted, tail
+        if draft is not None and self._draft != list(draft):
+            await self._door.append(self.session, draft, "provisional")
+            self._draft = list(draft)
         return Synced(rewound=len(old) - keep, appended=len(new) - keep)
 
-
-def _common(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many leading elements are the same."""
-    for n, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return n
-    return min(len(one), len(other))
+    async def _append(self, ids: list[int], *, final: bool) -> None:
+        """`final`: what was a draft may have become this; what both begin with keeps its KV."""
+        if final and self._draft:
+            await self._door.append(self.session, ids, "commit")
+            self._draft = []
+        else:
+            await self._door.append(self.session, ids)

@@ -12,6 +12,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from tests.realtime.talks import Talk, open_talk
 from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import Bench, digest_engine
 
@@ -62,3 +63,11 @@ async def bench(chatty: Path) -> AsyncIterator[Bench]:
         chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64
     ) as bench:
         yield bench
+
+
+@pytest.fixture
+async def talk(bench: Bench) -> AsyncIterator[Talk]:
+    talk = open_talk(bench)
+    yield talk
+    await talk.session.close()
+    assert await bench.engine.list() == [], "nothing is left open in the engine"

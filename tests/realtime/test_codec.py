@@ -24,6 +24,10 @@ GOOD: dict[str, str] = {
     "input_audio_buffer.commit": '"x": 1',
     "input_audio_buffer.clear": '"x": 1',
     "output_audio_buffer.clear": '"x": 1',
+    "input_text_buffer.append": '"text": "a"',
+    "input_text_buffer.replace": '"text": ""',
+    "input_text_buffer.clear": '"x": 1',
+    "input_text_buffer.commit": '"x": 1',
 }
 
 

@@ -6,119 +6,22 @@ cancelled or sent in between.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import Engine, EngineLost, Sampling
+from engine import EngineLost, Sampling
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.protocol import core
-from realtime.session import Registry, Session
 from realtime.session.conversation import Conversation
 from realtime.session.state import State
+from tests.realtime.talks import Talk, kinds, message, open_talk
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
-
-
-class Ears:
-    """Hears what a session says."""
-
-    def __init__(self) -> None:
-        self.heard: list[core.Tell] = []
-        self._new = asyncio.Event()
-
-    def __call__(self, tell: core.Tell) -> None:
-        self.heard.append(tell)
-        self._new.set()
-
-    async def until(self, kind: type[core.Tell], count: int = 1) -> core.Tell:
-        """The `count`th of its kind."""
-        while True:
-            found = [tell for tell in self.heard if type(tell) is kind]
-            if len(found) >= count:
-                return found[count - 1]
-            self._new.clear()
-            await asyncio.wait_for(self._new.wait(), 20)
-
-
-class Talk:
-    def __init__(self, session: Session, ears: Ears, bench: Bench) -> None:
-        self.session = session
-        self.ears = ears
-        self.bench = bench
-        self._answers = 0
-        self._items = 0
-
-    @property
-    def engine(self) -> Engine:
-        return self.bench.engine
-
-    async def say(self, text: str, after: str | None = None, name: str = "") -> str:
-        self._items += 1
-        name = name or f"u{self._items}"
-        await self.session.do(core.AddItem(message(name, text), after))
-        return name
-
-    def expected(self, tokens: int) -> list[int]:
-        """What a fresh prefill of the conversation would answer."""
-        asked, header = self.session.conversation.asked()
-        return oracle(asked.ids() + header, tokens, stop_ids=[0])
-
-    async def respond(self, tokens: int | None = 6, **more: object) -> None:
-        wish = core.Settings(
-            instructions=self.session.settings.instructions,
-            tools=self.session.settings.tools,
-            max_output_tokens=tokens,
-        )
-        await self.session.do(core.Respond(settings=wish, **more))  # type: ignore[arg-type]
-
-    async def ended(self) -> core.Answer:
-        self._answers += 1
-        tell = await self.ears.until(core.AnswerEnded, self._answers)
-        assert isinstance(tell, core.AnswerEnded)
-        return tell.answer
-
-    def sampled(self, answer: core.Answer) -> list[int]:
-        spans = [s for s in self.session.conversation.spans if s.answer == answer.id]
-        return list(spans[0].sampled or ()) if spans else []
-
-    async def turn(self, tokens: int = 6) -> core.Answer:
-        """One answer, which must be what a fresh prefill gives."""
-        expected = self.expected(tokens)
-        await self.respond(tokens)
-        answer = await self.ended()
-        assert self.sampled(answer) == expected
-        return answer
-
-
-def message(name: str, text: str) -> core.MessageItem:
-    return core.MessageItem(id=name, role="user", parts=(core.Part("input_text", text),))
-
-
-def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:
-    template = bench.engine.text.template
-    assert template is not None
-    ears = Ears()
-    registry = Registry(bench.engine, template, core.Settings(), limits or Limits())
-    session = registry.open(ears)
-    session.start()
-    return Talk(session, ears, bench)
-
-
-@pytest.fixture
-async def talk(bench: Bench) -> AsyncIterator[Talk]:
-    talk = open_talk(bench)
-    yield talk
-    await talk.session.close()
-    assert await bench.engine.list() == [], "nothing is left open in the engine"
-
-
-def kinds(ears: Ears) -> list[str]:
-    return [type(tell).__name__ for tell in ears.heard]
 
 
 async def test_a_turn_is_told_in_order(talk: Talk) -> None:
@@ -532,7 +435,9 @@ async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
 # ---------------------------------------------------------------- any order
 
 STEPS = st.lists(
-    st.sampled_from(["say", "turn", "cut", "drop", "front", "configure", "late", "apart"]),
+    st.sampled_from(
+        ["say", "turn", "cut", "drop", "front", "configure", "late", "apart", "hear", "commit"]
+    ),
     min_size=1,
     max_size=7,
 )
@@ -568,6 +473,11 @@ async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[
                 await talk.respond(10)
                 await talk.say(f"late {n}")
                 await talk.ended()
+            case "hear":
+                await talk.session.do(core.ReplaceText(f"words {n} of s{n // 2}"))
+            case "commit":
+                await talk.session.do(core.AppendText(f" and {n}"))
+                await talk.session.do(core.CommitText(f"c{n}"))
             case _:
                 await talk.respond(2, apart=True)
                 await talk.ended()

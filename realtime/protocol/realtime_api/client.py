@@ -185,6 +185,24 @@ class OutputAudioClear(Event, frozen=True, kw_only=True, tag="output_audio_buffe
     pass
 
 
+class TextAppend(Event, frozen=True, kw_only=True, tag="input_text_buffer.append"):
+    """Ours, as all of this buffer: words as they are spoken or typed."""
+
+    text: Text
+
+
+class TextReplace(Event, frozen=True, kw_only=True, tag="input_text_buffer.replace"):
+    text: Text
+
+
+class TextClear(Event, frozen=True, kw_only=True, tag="input_text_buffer.clear"):
+    pass
+
+
+class TextCommit(Event, frozen=True, kw_only=True, tag="input_text_buffer.commit"):
+    pass
+
+
 ClientEvent = (
     SessionUpdate
     | ItemCreate
@@ -197,6 +215,10 @@ ClientEvent = (
     | AudioCommit
     | AudioClear
     | OutputAudioClear
+    | TextAppend
+    | TextReplace
+    | TextClear
+    | TextCommit
 )
 
 EVENT_TYPES = (
@@ -211,5 +233,9 @@ EVENT_TYPES = (
     "input_audio_buffer.commit",
     "input_audio_buffer.clear",
     "output_audio_buffer.clear",
+    "input_text_buffer.append",
+    "input_text_buffer.replace",
+    "input_text_buffer.clear",
+    "input_text_buffer.commit",
 )
 ITEM_TYPES = ("message", "function_call", "function_call_output")

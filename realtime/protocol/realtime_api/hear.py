@@ -51,6 +51,14 @@ def hear(
                 "Error committing input audio buffer: it is empty, this server takes text only.",
                 code="input_audio_buffer_commit_empty",
             )
+        case client.TextAppend(text=text):
+            return core.AppendText(text)
+        case client.TextReplace(text=text):
+            return core.ReplaceText(text)
+        case client.TextClear():
+            return core.ClearText()
+        case client.TextCommit():
+            return core.CommitText(fresh("item"))
         case _:
             assert_never(event)
 

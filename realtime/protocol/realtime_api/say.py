@@ -38,6 +38,14 @@ class Voice:
                 yield server.ItemTruncated(
                     event_id=self._id(), item_id=item_id, content_index=index, audio_end_ms=end
                 )
+            case core.TextAppended(length=length):
+                yield server.TextAppended(event_id=self._id(), length=length)
+            case core.TextCleared():
+                yield server.TextCleared(event_id=self._id())
+            case core.TextCommitted(item_id=item_id, previous=previous):
+                yield server.TextCommitted(
+                    event_id=self._id(), item_id=item_id, previous_item_id=previous
+                )
             case core.AnswerStarted(answer=answer):
                 yield server.ResponseCreated(event_id=self._id(), response=response_out(answer))
             case core.OutputStarted():

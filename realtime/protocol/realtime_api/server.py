@@ -313,6 +313,22 @@ class AudioCleared(Event, frozen=True, kw_only=True, tag="input_audio_buffer.cle
     pass
 
 
+class TextAppended(Event, frozen=True, kw_only=True, tag="input_text_buffer.appended"):
+    """Ours, as all of this buffer: only a client that has used it hears of it."""
+
+    length: int
+    """Characters in the buffer now."""
+
+
+class TextCleared(Event, frozen=True, kw_only=True, tag="input_text_buffer.cleared"):
+    pass
+
+
+class TextCommitted(Event, frozen=True, kw_only=True, tag="input_text_buffer.committed"):
+    item_id: str
+    previous_item_id: str | None
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: Fault
     code: str
@@ -345,5 +361,8 @@ ServerEvent = (
     | ArgumentsDone
     | RateLimitsUpdated
     | AudioCleared
+    | TextAppended
+    | TextCleared
+    | TextCommitted
     | Error
 )

@@ -1,0 +1,192 @@
+"""The input text buffer: words reach the model before their speaker has finished."""
+
+import asyncio
+
+import pytest
+
+from realtime.errors import Refusal
+from realtime.limits import TEXT_CHARS_MAX
+from realtime.protocol import core
+from realtime.session.rendering import HELD_CHARS_MAX, stable
+from tests.realtime.talks import Talk, kinds
+
+
+async def heard(talk: Talk, kind: type[core.Tell]) -> core.Tell:
+    return [tell for tell in talk.ears.heard if type(tell) is kind][-1]
+
+
+async def prefilled(talk: Talk) -> int:
+    """Tokens of the words in the engine's log, once their KV is there."""
+    while True:
+        info = await talk.engine.info(talk.session.id)
+        if info.committed >= info.length + info.provisional:
+            return info.provisional
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("draft", "kept"),
+    [
+        ("", ""),
+        ("hel", ""),
+        ("hello wor", "hello"),
+        ("hello world ", "hello world"),
+        ("hello  world", "hello"),
+        ("x" * (HELD_CHARS_MAX + 5), "x" * 5),
+        ("hello " + "x" * (HELD_CHARS_MAX + 1), "hello x"),
+        (" ", ""),
+    ],
+)
+def test_the_unstable_end_is_held_back(draft: str, kept: str) -> None:
+    assert stable(draft) == kept
+
+
+async def test_append_is_acknowledged_with_the_whole_length(talk: Talk) -> None:
+    for text, length in (("hello", 5), (" there", 11), ("", 11)):
+        await talk.session.do(core.AppendText(text))
+        assert await heard(talk, core.TextAppended) == core.TextAppended(length)
+    await talk.session.do(core.ReplaceText("hell"))
+    assert await heard(talk, core.TextAppended) == core.TextAppended(4)
+
+
+async def test_words_are_prefilled_as_they_come(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.turn()
+    for text in ("tell ", "me a ", "story"):
+        await talk.session.do(core.AppendText(text))
+    role = 1 + len("user\n")
+    assert await prefilled(talk) == role + len("tell me a")
+    assert talk.session.conversation.find("draft") is None, "it is no item yet"
+
+
+async def test_commit_leaves_the_held_back_end_to_prefill(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.turn()
+    await talk.session.do(core.AppendText("tell me a long story about a dog"))
+    await prefilled(talk)
+    computed = talk.bench.runner.tokens_run
+    await talk.session.do(core.CommitText("c1"))
+    expected = talk.expected(1)
+    await talk.respond(1)
+    answer = await talk.ended()
+    assert talk.sampled(answer) == expected
+    ending, header = 2, len(talk.session.conversation.asked()[1])
+    ahead = 1  # a step that ran behind the last id and was dropped
+    assert talk.bench.runner.tokens_run - computed <= len(" dog") + ending + header + ahead
+
+
+async def test_commit_makes_an_item(talk: Talk) -> None:
+    name = await talk.say("hello")
+    await talk.session.do(core.AppendText("and you? "))
+    await talk.session.do(core.CommitText("c1"))
+    assert kinds(talk.ears)[-2:] == ["TextCommitted", "ItemAdded"]
+    assert await heard(talk, core.TextCommitted) == core.TextCommitted("c1", name)
+    item = talk.session.conversation.find("c1")
+    assert isinstance(item, core.MessageItem)
+    assert (item.role, item.parts) == ("user", (core.Part("input_text", "and you? "),))
+    await talk.turn()
+    await talk.session.do(core.AppendText("x"))
+    assert await heard(talk, core.TextAppended) == core.TextAppended(1), "a new buffer"
+
+
+async def test_commit_of_nothing_is_refused(talk: Talk) -> None:
+    for text in ("", "  "):
+        await talk.session.do(core.ReplaceText(text))
+        with pytest.raises(Refusal) as caught:
+            await talk.session.do(core.CommitText("c1"))
+        assert caught.value.code == "input_text_buffer_commit_empty"
+    assert talk.session.conversation.find("c1") is None
+
+
+async def test_clear_forgets(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.session.do(core.AppendText("never mind this"))
+    assert await prefilled(talk) > 0
+    await talk.session.do(core.ClearText())
+    assert kinds(talk.ears)[-1] == "TextCleared"
+    assert await prefilled(talk) == 0
+    with pytest.raises(Refusal):
+        await talk.session.do(core.CommitText("c1"))
+    await talk.turn()
+
+
+async def test_replace_keeps_the_common_beginning(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.session.do(core.AppendText("one two three four five six seven eight nine"))
+    await prefilled(talk)
+    computed = talk.bench.runner.tokens_run
+    await talk.session.do(core.ReplaceText("one two three four five six seven ate nine"))
+    await prefilled(talk)
+    assert talk.bench.runner.tokens_run - computed <= len(" ate")
+    await talk.session.do(core.CommitText("c1"))
+    await talk.turn()
+
+
+async def test_it_waits_while_an_answer_is_made(talk: Talk) -> None:
+    await talk.say("hello")
+    expected = talk.expected(40)
+    await talk.respond(40)
+    await talk.ears.until(core.TextDelta)
+    await talk.session.do(core.AppendText("meanwhile I "))
+    assert kinds(talk.ears)[-1] == "TextAppended", "acknowledged at once"
+    answer = await talk.ended()
+    assert talk.sampled(answer) == expected, "the answer does not hear it"
+    while not await prefilled(talk):
+        await asyncio.sleep(0)
+    await talk.session.do(core.AppendText("spoke on"))
+    await talk.session.do(core.CommitText("c1"))
+    await talk.turn()
+
+
+async def test_a_response_does_not_hear_what_is_not_committed(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.session.do(core.AppendText("I am still speak"))
+    await talk.turn()
+    await talk.say("an item goes before it")
+    assert await prefilled(talk) > 0
+    await talk.turn()
+    await talk.session.do(core.AppendText("ing"))
+    await talk.session.do(core.CommitText("c1"))
+    await talk.turn()
+
+
+async def test_commit_while_an_answer_is_made_follows_it(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.respond(30)
+    await talk.ears.until(core.TextDelta)
+    await talk.session.do(core.AppendText("meanwhile"))
+    await talk.session.do(core.CommitText("c1"))
+    answer = await talk.ended()
+    names = [item.id for item in talk.session.conversation.items()]
+    assert names == ["u1", answer.items[0].id, "c1"]
+    await talk.turn()
+
+
+async def test_a_draft_survives_the_engine(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.session.do(core.AppendText("hear me out "))
+    talk.bench.kill()
+    await talk.session.do(core.AppendText("please"))
+    await talk.session.do(core.CommitText("c1"))
+    await talk.turn()
+    assert talk.bench.launches == 2
+
+
+async def test_the_buffer_has_a_bound(talk: Talk) -> None:
+    await talk.session.do(core.AppendText("x" * 10))
+    with pytest.raises(Refusal) as caught:
+        await talk.session.do(core.AppendText("x" * TEXT_CHARS_MAX))
+    assert caught.value.code == "string_above_max_length"
+    await talk.session.do(core.AppendText(""))
+    assert await heard(talk, core.TextAppended) == core.TextAppended(10)
+
+
+async def test_words_over_the_context_are_refused_when_committed(talk: Talk) -> None:
+    await talk.say("hello")
+    await talk.session.do(core.AppendText("word " * 100))
+    with pytest.raises(Refusal) as caught:
+        await talk.session.do(core.CommitText("c1"))
+    assert caught.value.code == "context_length_exceeded"
+    await talk.session.do(core.ReplaceText("word"))
+    await talk.session.do(core.CommitText("c1"))
+    await talk.turn()
