@@ -70,7 +70,7 @@ def test_rows_fed_on_the_device_say_what_rows_fed_by_the_host_say(runner: TorchR
         ]
         mixed = step % 3 == 0
         swapped = step % 2 == 0
-        extra = [row([1, 2, 3], 0, [6])] if mixed else []
+        extra = [Row(array("i", [1, 2, 3]), -1, 0, array("i", [6]), None)] if mixed else []
         places.append([mixed + swapped, mixed + (not swapped)])
         tickets.append(runner.launch(Batch(step, extra + (rows[::-1] if swapped else rows))))
     by_device: list[list[int | None]] = [[], []]

@@ -184,3 +184,19 @@ def test_a_large_vocabulary_with_a_flat_distribution() -> None:
     found = [drawn.id for drawn in ids_of(logits, samples)]
     for row, sample, id in zip(logits.tolist(), samples, found, strict=True):
         assert id in obvious(row, sample)
+
+
+def test_min_p_that_cuts_beyond_the_likeliest_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "NARROW", 3)
+    logits = [0.0] * 3 + [-0.1] + [-2.0] * 40
+    for uniform in (0.1, 0.3, 0.35, 0.6, 0.9):
+        sample = Sample(temperature=1.0, min_p=0.5, uniform=uniform)
+        [drawn] = ids_of(torch.tensor([logits]), [sample])
+        assert drawn.id in obvious(logits, sample)
+
+
+def test_ties_on_the_border_of_the_likeliest_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "NARROW", 4)
+    logits = torch.zeros(50, 50)
+    samples = [Sample(temperature=1.0, uniform=(id + 0.5) / 50) for id in range(50)]
+    assert [drawn.id for drawn in ids_of(logits, samples)] == list(range(50))
