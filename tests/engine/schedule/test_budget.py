@@ -1,0 +1,170 @@
+"""What is left of a step, and what a step costs: shares, fits, predictions. No clock: timings here
+are made from known coefficients."""
+
+import random
+
+import pytest
+
+from engine.schedule.budget import FITTED_AFTER, OUTLIER, Budget, Load, StepTime, allot
+
+TRUE = (0.003, 0.0002, 0.00005, 2e-9)
+"""Seconds: of a step, of a row, of a token, of a token times its context."""
+
+
+def cost(load: Load) -> float:
+    a, b, c, d = TRUE
+    return a + b * load.rows + c * load.tokens + d * load.attention
+
+
+def loads(count: int, seed: int = 1) -> list[Load]:
+    source = random.Random(seed)
+    made: list[Load] = []
+    for _ in range(count):
+        load = Load()
+        for _ in range(source.randint(1, 12)):
+            load = load.plus(source.randint(0, 4_000), source.choice([1, 1, 1, 8, 64]))
+        made.append(load)
+    return made
+
+
+def learnt(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTime:
+    time, source = StepTime(), random.Random(seed)
+    for load in loads(count, seed):
+        time.observe(load, cost(load) * (1 + noise * source.uniform(-1, 1)))
+    return time
+
+
+# ---- allot ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "tokens", "given"),
+    [
+        ([], 10, []),
+        ([5], 10, [5]),
+        ([50], 10, [10]),
+        ([100, 100], 10, [5, 5]),
+        ([100, 2, 100], 12, [6, 2, 4]),  # what the second leaves goes to the oldest
+        ([3, 100], 12, [3, 9]),
+        ([100, 100, 100], 2, [1, 1, 0]),  # too little for all: the oldest first
+        ([1, 1, 1], 3, [1, 1, 1]),
+        ([9, 9], 0, [0, 0]),
+    ],
+)
+def test_allot(wanted: list[int], tokens: int, given: list[int]) -> None:
+    assert allot(wanted, tokens) == given
+
+
+def test_allot_gives_all_that_is_wanted_and_no_more() -> None:
+    source = random.Random(3)
+    for _ in range(500):
+        wanted = [source.randint(1, 90) for _ in range(source.randint(1, 9))]
+        tokens = source.randint(0, 200)
+        given = allot(wanted, tokens)
+        assert sum(given) == min(sum(wanted), tokens)
+        assert all(0 <= give <= want for give, want in zip(given, wanted, strict=True))
+        share = tokens // len(wanted)
+        assert all(give >= min(want, share) for give, want in zip(given, wanted, strict=True)), (
+            "nobody stands behind a longer one"
+        )
+
+
+# ---- Load and Budget -----------------------------------------------------------------------
+
+
+def test_a_budget_adds_up_to_the_load_it_planned() -> None:
+    budget, load = Budget(100, 3), Load()
+    for start, tokens in ((0, 40), (900, 1), (7, 20)):
+        assert budget
+        budget.spend(start, tokens)
+        load = load.plus(start, tokens)
+    assert budget.load == load == Load(3, 61, 40 * 20 + 900 + 7 * 20 + 200)
+    assert (budget.tokens, budget.rows) == (39, 0)
+    assert not budget, "no row is left"
+    assert Budget(1, 1)
+    assert not Budget(0, 1)
+
+
+# ---- StepTime ------------------------------------------------------------------------------
+
+
+def test_it_learns_what_a_step_costs() -> None:
+    time = learnt()
+    assert time.fitted
+    for load in loads(50, seed=2):
+        assert time.predict(load) == pytest.approx(cost(load), rel=0.02)
+
+
+def test_it_is_not_fitted_before_it_has_seen_enough() -> None:
+    time = StepTime()
+    for load in loads(FITTED_AFTER - 1):
+        time.observe(load, cost(load))
+        assert not time.fitted
+    time.observe(Load(1, 1, 1), 0.01)
+    assert time.fitted
+
+
+def test_noise_averages_out() -> None:
+    time = learnt(400, noise=0.3)
+    errors = [time.predict(load) / cost(load) - 1 for load in loads(100, seed=2)]
+    assert abs(sum(errors) / len(errors)) < 0.1
+
+
+def test_an_outlier_counts_for_little() -> None:
+    """A step that took a second (something else ran on the machine) is counted as a few."""
+    time = learnt()
+    before = [time.predict(load) for load in loads(20, seed=2)]
+    for load in loads(32, seed=4)[:1]:
+        time.observe(load, 1000 * cost(load))
+    for load in loads(64, seed=5):
+        time.observe(load, cost(load))
+    for load, was in zip(loads(20, seed=2), before, strict=True):
+        assert time.predict(load) < (1 + OUTLIER) * was
+        assert time.predict(load) == pytest.approx(cost(load), rel=0.5)
+
+
+def test_it_forgets_a_machine_that_has_become_slower() -> None:
+    time = learnt()
+    for load in loads(400, seed=6):
+        time.observe(load, 3 * cost(load))
+    for load in loads(20, seed=2):
+        assert time.predict(load) == pytest.approx(3 * cost(load), rel=0.1)
+
+
+def test_predictions_are_never_negative_and_never_shrink_with_the_load() -> None:
+    """Coefficients below zero are taken as zero, whatever nonsense was measured."""
+    time, source = StepTime(), random.Random(1)
+    for load in loads(200):
+        time.observe(load, source.uniform(0, 0.01))
+    load = Load()
+    for _ in range(20):
+        more = load.plus(source.randint(0, 4000), source.randint(1, 64))
+        assert 0 <= time.predict(load) <= time.predict(more)
+        load = more
+
+
+def test_steps_that_are_all_alike_can_be_learnt() -> None:
+    """Nothing tells rows from tokens then; the same step is still predicted."""
+    time = StepTime()
+    for _ in range(100):
+        time.observe(Load(4, 4, 400), 0.01)
+    assert time.predict(Load(4, 4, 400)) == pytest.approx(0.01, rel=0.01)
+
+
+@pytest.mark.parametrize("start", [0, 1_000, 40_000])
+@pytest.mark.parametrize("seconds", [0.004, 0.02, 0.2])
+def test_tokens_within_is_the_most_that_fits(start: int, seconds: float) -> None:
+    time, load = learnt(), Load().plus(500, 1).plus(700, 1)
+    tokens = time.tokens_within(seconds, load, start, 5_000)
+    assert 0 <= tokens <= 5_000
+    if tokens:
+        assert time.predict(load.plus(start, tokens)) <= seconds
+    if tokens < 5_000:
+        assert time.predict(load.plus(start, tokens + 1)) > seconds
+
+
+def test_a_long_context_leaves_room_for_fewer_tokens() -> None:
+    """One query over 40,000 tokens of context is not one token's work."""
+    time = learnt()
+    counts = [time.tokens_within(0.05, Load(), start, 5_000) for start in (0, 10_000, 40_000)]
+    assert counts[0] > counts[1] > counts[2] > 0

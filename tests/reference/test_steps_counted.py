@@ -1,0 +1,86 @@
+"""What the reference measures with clocks and never asserts for long, counted in steps here: short
+turns beside a deep cold prompt, and turns whose work does not depend on their history."""
+
+import pytest
+
+from tests.support.desk import Desk
+from tests.support.digest_runner import oracle
+from tests.support.talks import words
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+DEEP = 4_000
+
+
+def run_beside(desk: Desk, ahead: int) -> None:
+    launched = desk.launch()
+    if launched is None or desk.flying > ahead:
+        desk.collect()
+
+
+@AHEAD
+@pytest.mark.parametrize("chunk", [64, 512])
+def test_short_turns_beside_a_deep_cold_prompt(ahead: int, chunk: int) -> None:
+    """Head of line: each of seven short turns (16 in, 4 out) takes the steps it would take alone,
+    and the prompt is done in the end."""
+    desk = Desk(pages=DEEP // 16 + 60, page_size=16, batched_tokens=chunk)
+    desk.open("deep")
+    desk.append("deep", words(DEEP, seed=3))
+    desk.generate("deep", 1)
+    run_beside(desk, ahead)
+    alone = 4 + ahead
+    for n in range(7):
+        name = f"short {n}"
+        desk.open(name)
+        desk.append(name, words(16, seed=n + 10))
+        desk.generate(name, 4)
+        steps = 0
+        while not desk.has_ended(name):
+            run_beside(desk, ahead)
+            steps += 1
+        assert steps <= alone + 1
+        assert desk.said(name) == oracle(words(16, seed=n + 10), 4)
+        if chunk == 64:
+            assert not desk.has_ended("deep"), "the short ones are done first"
+    desk.run(ahead=ahead)
+    assert desk.said("deep") == oracle(words(DEEP, seed=3), 1)
+
+
+def test_a_deep_prompt_among_deep_prompts_gets_its_share() -> None:
+    """Three of them: none waits for the whole of another."""
+    desk = Desk(pages=400, page_size=16, batched_tokens=96)
+    for n in range(3):
+        desk.open(f"deep {n}")
+        desk.append(f"deep {n}", words(960, seed=n))
+        desk.generate(f"deep {n}", 2)
+    for _ in range(15):
+        desk.step()
+    reached = [desk.sequence(f"deep {n}").committed for n in range(3)]
+    assert reached == [480, 480, 480]
+    desk.run()
+    for n in range(3):
+        assert desk.said(f"deep {n}") == oracle(words(960, seed=n), 2)
+
+
+@AHEAD
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_a_turn_computes_the_same_whatever_its_index(page_size: int, ahead: int) -> None:
+    """150 turns of 16 in and 8 out: tokens computed, steps launched and tree nodes made by a turn
+    are the same for the last as for the second. Flat, where the reference asks for 1.15."""
+    desk = Desk(pages=4_096 // page_size, page_size=page_size, batched_tokens=512)
+    desk.open("s")
+    log: list[int] = []
+    spent: set[tuple[int, int, int]] = set()
+    for turn in range(150):
+        before = desk.runner.tokens_run, desk.counters.steps, desk.cache.tree.size
+        desk.append("s", words(16, seed=turn))
+        log += words(16, seed=turn)
+        desk.generate("s", 8, str(turn))
+        desk.run(ahead=ahead)
+        log += desk.said("s", str(turn))
+        after = desk.runner.tokens_run, desk.counters.steps, desk.cache.tree.size
+        if turn:
+            tokens, steps, nodes = (b - a for a, b in zip(before, after, strict=True))
+            spent.add((tokens, steps, nodes))
+    assert spent == {(1 + 16 + 7, 8, 0)}
+    assert log[-8:] == oracle(log[:-8], 8)
+    assert desk.ended("s", "149").cached_tokens == 149 * 24 - 1

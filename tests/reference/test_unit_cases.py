@@ -1,0 +1,379 @@
+"""The reference's unit cases, as far as they mean something here.
+
+test_streaming_session_unit
+  pre-abort keeps the slot            test_a_refused_turn_keeps_pages_and_log
+  first-turn abort frees [0, 20)      test_an_aborted_first_turn_leaves_nothing
+  Nth-turn abort frees [0, 65)        test_an_aborted_later_turn_keeps_what_was_before (it does)
+  trim overshoot 26 + 12 = 38         test_trim_overshoot, test_trim_overshoot_in_a_session
+  release forwards Mamba skip ids     nothing to test: no recurrent state here
+token sharing
+  in-place share, carry               test_turns_share_one_array
+  abort mid turn, continue, twice     test_abort_mid_turn_then_continue
+  first-turn abort                    test_an_aborted_first_turn_leaves_nothing
+  overshoot falls back to rebuild     test_an_overrun_is_dropped_where_it_lands
+test_session_inactivity               test_rejected_requests_do_not_refresh_the_idle_clock,
+                                      test_accepted_ones_do
+test_session_controller (unmerged)    test_the_reaper_*, test_close_defers_to_what_is_in_flight
+test_session_abort_lifecycle          test_abort_of_a_queued_turn, test_aborting_twice
+retract/readmit equals no-retract     test_retract_and_readmit_equals_no_retract
+test_streaming_session_backtrack      test_backtracking_*
+"""
+
+from array import array
+from collections.abc import Callable
+
+import pytest
+
+from engine.cache import SessionAwareCache
+from engine.messages import (
+    AnyCommand,
+    Append,
+    Cancel,
+    Close,
+    Done,
+    Expired,
+    Fork,
+    Generate,
+    Open,
+    Refused,
+    Rewind,
+    Sampling,
+    TurnEnded,
+)
+from tests.support.desk import Desk
+from tests.support.digest_runner import oracle
+from tests.support.talks import words
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+SIZES = pytest.mark.parametrize("page_size", [1, 16, 256])
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
+
+
+def started(session: str, prompt: list[int], count: int, **options: int) -> Desk:
+    desk = Desk(**options)  # type: ignore[arg-type]
+    desk.open(session)
+    desk.append(session, list(prompt))
+    desk.generate(session, count)
+    return desk
+
+
+# ---- aborts --------------------------------------------------------------------------------
+
+
+@SIZES
+def test_a_refused_turn_keeps_pages_and_log(page_size: int) -> None:
+    desk = started("s", words(20), 5, page_size=page_size, max_model_len=40)
+    desk.run()
+    sequence = desk.sequence("s")
+    before = (list(sequence.ids), list(sequence.lease.pages), sequence.committed)
+    for command in (
+        Append(desk.n(), "s", words(30)),
+        Append(desk.n(), "s", [1], offset=3),
+        Append(desk.n(), "s", [1], drop_previous_output=True),
+        Append(desk.n(), "s", [1], replace=True),
+        Rewind(desk.n(), "s", 26),
+        Fork(desk.n(), "s", "child", 26),
+    ):
+        desk.refuse(command)
+    assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == before
+
+
+@SIZES
+@AHEAD
+def test_an_aborted_first_turn_leaves_nothing(page_size: int, ahead: int) -> None:
+    prompt = words(20)
+    desk = started("s", prompt, 30, page_size=page_size, batched_tokens=8)
+    for _ in range(4):
+        desk.step()
+    desk.do(Cancel(desk.n(), "s", drop=True))
+    assert desk.rewind("s", 0).length == 0
+    sequence = desk.sequence("s")
+    assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == ([], [], 0)
+    assert desk.cache.leased == 0
+    desk.append("s", prompt[:9])
+    desk.generate("s", 3, "next")
+    desk.run(ahead=ahead)
+    assert desk.said("s", "next") == oracle(prompt[:9], 3)
+    assert desk.ended("s", "next").prompt_tokens == 9
+
+
+@SIZES
+@AHEAD
+def test_an_aborted_later_turn_keeps_what_was_before(page_size: int, ahead: int) -> None:
+    """The reference frees all of it, [0, 65), or leaves it to chance. Here nothing is lost."""
+    desk = started("s", words(40), 12, page_size=page_size, pages=200)
+    desk.run(ahead=ahead)
+    log = words(40) + desk.said("s")
+    desk.append("s", words(13, seed=1))
+    desk.generate("s", 100, "second")
+    for _ in range(5):
+        desk.step()
+    desk.do(Cancel(desk.n(), "s", drop=True))
+    log += words(13, seed=1)
+    assert list(desk.sequence("s").ids) == log
+    assert desk.sequence("s").committed == len(log) == 65
+    before = desk.runner.tokens_run
+    desk.append("s", [5, 6])
+    desk.generate("s", 2, "third")
+    desk.run(ahead=ahead)
+    assert desk.said("s", "third") == oracle([*log, 5, 6], 2)
+    assert desk.runner.tokens_run - before <= 2 + 1 + ahead
+    assert desk.ended("s", "third").cached_tokens == 65
+
+
+# ---- the tail rule -------------------------------------------------------------------------
+
+
+@SIZES
+def test_trim_overshoot(page_size: int) -> None:
+    """KV of 26 + 18 tokens was reserved and written; 38 of them are believed; the tail goes."""
+    cache = SessionAwareCache(64, page_size)
+    lease = cache.open()
+    assert cache.grow(lease, 26)
+    cache.commit(lease, 26)
+    assert cache.grow(lease, 18)
+    assert len(lease.pages) == pages_for(44, page_size)
+    cache.commit(lease, 18, 12)
+    assert (lease.committed, lease.reserved) == (38, 0)
+    assert len(lease.pages) == pages_for(38, page_size)
+    assert cache.pool.free == 64 - len(lease.pages)
+    cache.audit()
+
+
+@SIZES
+@AHEAD
+def test_trim_overshoot_in_a_session(page_size: int, ahead: int) -> None:
+    desk = started("s", words(26), 12, page_size=page_size)
+    desk.run(ahead=ahead)
+    sequence = desk.sequence("s")
+    assert len(sequence.ids) == 38
+    assert sequence.committed == 37, "the last id's KV is not computed when a turn ends by length"
+    assert len(sequence.lease.pages) == pages_for(37, page_size)
+    assert desk.ended("s").output_tokens == 12
+
+
+@SIZES
+def test_an_overrun_is_dropped_where_it_lands(page_size: int) -> None:
+    """A stop id ends the turn while one step more is in flight."""
+    prompt = words(26)
+    said = oracle(prompt, 12)
+    stop = said[4]
+    desk = Desk(page_size=page_size, batched_tokens=64)
+    desk.open("s")
+    desk.append("s", list(prompt))
+    desk.do(Generate(desk.n(), "s", "turn", Sampling(max_tokens=12, stop_ids=(stop,))))
+    ran = desk.run(ahead=1)
+    expected = said[: said.index(stop) + 1]
+    assert desk.said("s") == expected
+    assert desk.ended("s").reason == "stop"
+    assert ran == len(expected) + 1, "the step beyond was launched"
+    sequence = desk.sequence("s")
+    assert list(sequence.ids) == prompt + expected
+    assert sequence.committed == len(sequence.ids), "of it, the id that was known is kept"
+    assert len(sequence.lease.pages) == pages_for(sequence.committed, page_size)
+    desk.append("s", [3])
+    desk.generate("s", 3, "next")
+    desk.run(ahead=1)
+    assert desk.said("s", "next") == oracle([*prompt, *expected, 3], 3)
+
+
+# ---- token sharing -------------------------------------------------------------------------
+
+
+def test_turns_share_one_array() -> None:
+    """A turn copies nothing of the past: it is the same array, longer."""
+    desk = started("s", words(10), 3)
+    desk.run()
+    sequence = desk.sequence("s")
+    ids = sequence.ids
+    for turn in range(4):
+        desk.append("s", [turn])
+        desk.generate("s", 3, str(turn))
+        desk.run()
+        assert sequence.ids is ids is sequence.log.ids
+    assert isinstance(ids, array)
+    assert len(ids) == 13 + 16
+
+
+@AHEAD
+def test_abort_mid_turn_then_continue(ahead: int) -> None:
+    desk = started("s", words(10), 4)
+    desk.run(ahead=ahead)
+    log = words(10) + desk.said("s")
+    for time in range(2):
+        desk.append("s", [time, 8])
+        desk.generate("s", 50, f"aborted {time}")
+        for _ in range(4):
+            desk.step()
+        desk.do(Cancel(desk.n(), "s", f"aborted {time}", drop=False))
+        log += [time, 8, *desk.said("s", f"aborted {time}")]
+        desk.append("s", [9])
+        desk.generate("s", 3, f"next {time}")
+        desk.run(ahead=ahead)
+        assert desk.said("s", f"next {time}") == oracle([*log, 9], 3)
+        log += [9, *desk.said("s", f"next {time}")]
+    assert list(desk.sequence("s").ids) == log
+
+
+# ---- the idle clock and the reaper ---------------------------------------------------------
+
+
+REJECTED: dict[str, Callable[[int], AnyCommand]] = {
+    "too long": lambda n: Append(n, "s", words(500)),
+    "no such id": lambda n: Append(n, "s", [97]),
+    "offset": lambda n: Append(n, "s", [1], offset=1),
+    "replace": lambda n: Append(n, "s", [1], replace=True),
+    "drop_previous_output": lambda n: Append(n, "s", [1], drop_previous_output=True),
+    "rewind too far": lambda n: Rewind(n, "s", 500),
+    "fork too far": lambda n: Fork(n, "s", "child", 500),
+    "fork onto itself": lambda n: Fork(n, "s", "s"),
+    "open again": lambda n: Open(n, "s"),
+    "no room": lambda n: Generate(n, "full", "t", Sampling()),
+}
+
+
+@pytest.mark.parametrize("rejected", REJECTED)
+def test_rejected_requests_do_not_refresh_the_idle_clock(rejected: str) -> None:
+    desk = Desk(max_model_len=100)
+    for name in ("s", "full"):
+        desk.open(name, timeout_s=10.0)
+        desk.append(name, words(100 if name == "full" else 20))
+    desk.run()
+    desk.pass_time(6.0)
+    desk.refuse(REJECTED[rejected](desk.n()))
+    desk.pass_time(6.0)
+    assert {event.session for event in desk.heard(Expired)} == {"s", "full"}
+
+
+ACCEPTED: dict[str, Callable[[int], AnyCommand]] = {
+    "append": lambda n: Append(n, "s", [1]),
+    "provisional": lambda n: Append(n, "s", [1], "provisional"),
+    "rewind": lambda n: Rewind(n, "s", 3),
+    "fork": lambda n: Fork(n, "s", "child", 3),
+    "generate": lambda n: Generate(n, "s", "t", Sampling(max_tokens=1)),
+}
+
+
+@pytest.mark.parametrize("accepted", ACCEPTED)
+def test_accepted_ones_do(accepted: str) -> None:
+    desk = Desk()
+    desk.open("s", timeout_s=10.0)
+    desk.append("s", words(20))
+    desk.run()
+    desk.pass_time(6.0)
+    desk.do(ACCEPTED[accepted](desk.n()))
+    desk.run()
+    desk.pass_time(6.0)
+    assert not desk.heard(Expired)
+    desk.pass_time(5.0)
+    assert "s" in {event.session for event in desk.heard(Expired)}
+
+
+def test_the_reaper_skips_what_is_busy_and_reaps_after_its_end() -> None:
+    desk = Desk()
+    for name, streaming in (("regular", False), ("streaming", True), ("empty", True)):
+        desk.open(name, streaming=streaming, timeout_s=5.0)
+        if name != "empty":
+            desk.append(name, words(8))
+            desk.generate(name, 4)
+    desk.step()
+    desk.pass_time(6.0)
+    assert [event.session for event in desk.heard(Expired)] == ["empty"]
+    desk.run()
+    desk.pass_time(6.0)
+    assert {event.session for event in desk.heard(Expired)} == {"regular", "streaming", "empty"}
+    assert desk.cache.leased == 0
+
+
+def test_close_defers_to_what_is_in_flight() -> None:
+    """Pages go back when the step that writes them has come back, and the answer comes then."""
+    desk = started("s", words(8), 20)
+    desk.step()
+    desk.launch()
+    closing = Close(desk.n(), "s")
+    assert desk.tell(closing) is None
+    assert desk.ended("s").reason == "cancelled"
+    assert desk.refuse(Append(desk.n(), "s", [1])).code == "unknown_session"
+    assert desk.cache.leased > 0
+    desk.collect()
+    assert Done(closing.n, 9) in desk.events
+    assert desk.cache.leased == 0
+
+
+# ---- aborts of what waits, aborts twice ----------------------------------------------------
+
+
+def test_abort_of_a_queued_turn() -> None:
+    desk = started("s", words(8), 6)
+    waiting = Generate(desk.n(), "s", "queued", Sampling(max_tokens=4))
+    assert desk.tell(waiting) is None
+    desk.do(Cancel(desk.n(), "s", "queued"))
+    assert [(e.n, e.code) for e in desk.heard(Refused)] == [(waiting.n, "cancelled")]
+    desk.run()
+    assert desk.said("s") == oracle(words(8), 6)
+    assert [end.turn for end in desk.heard(TurnEnded)] == ["turn"]
+
+
+@AHEAD
+def test_aborting_twice(ahead: int) -> None:
+    desk = started("s", words(8), 20)
+    desk.step()
+    desk.launch()
+    lengths = [desk.do(Cancel(desk.n(), "s", "turn")).length for _ in range(3)]
+    assert len(set(lengths)) == 1
+    desk.collect()
+    assert desk.do(Cancel(desk.n(), "s", "turn")).length == lengths[0]
+    assert desk.ended("s").reason == "cancelled"
+    log = words(8) + desk.said("s")
+    desk.generate("s", 3, "next")
+    desk.do(Cancel(desk.n(), "s", "turn"))
+    desk.run(ahead=ahead)
+    assert desk.said("s", "next") == oracle(log, 3), "a late abort does not hit the next turn"
+
+
+# ---- retract, backtrack --------------------------------------------------------------------
+
+
+@SIZES
+@AHEAD
+@pytest.mark.parametrize("at", range(1, 9))
+def test_retract_and_readmit_equals_no_retract(page_size: int, ahead: int, at: int) -> None:
+    desk = started("s", words(20), 6, page_size=page_size)
+    for _ in range(at):
+        if not desk.has_ended("s"):
+            desk.step()
+    if not desk.has_ended("s"):
+        desk.scheduler.retract(desk.sequence("s"))
+        desk.cache.audit()
+    desk.run(ahead=ahead)
+    assert desk.said("s") == oracle(words(20), 6)
+    end = desk.ended("s")
+    assert (end.reason, end.prompt_tokens, end.output_tokens) == ("length", 20, 6)
+
+
+@SIZES
+@AHEAD
+def test_backtracking_five_times_leaks_nothing(page_size: int, ahead: int) -> None:
+    desk = started("s", words(30), 8, page_size=page_size)
+    desk.run(ahead=ahead)
+    log = words(30) + desk.said("s")
+    for turn in range(5):
+        to = len(log) - 3 - turn
+        before = desk.runner.tokens_run
+        assert desk.rewind("s", to).length == to
+        assert desk.sequence("s").committed == to, "backtracking keeps all before it"
+        log = [*log[:to], turn, 7]
+        desk.append("s", [turn, 7])
+        desk.generate("s", 6, str(turn))
+        desk.run(ahead=ahead)
+        assert desk.said("s", str(turn)) == oracle(log, 6)
+        assert desk.ended("s", str(turn)).cached_tokens == to
+        assert desk.runner.tokens_run - before <= 2 + 5 + ahead
+        log += desk.said("s", str(turn))
+        assert len(desk.sequence("s").lease.pages) == pages_for(len(log) - 1, page_size)
+    desk.close("s", keep_prefix=False)
+    assert desk.cache.leased == 0
+    assert desk.cache.tree.unheld == desk.cache.tree.size
