@@ -4,6 +4,7 @@ FD is a connected socket to the front; when the front hangs up, or dies, this pr
 """
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -48,6 +49,8 @@ async def _serve(sock: socket.socket, config: EngineConfig) -> None:
         link.close()
         return
     loop, sessions = _build(runner, text, config)
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not walk it again and again
     link.on_messages = loop.tell
     link.send(ready)
     running = asyncio.create_task(loop.run(sessions, link.send_all))

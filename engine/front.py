@@ -172,12 +172,15 @@ class Engine:
     ) -> Turn:
         """One turn without a session: its prompt's KV is found if it is there, and left to be found
         again."""
-        session = await self.open(streaming=False, cache_scope=cache_scope)
+        session = _fresh("once")
         try:
-            await self.append(session, ids)
-            turn = await self.generate(session, sampling)
+            *_, turn = await asyncio.gather(
+                self.open(session, streaming=False, cache_scope=cache_scope),
+                self.append(session, ids),
+                self.generate(session, sampling),
+            )
         except BaseException:
-            await self.close(session)
+            self._abandon(session)
             raise
         turn.when_over(lambda: self._abandon(session))
         return turn

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, cast
 
 from engine.batch import Batch, Drawn, Row, Runner, Sampled, Ticket
 from engine.cache import SessionAwareCache
@@ -109,7 +109,8 @@ class Loop(Generic[Ticket]):
         order = self.order()
         if order is None:
             return False
-        self._flying.append(Flight(order, self._device.submit(self._runner.launch, order.batch)))
+        work = self._runner.launch if self._ahead else self._launch_and_collect
+        self._flying.append(Flight(order, self._device.submit(work, order.batch)))
         if self._counters.working_since_s is None:
             self._counters.working_since_s = time.monotonic()
         return True
@@ -157,7 +158,14 @@ class Loop(Generic[Ticket]):
             self.land(flight.order, sampled, sessions)
 
     async def _answer(self, flight: Flight) -> Sampled | Exception:
-        return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
+        """Where no step runs ahead it is already being waited for: one way to the device thread."""
+        try:
+            if not self._ahead:
+                return await asyncio.wrap_future(cast("Future[Sampled]", flight.ticket))
+            return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
+        except Exception as error:
+            log.exception("step %d failed on the device", flight.order.batch.number)
+            return error
 
     def land(self, order: Order, sampled: Sampled, sessions: Sessions) -> None:
         """A step is done: its effects on sequences, all of them and only here."""
@@ -166,13 +174,13 @@ class Loop(Generic[Ticket]):
         for work, drawn in zip(order.works, sampled.drawn, strict=True):
             self._land(work, drawn, sessions)
 
-    def _wait_for(self, flight: Flight) -> Sampled | Exception:
+    def _launch_and_collect(self, batch: Batch) -> Sampled:
         """On the device thread."""
-        try:
-            return self._runner.collect(flight.ticket.result())  # pyright: ignore[reportArgumentType]
-        except Exception as error:
-            log.exception("step %d failed on the device", flight.order.batch.number)
-            return error
+        return self._runner.collect(self._runner.launch(batch))
+
+    def _wait_for(self, flight: Flight) -> Sampled:
+        """On the device thread."""
+        return self._runner.collect(cast(Ticket, flight.ticket.result()))
 
     def _land(self, work: Work, drawn: Drawn | None, sessions: Sessions) -> None:
         """KV of `count` tokens is written. Where the log was cut meanwhile, what lies beyond it is
