@@ -1,0 +1,200 @@
+"""Turn latency of long sessions: 4 sessions x 300 turns, 16 ids in and 8 out, greedy, three modes.
+
+    no_session   the whole context is sent again each turn, its KV found in the radix tree
+    regular      a session that can be edited: only the new ids are sent, every turn is published
+    streaming    a session that owns its pages: only the new ids, no tree walk, nothing published
+
+Client wall clock per turn. The first turn of each session is dropped; `all` is the mean over the
+others, `last10` over the last ten of each session. "Outside the model" is the wall clock less the
+time the device worked while the turn lasted, for whomever. Modes take turns, run by run; figures are
+medians over the runs.
+"""
+
+import argparse
+import asyncio
+import itertools
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import live, models, wire
+from bench.report import Report, Row, median
+from bench.turns import Turns
+from engine.front import Engine
+from engine.turn import Turn
+
+MODES = ("no_session", "regular", "streaming")
+IDS_IN, IDS_OUT = 16, 8
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--sessions", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=300)
+    parser.add_argument("--runs", type=int, default=5, help="alternating runs of each mode")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument("--peers", action="store_true", help="measure peers as well")
+    parser.add_argument("--no-wire", action="store_true", help="leave the WebSocket out")
+
+
+def run(options: argparse.Namespace) -> Report:
+    return asyncio.run(_run(options))
+
+
+def folder_of(name: str) -> Path:
+    return models.folder(name) if name in models.SHAPES else Path(name)
+
+
+def settings_for(options: argparse.Namespace) -> dict[str, Any]:
+    """Room for every session twice over, so that nothing is evicted in a run."""
+    context = options.turns * (IDS_IN + IDS_OUT) + 64
+    return {
+        "dtype": options.dtype,
+        "block_size": options.block_size,
+        "max_model_len": context,
+        "num_gpu_blocks_override": 2 * options.sessions * -(-context // options.block_size),
+    }
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder, settings = folder_of(options.model), settings_for(options)
+    runs: dict[str, list[Turns]] = {mode: [] for mode in MODES}
+    async with live.engine(folder, **settings) as engine:
+        vocabulary = engine.ready.vocab_size
+        prompts = live.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
+        await measure(engine, "streaming", [p[:5] for p in prompts], "warm-up")
+        for number, mode in itertools.product(range(options.runs), MODES):
+            runs[mode].append(await measure(engine, mode, prompts, f"{mode} {number}"))
+            print(f"{mode}, run {number + 1} of {options.runs}", flush=True)
+    rows = [row(mode, "Engine", runs[mode]) for mode in MODES]
+    if not options.no_wire:
+        rows += await _over_the_wire(options, folder, settings)
+    if options.peers:
+        rows += _peers(options, folder, prompts)
+    facts = {"ratios": ratios(rows), "outputs_equal": _equal(runs)}
+    notes = [f"{name}: {value}" for name, value in facts.items()]
+    title = f"Turn latency, {options.sessions} sessions x {options.turns} turns, 16 in / 8 out"
+    return Report(title, rows, key="modes", notes=notes, facts=facts)
+
+
+async def measure(engine: Engine, mode: str, prompts: live.Prompts, scope: str) -> Turns:
+    """All sessions at once, each with a client of its own; `scope` keeps runs from sharing."""
+    lives = await asyncio.gather(*(_session(engine, mode, p, scope) for p in prompts))
+    return Turns.of(list(lives))
+
+
+async def _session(
+    engine: Engine, mode: str, prompts: Sequence[list[int]], scope: str
+) -> tuple[list[float], list[float], list[Any]]:
+    wall, outside, log, said = list[float](), list[float](), list[int](), list[Any]()
+    session = ""
+    if mode != "no_session":
+        session = await engine.open(streaming=mode == "streaming", cache_scope=scope)
+    for ids in prompts:
+        began = time.perf_counter()
+        if mode == "no_session":
+            turn = await engine.complete(log + ids, live.greedy(IDS_OUT), cache_scope=scope)
+        else:
+            turn = await _ask(engine, session, ids)
+        answer = await live.read(turn)
+        wall.append(time.perf_counter() - began)
+        assert turn.ended is not None
+        outside.append(wall[-1] - turn.ended.model_s)
+        if mode == "no_session":
+            log += ids + answer
+        said.append(answer)
+    if session:
+        await engine.close(session, keep_prefix=False)
+    return wall, outside, said
+
+
+async def _ask(engine: Engine, session: str, ids: list[int]) -> Turn:
+    _, turn = await asyncio.gather(
+        engine.append(session, ids), engine.generate(session, live.greedy(IDS_OUT))
+    )
+    return turn
+
+
+async def _over_the_wire(
+    options: argparse.Namespace, folder: Path, settings: dict[str, Any]
+) -> list[Row]:
+    """The same through `continuo serve` and its Realtime WebSocket. A turn's text is chosen so that
+    it makes 16 ids with the template's own; a session over the wire is always a streaming one."""
+    runs: dict[str, list[Turns]] = {"no_session": [], "streaming": []}
+    async with wire.served(folder, **settings) as url:
+        await wire.measure(url, "streaming", options.sessions, 5)
+        for number, mode in itertools.product(range(options.runs), runs):
+            runs[mode].append(await wire.measure(url, mode, options.sessions, options.turns))
+            print(f"{mode} over the WebSocket, run {number + 1} of {options.runs}", flush=True)
+    return [row(mode, "WebSocket", found) for mode, found in runs.items()]
+
+
+def row(mode: str, through: str, runs: list[Turns]) -> Row:
+    return {
+        "mode": mode,
+        "through": through,
+        "mean_all_ms": median([r.mean_ms(r.wall) for r in runs]),
+        "mean_last10_ms": median([r.mean_ms(r.wall, 10) for r in runs]),
+        "outside_model_all_ms": median([r.mean_ms(r.outside) for r in runs]),
+        "outside_model_last10_ms": median([r.mean_ms(r.outside, 10) for r in runs]),
+        "outside_last10_over_first": median([r.flatness(r.outside) for r in runs]),
+        "spread_all": _spread([r.mean_ms(r.wall) for r in runs]),
+    }
+
+
+def ratios(rows: list[Row]) -> dict[str, float]:
+    """How many times streaming is faster, on the time outside the model and on the wall clock."""
+    found: dict[str, float] = {}
+    for through in dict.fromkeys(r["through"] for r in rows):
+        by_mode = {r["mode"]: r for r in rows if r["through"] == through}
+        if "streaming" not in by_mode:
+            continue
+        for mode in by_mode.keys() - {"streaming"}:
+            for figure in ("mean_all_ms", "mean_last10_ms", "outside_model_all_ms"):
+                found[f"{through} {mode}/streaming {figure}"] = _over(by_mode, mode, figure)
+            last = "outside_model_last10_ms"
+            found[f"{through} {mode}/streaming {last}"] = _over(by_mode, mode, last)
+    return dict(sorted(found.items()))
+
+
+def _over(by_mode: dict[Any, Row], mode: str, figure: str) -> float:
+    over, under = by_mode[mode].get(figure), by_mode["streaming"].get(figure)
+    assert isinstance(over, float)
+    assert isinstance(under, float)
+    return round(over / under, 2)
+
+
+def _spread(values: list[float]) -> str:
+    return f"{min(values):.1f}-{max(values):.1f}"
+
+
+def _equal(runs: dict[str, list[Turns]]) -> bool:
+    first = runs["streaming"][0].said
+    return all(found.said == first for each in runs.values() for found in each)
+
+
+def _peers(options: argparse.Namespace, folder: Path, prompts: live.Prompts) -> list[Row]:
+    from bench import peers
+
+    found = peers.measure(
+        folder,
+        sessions=options.sessions,
+        turns=options.turns,
+        ids_in=IDS_IN,
+        ids_out=IDS_OUT,
+        prompts=prompts,
+        names=None,
+        threads=2,
+    )
+    return [
+        {
+            "mode": result.mode,
+            "through": result.name,
+            "mean_all_ms": result.mean_all_ms,
+            "mean_last10_ms": result.mean_last10_ms,
+            "note": result.note,
+        }
+        for result in found
+    ]

@@ -1,0 +1,103 @@
+"""`continuo serve` under measurement, and Realtime clients that load it."""
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import websockets
+
+from bench.turns import Turns
+
+WORDS = "the quick brown fox jumps over the lazy dog and "
+SAMPLING = {"temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path | str, *options: str, **config: Any) -> AsyncIterator[str]:
+    """A server on a free port of the loopback; yields its WebSocket address."""
+    flags = [
+        part
+        for name, value in config.items()
+        for part in ("--" + name.replace("_", "-"), str(value))
+    ]
+    server = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "realtime.server.cli", "serve", "--port", "0"),
+        *("--model", str(folder), *flags, *options),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert server.stdout is not None
+    try:
+        url = ""
+        async for line in server.stdout:
+            if found := re.search(r"ws://\S+/v1/realtime", line.decode()):
+                url = found[0]
+                break
+        assert url, "the server did not start"
+        draining = asyncio.create_task(server.stdout.read())
+        yield url
+        server.terminate()
+        await draining
+    finally:
+        if server.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                server.kill()
+        await server.wait()
+
+
+async def measure(url: str, mode: str, sessions: int, turns: int) -> Turns:
+    lives = await asyncio.gather(*(_session(url, mode, n, turns) for n in range(sessions)))
+    return Turns.of(list(lives))
+
+
+async def _session(
+    url: str, mode: str, number: int, turns: int
+) -> tuple[list[float], list[float], list[Any]]:
+    wall, outside, said = list[float](), list[float](), list[Any]()
+    history: list[dict[str, Any]] = []
+    async with websockets.connect(url, max_size=None, compression=None) as socket:
+        await _until(socket, "session.created")
+        session = {"type": "realtime", "output_modalities": ["text"], **SAMPLING}
+        await socket.send(json.dumps({"type": "session.update", "session": session}))
+        await _until(socket, "session.updated")
+        for turn in range(turns):
+            start = (number * 7 + turn * 3) % len(WORDS)
+            item = _message("user", (WORDS + WORDS)[start : start + 13])
+            began = time.perf_counter()
+            if mode == "streaming":
+                await _send(socket, {"type": "conversation.item.create", "item": item})
+                await _send(socket, {"type": "response.create"})
+            else:
+                history.append(item)
+                response = {"conversation": "none", "input": history}
+                await _send(socket, {"type": "response.create", "response": response})
+            done = (await _until(socket, "response.done"))["response"]
+            wall.append(time.perf_counter() - began)
+            text = "".join(p["text"] for x in done["output"] for p in x["content"])
+            history.append(_message("assistant", text))
+            said.append(text)
+            outside.append(wall[-1] - done["usage"]["timing"]["model_s"])
+    return wall, outside, said
+
+
+def _message(role: str, text: str) -> dict[str, Any]:
+    kind = "output_text" if role == "assistant" else "input_text"
+    return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+
+async def _send(socket: websockets.ClientConnection, event: dict[str, Any]) -> None:
+    await socket.send(json.dumps(event))
+
+
+async def _until(socket: websockets.ClientConnection, kind: str) -> dict[str, Any]:
+    while True:
+        event = json.loads(await socket.recv())
+        if event["type"] == kind:
+            return event
+        if event["type"] == "error":
+            raise RuntimeError(event["error"]["message"])
