@@ -135,7 +135,10 @@ class DropItem(msgspec.Struct, frozen=True):
 class TruncateItem(msgspec.Struct, frozen=True):
     item_id: str
     content_index: int
-    audio_end_ms: int
+    audio_end_ms: int | None = None
+    """Alone it changes nothing: a text server does not know what was heard by then."""
+    text_end: int | None = None
+    """Code points of the text that were heard."""
 
 
 class ItemReference(msgspec.Struct, frozen=True):
@@ -206,7 +209,8 @@ class ItemDropped(msgspec.Struct, frozen=True):
 class ItemTruncated(msgspec.Struct, frozen=True):
     item_id: str
     content_index: int
-    audio_end_ms: int
+    audio_end_ms: int | None = None
+    text_end: int | None = None
 
 
 class TextAppended(msgspec.Struct, frozen=True):

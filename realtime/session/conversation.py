@@ -18,10 +18,11 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from engine import ChatTemplate
+from engine import ChatTemplate, Text
 from realtime.protocol.core import ROOT, Item, MessageItem, Part, Settings, Tool
 from realtime.session.layout import Layout, Span, Tools, common_prefix, joined
-from realtime.session.rendering import tool_of
+from realtime.session.rendering import text_of, tool_of
+from realtime.session.truncating import heard
 
 _MORE = " zq9"
 """Words that nothing merges with."""
@@ -129,6 +130,27 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         rest = tuple(item for item in self.spans[at].items if item.id != item_id)
         spans = [*self.spans[:at], *([Span(rest)] if rest else []), *self.spans[at + 1 :]]
         return self._laid(spans, since=at)
+
+    def truncate(self, item: MessageItem, text: Text) -> "Conversation":
+        """The item of that id becomes this one, whose text is a beginning of what it was. Of an
+        answer, the tokens stay that were heard whole; what followed in it is rendered.
+
+            sampled  ├─ heard whole ─┼─ the rest of the text, as far as heard, encoded again
+        """
+        at = self._index(item.id)
+        span = self.spans[at]
+        behind = tuple(other for other in span.items if other.id != item.id)
+        made = [Span((item,)), *([Span(behind)] if behind else [])]
+        if span.sampled is not None and span.items[0].id == item.id:
+            words = text_of(item)
+            ids, length = heard(text, span.sampled, len(words))
+            if text.decode(ids) == words[:length]:
+                ids += text.encode_plain(words[length:])
+                made[0] = Span((item,), answer=span.answer, sampled=tuple(ids))
+        elif behind:
+            now = (item if other.id == item.id else other for other in span.items)
+            made = [Span(tuple(now))]
+        return self._laid([*self.spans[:at], *made, *self.spans[at + 1 :]], since=at)
 
     def open(self, answer: str) -> "Conversation":
         """Keeps a place at the end for an answer that is going to be made."""

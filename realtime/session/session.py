@@ -25,6 +25,7 @@ from realtime.session.output import Output
 from realtime.session.rendering import text_of
 from realtime.session.state import Action, Event, State, step
 from realtime.session.strand import Door, Strand
+from realtime.session.truncating import shortened, spoken
 
 log = logging.getLogger(__name__)
 
@@ -116,16 +117,8 @@ class Session:
                     lambda now: now.drop(item_id), push=Action.PUSH in actions, param="item_id"
                 )
                 self._tell(core.ItemDropped(item_id))
-            case core.TruncateItem(item_id=item_id, content_index=index, audio_end_ms=end):
-                step(self._state, Event.LOOK)
-                item = self._history.find(item_id, "item_truncate_invalid_item_id")
-                if not isinstance(item, core.MessageItem) or item.role != "assistant":
-                    raise Refusal(
-                        "Only the assistant's messages can be truncated.",
-                        code="item_truncate_invalid_item_id",
-                        param="item_id",
-                    )
-                self._tell(core.ItemTruncated(item_id, index, end))
+            case core.TruncateItem():
+                await self._truncate(ask)
             case core.Respond():
                 await self._respond(ask)
             case core.Cancel(answer_id=answer_id):
@@ -134,6 +127,38 @@ class Session:
                 await self._draft(ask)
             case _:
                 assert_never(ask)
+
+    async def _truncate(self, ask: core.TruncateItem) -> None:
+        step(self._state, Event.LOOK)
+        code = "item_truncate_invalid_item_id"
+        item = self._history.find(ask.item_id, code)
+        end = ask.text_end
+        spoken(item)
+        if end is not None:
+            if self._state is State.CANCELLING and self.conversation.is_open(ask.item_id):
+                await self._settled()
+            _, actions = step(self._state, Event.EDIT)
+            item = spoken(self._history.find_whole(ask.item_id, code))
+            short = shortened(item, ask, end)
+            if short is not item:
+                await self._history.change(
+                    lambda now: now.truncate(short, self._door.text),
+                    push=Action.PUSH in actions,
+                    param="text_end",
+                )
+        self._tell(
+            core.ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, ask.text_end)
+        )
+
+    async def _settled(self) -> None:
+        """Returns when the answer that is being cancelled has its place in the conversation."""
+        ends = [task for task in self._tasks if task.get_name() == self._answering_id]
+        if ends:
+            await asyncio.wait(ends)
+
+    @property
+    def _answering_id(self) -> str | None:
+        return None if self._answering is None else self._answering.answer.id
 
     async def _draft(self, ask: core.TextBuffer) -> None:
         _, actions = step(self._state, Event.EDIT)

@@ -26,6 +26,7 @@ OURS = {
     "input_text_buffer.committed": {"type", "event_id", "item_id", "previous_item_id"},
 }
 """Events that the SDK does not know: only flows that use our additions may receive them."""
+OUR_FIELDS = {"conversation.item.truncated": {"text_end"}}
 FLOWS: dict[str, Callable[["Client"], Awaitable[None]]] = {}
 
 
@@ -47,7 +48,7 @@ class Talk:
         fields = OURS.get(event["type"])
         if fields is None:
             valid = SERVER_EVENT.validate_json(data)
-            fields = set(type(valid).model_fields)
+            fields = set(type(valid).model_fields) | OUR_FIELDS.get(event["type"], set())
         assert fields >= set(event), "no field the SDK does not know"
         assert event["event_id"] not in self.seen, "event ids are unique"
         self.seen.add(event["event_id"])
@@ -446,6 +447,49 @@ async def a_truncated_item_is_acknowledged(client: Client) -> None:
         )
         truncated = await talk.expect("conversation.item.truncated")
         assert (truncated["item_id"], truncated["audio_end_ms"]) == (item_id, 100)
+        await talk.usable()
+
+
+@flow
+async def barge_in_keeps_what_was_heard(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.ask("hello", max_output_tokens=8)
+        await talk.say("tell me a long story")
+        await talk.connection.response.create(response={"ignore_eos": True})
+        events = await talk.until("response.output_text.delta")
+        while sum(len(event.get("delta", "")) for event in events) < 40:
+            events.append(await talk.recv())
+        item_id = events[-1]["item_id"]
+        await talk.send(type="response.cancel")
+        await talk.send(
+            type="conversation.item.truncate", item_id=item_id, content_index=0, text_end=17
+        )
+        events += await talk.until("rate_limits.updated")
+        truncated = await talk.expect("conversation.item.truncated")
+        assert (truncated["text_end"], truncated["audio_end_ms"]) == (17, 0)
+        await talk.connection.conversation.item.retrieve(item_id=item_id)
+        item = (await talk.expect("conversation.item.retrieved"))["item"]
+        said = "".join(event.get("delta", "") for event in events)
+        assert item["content"] == [{"type": "output_text", "text": said[:17]}]
+        usage = (await talk.ask("stop", max_output_tokens=4))["usage"]
+        cached = usage["input_token_details"]["cached_tokens"]
+        assert usage["input_tokens"] - cached < 24, "only what is new, and the end of what was cut"
+
+
+@flow
+async def truncate_needs_to_say_where(client: Client) -> None:
+    async with client.talk() as talk:
+        item_id = (await talk.ask("hello", max_output_tokens=4))["output"][0]["id"]
+        for where, code, param in [
+            ({}, "missing_required_parameter", "audio_end_ms"),
+            ({"text_end": 10_000}, "invalid_value", "text_end"),
+            ({"text_end": -1}, "integer_below_min_value", "text_end"),
+        ]:
+            await talk.send(
+                type="conversation.item.truncate", item_id=item_id, content_index=0, **where
+            )
+            error = (await talk.expect("error"))["error"]
+            assert (error["code"], error["param"]) == (code, param), error
         await talk.usable()
 
 

@@ -154,7 +154,9 @@ class ItemRetrieve(Event, frozen=True, kw_only=True, tag="conversation.item.retr
 class ItemTruncate(Event, frozen=True, kw_only=True, tag="conversation.item.truncate"):
     item_id: ItemId
     content_index: Annotated[int, Meta(ge=0, le=limits.PARTS_MAX)]
-    audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)]
+    audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    text_end: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """Ours: characters of the text that were heard. One of the two is needed."""
 
 
 class ItemDelete(Event, frozen=True, kw_only=True, tag="conversation.item.delete"):

@@ -34,8 +34,10 @@ def hear(
             return core.AddItem(_item(item, "item", fresh), after)
         case client.ItemRetrieve(item_id=item_id):
             return core.FetchItem(item_id)
-        case client.ItemTruncate(item_id=item_id, content_index=index, audio_end_ms=end):
-            return core.TruncateItem(item_id, index, end)
+        case client.ItemTruncate(item_id=item_id, content_index=index):
+            if event.audio_end_ms is None and event.text_end is None:
+                raise _missing("audio_end_ms")
+            return core.TruncateItem(item_id, index, event.audio_end_ms, event.text_end)
         case client.ItemDelete(item_id=item_id):
             return core.DropItem(item_id)
         case client.ResponseCreate(response=response):

@@ -34,9 +34,13 @@ class Voice:
                 yield server.ItemRetrieved(event_id=self._id(), item=item_out(item))
             case core.ItemDropped(item_id=item_id):
                 yield server.ItemDeleted(event_id=self._id(), item_id=item_id)
-            case core.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end):
+            case core.ItemTruncated(item_id=item_id, content_index=index):
                 yield server.ItemTruncated(
-                    event_id=self._id(), item_id=item_id, content_index=index, audio_end_ms=end
+                    event_id=self._id(),
+                    item_id=item_id,
+                    content_index=index,
+                    audio_end_ms=tell.audio_end_ms or 0,
+                    text_end=UNSET if tell.text_end is None else tell.text_end,
                 )
             case core.TextAppended(length=length):
                 yield server.TextAppended(event_id=self._id(), length=length)

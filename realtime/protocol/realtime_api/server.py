@@ -225,6 +225,8 @@ class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.tru
     item_id: str
     content_index: int
     audio_end_ms: int
+    text_end: int | UnsetType = UNSET
+    """Ours, where the client has said it."""
 
 
 class ResponseCreated(Event, frozen=True, kw_only=True, tag="response.created"):
