@@ -1,0 +1,65 @@
+"""What must survive a disconnect, a deploy or a crash: sessions, their logs, answers being made.
+
+`base` says what a store does, `sqlite` and `redis` do it, `open_store` picks one by its URL. Knows
+neither wire nor engine: settings, items and events are bytes here.
+"""
+
+from realtime.store.base import (
+    Answer,
+    Begun,
+    Card,
+    Change,
+    Entry,
+    Events,
+    Kept,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    Snapshot,
+    Store,
+    Written,
+)
+from realtime.store.errors import (
+    Conflict,
+    SessionBehind,
+    SessionExists,
+    StaleFence,
+    StoreError,
+    StoreLost,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownAnswer,
+    UnknownSession,
+)
+from realtime.store.opening import Durability, default_url, open_store
+
+__all__ = [
+    "Answer",
+    "Begun",
+    "Card",
+    "Change",
+    "Conflict",
+    "Durability",
+    "Entry",
+    "Events",
+    "Kept",
+    "Lease",
+    "NewSession",
+    "Once",
+    "Repeated",
+    "SessionBehind",
+    "SessionExists",
+    "Snapshot",
+    "StaleFence",
+    "Store",
+    "StoreError",
+    "StoreLost",
+    "StoreRefused",
+    "StoreUnavailable",
+    "UnknownAnswer",
+    "UnknownSession",
+    "Written",
+    "default_url",
+    "open_store",
+]

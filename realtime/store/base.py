@@ -1,0 +1,204 @@
+"""The Store protocol, and the values it takes and gives.
+
+    session   card (tenant, secret, owner, fence, epoch, position, deadline) · state
+    log       entry 0 │ entry 1 │ … │ entry position-1      each: token ids, and bytes that say what
+              they are. The truth: all else can be made again from it.
+    answers   begun │ ids so far            those being made; an ended one is an entry of the log
+    once      key → digest, result          the last ids clients gave, and what came of them
+    events    event n │ n+1 │ …             the last few, for replay: what the log cannot tell
+
+One owner writes. All that one cause changes is one `Change`, and happens whole or not at all. A
+change says what shall be, not what to do ("from entry 3 on the log is this"): after
+StoreUnavailable it can simply be written again.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One span of the conversation. `body` is the session's business."""
+
+    body: bytes
+    ids: tuple[int, ...] = ()
+
+
+class NewSession(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    owner: str
+    """Names this life of the gateway: never used by another process, nor by the next start."""
+    tenant: str
+    secret: bytes = b""
+    """Hash of the resume secret; the store never sees the secret."""
+    state: bytes = b""
+    hold_s: float
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The right to write. `fence` only grows from owner to owner."""
+
+    session: str
+    owner: str
+    fence: int
+    store: str
+    """Epoch of the store that gave it."""
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """A session at a glance."""
+
+    id: str
+    tenant: str
+    secret: bytes
+    owner: str
+    fence: int
+    epoch: int
+    """Stepped by its owner when positions told before mean nothing any more."""
+    position: int
+    """Entries in the log."""
+    parked: bool
+    created_ms: int
+    deadline_ms: int
+    """By the store's clock."""
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer as it was when it began: with the log, enough to go on with it elsewhere."""
+
+    id: str
+    seed: int
+    prompt: int
+    """Tokens it answers to."""
+    entry: int | None = None
+    """Its place in the log; None: made apart from the conversation."""
+    body: bytes = b""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    begun: Begun
+    ids: tuple[int, ...] = ()
+
+
+class Events(msgspec.Struct, frozen=True):
+    """Events numbered `first`, `first + 1`, … Those before `first` may be gone."""
+
+    first: int = 0
+    bodies: tuple[bytes, ...] = ()
+
+    @property
+    def next(self) -> int:
+        return self.first + len(self.bodies)
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything needed to go on with a session on another gateway."""
+
+    card: Card
+    state: bytes
+    log: tuple[Entry, ...]
+    answers: tuple[Answer, ...]
+    events: Events
+
+
+class Once(msgspec.Struct, frozen=True):
+    """A client's id for what it asks. `content` is what it asked, `result` (at most 255 bytes) what
+    to answer if it asks again."""
+
+    key: str
+    content: bytes
+    result: bytes = b""
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """What an owner writes in one atomic step. What is None stays."""
+
+    at: int | None = None
+    """The log's first `at` entries stand, `entries` follow. At `position` it is an append; before,
+    a cut; an answer is put into its place the same way."""
+    entries: tuple[Entry, ...] = ()
+    epoch: int | None = None
+    state: bytes | None = None
+    once: Once | None = None
+    begin: Begun | None = None
+    end: str | None = None
+    """The answer that is not being made any more; its ids so far are forgotten."""
+    events: Events | None = None
+
+
+class Written(msgspec.Struct, frozen=True):
+    position: int
+    next_event: int
+
+
+class Repeated(msgspec.Struct, frozen=True):
+    """Was written before, under the same key: `result` is what came of it. Nothing changed now."""
+
+    result: bytes
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished response that others may go on from (`previous_response_id`), in any session. Its
+    history is its parent's, then `entries`."""
+
+    id: str
+    tenant: str
+    parent: str | None = None
+    entries: tuple[Entry, ...] = ()
+    body: bytes = b""
+
+
+class Store(Protocol):
+    """Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreLost; those that
+    take a lease also UnknownSession, StaleFence and SessionBehind."""
+
+    @property
+    def epoch(self) -> str:
+        """Made once by the first who opens an empty store. Another one is another store."""
+        ...
+
+    async def check(self) -> None:
+        """Is it there, and still the same?"""
+        ...
+
+    async def create(self, new: NewSession) -> Lease:
+        """Raises SessionExists."""
+        ...
+
+    async def find(self, session: str) -> Card | None: ...
+
+    async def load(self, session: str) -> Snapshot | None: ...
+
+    async def claim(
+        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
+    ) -> Lease:
+        """Takes the session from whoever has it. `secret`: the hash of a new one. Raises
+        UnknownSession."""
+        ...
+
+    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+        """Raises Conflict."""
+        ...
+
+    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
+        """Ids [first, first + len) of an answer being made; gives how many it has now. Raises
+        UnknownAnswer."""
+        ...
+
+    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
+        """The session lives at least that long from now on: parked without a client, or not."""
+        ...
+
+    async def close(self, lease: Lease) -> None:
+        """It was never there. Closing twice is closing once."""
+        ...
+
+    async def sweep(self, limit: int) -> list[str]:
+        """Removes up to `limit` sessions whose time is over, and names them."""
+        ...
+
+    async def keep(self, kept: Kept, for_s: float) -> None: ...
+
+    async def kept(self, response: str) -> Kept | None: ...
+
+    async def aclose(self) -> None: ...

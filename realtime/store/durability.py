@@ -1,0 +1,9 @@
+"""What an acknowledged write survives.
+
+normal   a crash of the process; a crash of the machine (or of Redis) may take the last second
+strict   those too: on the disk before it is acknowledged
+"""
+
+from typing import Literal
+
+Durability = Literal["normal", "strict"]

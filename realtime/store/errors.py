@@ -1,0 +1,68 @@
+"""What a store says instead of doing it, drawn once.
+
+StoreError            a RealtimeError. Nothing changed, except after StoreUnavailable: not known
+├── StoreUnavailable  no answer in time: try again; the same call twice is the call once
+├── StoreLost         not the store that gave the lease: flushed, or replaced by an empty one
+├── StoreRefused      cannot be used: wrong eviction policy, password, durability. At opening
+├── UnknownSession    no such session, or its time is over
+├── SessionExists     that id is taken
+├── StaleFence        somebody else owns the session now: stop speaking for it
+├── SessionBehind     the store has lost the end of it (crash, fail-over); the owner may know it
+├── Conflict          the idempotency key was used for other content
+└── UnknownAnswer     no such answer is being made
+"""
+
+from realtime.errors import RealtimeError
+
+
+class StoreError(RealtimeError):
+    retryable = False
+
+
+class StoreUnavailable(StoreError):
+    retryable = True
+
+
+class StoreLost(StoreError):
+    pass
+
+
+class StoreRefused(StoreError):
+    pass
+
+
+class UnknownSession(StoreError):
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session} is not in the store")
+        self.session = session
+
+
+class SessionExists(StoreError):
+    def __init__(self, session: str) -> None:
+        super().__init__(f"session {session} exists")
+        self.session = session
+
+
+class StaleFence(StoreError):
+    def __init__(self, session: str, owner: str) -> None:
+        super().__init__(f"session {session} is owned by {owner} now")
+        self.session = session
+        self.owner = owner
+
+
+class SessionBehind(StoreError):
+    def __init__(self, session: str, what: str) -> None:
+        super().__init__(f"the store has lost the end of session {session}: {what}")
+        self.session = session
+
+
+class Conflict(StoreError):
+    def __init__(self, key: str) -> None:
+        super().__init__(f"id '{key}' was used before with other content")
+        self.key = key
+
+
+class UnknownAnswer(StoreError):
+    def __init__(self, answer: str) -> None:
+        super().__init__(f"answer {answer} is not being made")
+        self.answer = answer

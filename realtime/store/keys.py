@@ -1,0 +1,56 @@
+"""Every key, expiry and bound of the store, with its unit.
+
+All keys of a session carry its id in braces, so that they share one hash slot and one script may
+touch them all. `epoch` and `deadlines` stand alone; `deadlines` is an index: written before what it
+points to, checked against the session's own deadline before anything is removed.
+"""
+
+from typing import NamedTuple
+
+TIMEOUT_S = 0.9
+"""One call, whatever it needs; then StoreUnavailable."""
+CONNECT_TIMEOUT_S = 0.5
+CONNECTIONS_MAX = 32
+"""To one Redis, of one gateway; more calls wait their turn within their time."""
+
+ONCE_BYTES_MAX = 48 * 1024
+"""Of a session's idempotency window: over 1,000 keys with results of 25 bytes. Over it the oldest
+eighth is forgotten."""
+ONCE_RESULT_BYTES_MAX = 255
+EVENTS_MAX = 256
+"""Of a session, kept for replay; the oldest are dropped."""
+EVENTS_BYTES_MAX = 64 * 1024
+SWEEP_MAX = 1000
+"""Sessions in one sweep."""
+
+EPOCH = "continuo:epoch"
+"""string: 128 random bits in hex. Never expires."""
+DEADLINES = "continuo:deadlines"
+"""sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
+
+
+class SessionKeys(NamedTuple):
+    """Never expire by themselves: a sweep removes them when the session's deadline is over."""
+
+    meta: str
+    """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, events (the number of
+    the next), weight (bytes of those kept)."""
+    state: str
+    """string: packed."""
+    log: str
+    """list: packed entries."""
+    running: str
+    """hash: ID → Begun; ID# → ids so far; ID:FIRST → ids from FIRST on, 4 bytes each."""
+    once: str
+    """string: records of key (8 bytes), digest (8), length (1), result."""
+    events: str
+    """list: packed events."""
+
+
+def session_keys(session: str) -> SessionKeys:
+    return SessionKeys(*(f"continuo:{{{session}}}:{name}" for name in SessionKeys._fields))
+
+
+def kept_key(response: str) -> str:
+    """string: a packed Kept. Expires as its keeper says."""
+    return f"continuo:{{{response}}}:kept"

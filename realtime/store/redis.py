@@ -1,0 +1,313 @@
+"""The shared store: one Redis for many gateways. The clock is Redis's.
+
+Each atomic step is a script in `scripts/`, which says what it takes and what it replies.
+"""
+
+import secrets
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+
+from realtime.store import keys
+from realtime.store.base import (
+    Answer,
+    Begun,
+    Card,
+    Change,
+    Events,
+    Kept,
+    Lease,
+    NewSession,
+    Repeated,
+    Snapshot,
+    Written,
+)
+from realtime.store.durability import Durability
+from realtime.store.errors import (
+    Conflict,
+    SessionBehind,
+    SessionExists,
+    StaleFence,
+    StoreError,
+    StoreLost,
+    UnknownAnswer,
+    UnknownSession,
+)
+from realtime.store.keys import kept_key, session_keys
+from realtime.store.packing import (
+    digest,
+    join_ids,
+    pack,
+    pack_entry,
+    pack_ids,
+    pack_kept,
+    unpack,
+    unpack_entry,
+    unpack_kept,
+)
+from realtime.store.redis_server import RedisServer
+
+
+class RedisStore:
+    @classmethod
+    async def open(cls, url: str, durability: Durability = "normal") -> Self:
+        """Raises StoreRefused for a Redis that could drop what it was given, StoreUnavailable."""
+        store = cls(RedisServer(url), durability)
+        try:
+            async with store._server.bounded():
+                await store._server.examine(durability)
+                store._epoch = await store._read_epoch()
+        except BaseException:
+            await store.aclose()
+            raise
+        return store
+
+    def __init__(self, server: RedisServer, durability: Durability) -> None:
+        self._server = server
+        self._durability: Durability = durability
+        self._epoch = ""
+
+    @property
+    def epoch(self) -> str:
+        return self._epoch
+
+    async def aclose(self) -> None:
+        await self._server.aclose()
+
+    async def check(self) -> None:
+        async with self._server.bounded():
+            if self._server.doubtful:
+                await self._server.examine(self._durability)
+            await self._verify()
+
+    # ------------------------------------------------------------ sessions
+
+    async def create(self, new: NewSession) -> Lease:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            names = session_keys(new.id)
+            deadline = await self._index(new.id, new.hold_s)
+            args = (new.owner, new.tenant, new.secret, deadline, pack(new.state))
+            reply = await self._server.run("create", (names.meta, names.state), args)
+            if reply[0] == b"exists":
+                raise SessionExists(new.id)
+            return Lease(new.id, new.owner, int(reply[1]), self._epoch)
+
+    async def find(self, session: str) -> Card | None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            names = session_keys(session)
+            reply = await self._server.run("find", (names.meta, names.log))
+            if reply[0] == b"unknown":
+                await self._verify()
+                return None
+            return _card(session, reply[1], reply[2])
+
+    async def load(self, session: str) -> Snapshot | None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            names = session_keys(session)
+            which = (names.meta, names.state, names.log, names.running, names.events)
+            reply = await self._server.run("load", which)
+            if reply[0] == b"unknown":
+                await self._verify()
+                return None
+        _, card, position, state, next_event, log, running, events = reply
+        return Snapshot(
+            card=_card(session, card, position),
+            state=unpack(state),
+            log=tuple(unpack_entry(entry) for entry in log),
+            answers=_answers(running),
+            events=Events(int(next_event) - len(events), tuple(unpack(body) for body in events)),
+        )
+
+    async def claim(
+        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
+    ) -> Lease:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            deadline = await self._index(session, hold_s)
+            args = (owner, deadline, secret or b"")
+            reply = await self._server.run("claim", (session_keys(session).meta,), args)
+            if reply[0] == b"unknown":
+                raise await self._missing(session)
+            return Lease(session, owner, int(reply[1]), self._epoch)
+
+    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            deadline = await self._index(lease.session, for_s)
+            meta = session_keys(lease.session).meta
+            await self._fenced("hold", lease, (meta,), (deadline, int(parked)))
+
+    async def close(self, lease: Lease) -> None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            try:
+                await self._fenced("close", lease, session_keys(lease.session), ())
+            except UnknownSession:
+                return
+            await self._server.do("ZREM", keys.DEADLINES, lease.session)
+
+    async def sweep(self, limit: int) -> list[str]:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            limit = min(limit, keys.SWEEP_MAX)
+            due = await self._server.run("due", (keys.DEADLINES,), (limit,))
+        expired: list[str] = []
+        for session in due:
+            if await self._expire(session.decode()):
+                expired.append(session.decode())
+        return expired
+
+    async def _expire(self, session: str) -> bool:
+        """The index may be ahead of the session, never behind."""
+        async with self._server.bounded():
+            reply = await self._server.run("expire", session_keys(session))
+            if reply[0] == b"later":
+                await self._server.do("ZADD", keys.DEADLINES, reply[1], session)
+            else:
+                await self._server.do("ZREM", keys.DEADLINES, session)
+            return reply[0] == b"expired"
+
+    # ------------------------------------------------------------ writing
+
+    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+        names = session_keys(lease.session)
+        args = _change_args(change)
+        async with self._server.bounded():
+            await self._settle_doubts()
+            reply = await self._fenced("write", lease, names, args)
+        if reply[0] == b"repeated":
+            return Repeated(reply[1])
+        if reply[0] == b"conflict":
+            assert change.once is not None, "only a key conflicts"
+            raise Conflict(change.once.key)
+        return Written(int(reply[1]), int(reply[2]))
+
+    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
+        names = session_keys(lease.session)
+        async with self._server.bounded():
+            await self._settle_doubts()
+            args = (answer, first, len(ids), pack_ids(ids))
+            reply = await self._fenced("journal", lease, (names.meta, names.running), args)
+        if reply[0] == b"no answer":
+            raise UnknownAnswer(answer)
+        return int(reply[1])
+
+    # ------------------------------------------------------------ responses
+
+    async def keep(self, kept: Kept, for_s: float) -> None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            for_ms = max(1, int(for_s * 1000))
+            await self._server.do("SET", kept_key(kept.id), pack_kept(kept), "PX", for_ms)
+
+    async def kept(self, response: str) -> Kept | None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            packed = await self._server.do("GET", kept_key(response))
+            if packed is None:
+                await self._verify()
+                return None
+            return unpack_kept(response, packed)
+
+    # ------------------------------------------------------------ inside
+
+    async def _index(self, session: str, for_s: float) -> bytes:
+        args = (session, int(for_s * 1000))
+        return await self._server.run("index", (keys.DEADLINES,), args)
+
+    async def _fenced(
+        self, script: str, lease: Lease, names: Sequence[str], args: Sequence[Any]
+    ) -> Any:
+        if lease.store != self._epoch:
+            raise StoreLost(f"session {lease.session} was in another store")
+        reply = await self._server.run(script, names, (lease.owner, lease.fence, *args))
+        match reply[0]:
+            case b"unknown":
+                raise await self._missing(lease.session)
+            case b"stale":
+                raise StaleFence(lease.session, reply[1].decode())
+            case b"behind":
+                raise SessionBehind(lease.session, reply[1].decode())
+            case _:
+                return reply
+
+    async def _missing(self, session: str) -> StoreError:
+        """Raises StoreLost if that is why."""
+        await self._verify()
+        return UnknownSession(session)
+
+    async def _settle_doubts(self) -> None:
+        """After an outage it may be another Redis, or an empty one."""
+        if self._server.doubtful:
+            await self._server.examine(self._durability)
+            await self._verify()
+
+    async def _verify(self) -> None:
+        found = await self._read_epoch()
+        if found != self._epoch:
+            lost, self._epoch = self._epoch, found
+            raise StoreLost(f"this is not the store it was: {lost} is gone")
+
+    async def _read_epoch(self) -> str:
+        found = await self._server.do("GET", keys.EPOCH)
+        if found is None:
+            await self._server.do("SET", keys.EPOCH, secrets.token_hex(16), "NX")
+            found = await self._server.do("GET", keys.EPOCH)
+        return found.decode()
+
+
+def _card(session: str, fields: Sequence[bytes], position: int) -> Card:
+    tenant, secret, owner, fence, epoch, parked, created_ms, deadline_ms = fields
+    return Card(
+        id=session,
+        tenant=tenant.decode(),
+        secret=secret,
+        owner=owner.decode(),
+        fence=int(fence),
+        epoch=int(epoch),
+        position=position,
+        parked=parked == b"1",
+        created_ms=int(created_ms),
+        deadline_ms=int(deadline_ms),
+    )
+
+
+def _answers(running: Sequence[bytes]) -> tuple[Answer, ...]:
+    """ID → Begun; ID:FIRST → ids. ID# is the script's own."""
+    begun: dict[str, Begun] = {}
+    chunks: dict[str, list[tuple[int, bytes]]] = {}
+    for field, value in zip(running[::2], running[1::2], strict=True):
+        name, colon, first = field.decode().partition(":")
+        if colon:
+            chunks.setdefault(name, []).append((int(first), value))
+        elif not name.endswith("#"):
+            begun[name] = msgspec.msgpack.decode(value, type=Begun)
+    return tuple(Answer(begun[name], join_ids(chunks.get(name, []))) for name in sorted(begun))
+
+
+def _change_args(change: Change) -> list[str | bytes | int]:
+    """As write.lua numbers them, from the third on."""
+    once, begin, events = change.once, change.begin, change.events
+    assert once is None or len(once.result) <= keys.ONCE_RESULT_BYTES_MAX, "a result is a few ids"
+    return [
+        b"" if once is None else digest(once.key.encode()),
+        b"" if once is None else digest(once.content),
+        b"" if once is None else once.result,
+        keys.ONCE_BYTES_MAX,
+        "" if change.at is None else change.at,
+        len(change.entries),
+        "" if change.epoch is None else change.epoch,
+        b"" if change.state is None else pack(change.state),
+        "" if begin is None else begin.id,
+        b"" if begin is None else msgspec.msgpack.encode(begin),
+        change.end or "",
+        events.first if events else "",
+        keys.EVENTS_MAX,
+        keys.EVENTS_BYTES_MAX,
+        *(pack_entry(entry) for entry in change.entries),
+        *(pack(body) for body in (events.bodies if events else ())),
+    ]

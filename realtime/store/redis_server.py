@@ -1,0 +1,156 @@
+"""RedisServer: a Redis by its URL. Every call is bounded in time, scripts are called by name, and
+what goes wrong is told in the store's words."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from redis import exceptions as redis_errors
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from realtime.store import keys
+from realtime.store.durability import Durability
+from realtime.store.errors import StoreRefused, StoreUnavailable
+
+_FENCED = ("hold", "close", "journal", "write")
+_TIMED = ("index", "due", "create", "find", "load", "claim", "expire")
+_PASSING = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN")
+"""Errors of a Redis that may be well again soon: its disk or memory is full, it starts, it is
+asked to hand over."""
+
+_LOCKED_OUT = (
+    redis_errors.AuthenticationError,
+    redis_errors.AuthorizationError,
+    redis_errors.NoPermissionError,
+)
+_AWAY = (
+    redis_errors.ConnectionError,
+    redis_errors.TimeoutError,
+    redis_errors.ReadOnlyError,
+    redis_errors.OutOfMemoryError,
+    OSError,
+    TimeoutError,
+)
+
+
+def _scripts() -> dict[str, str]:
+    folder = files("realtime.store") / "scripts"
+
+    def read(name: str) -> str:
+        return (folder / f"{name}.lua").read_text(encoding="utf-8")
+
+    fenced = {name: read("fenced") + read(name) for name in _FENCED}
+    return fenced | {name: read("clock") + read(name) for name in _TIMED}
+
+
+class RedisServer:
+    def __init__(self, url: str, *, timeout_s: float = keys.TIMEOUT_S) -> None:
+        """Raises StoreRefused for a URL that is none."""
+        self._timeout_s = timeout_s
+        try:
+            self._client, self._others = _client(url, timeout_s)
+        except (ValueError, redis_errors.RedisError) as error:
+            raise StoreRefused(f"the Redis URL cannot be used: {error}") from error
+        self._scripts = {
+            name: self._client.register_script(text) for name, text in _scripts().items()
+        }
+        self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
+        self.doubtful = True
+        """Since it was last examined it may have been another one, or have forgotten."""
+
+    @asynccontextmanager
+    async def bounded(self) -> AsyncGenerator[None]:
+        """Around all that one call of the store does. Waiting for a connection is part of it."""
+        try:
+            async with asyncio.timeout(self._timeout_s), self._connections:
+                yield
+        except _LOCKED_OUT as error:
+            raise StoreRefused(f"Redis does not let us in: {error}") from error
+        except _AWAY as error:
+            raise self._unavailable(error) from error
+        except redis_errors.ResponseError as error:
+            if str(error).startswith(_PASSING):
+                raise self._unavailable(error) from error
+            raise
+
+    def _unavailable(self, error: BaseException) -> StoreUnavailable:
+        self.doubtful = True
+        return StoreUnavailable(f"Redis does not answer: {str(error) or type(error).__name__}")
+
+    async def run(self, script: str, names: Sequence[str], args: Sequence[Any] = ()) -> Any:
+        run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
+        return await run(keys=names, args=args)
+
+    async def do(self, *command: str | bytes | int) -> Any:
+        execute = cast(Callable[..., Awaitable[Any]], self._client.execute_command)  # pyright: ignore[reportUnknownMemberType]
+        return await execute(*command)
+
+    async def examine(self, durability: Durability) -> None:
+        """Raises StoreRefused if it could drop what it was given."""
+        info = cast(dict[str, Any], await self.do("INFO"))
+        policy = info.get("maxmemory_policy")
+        if policy != "noeviction":
+            raise StoreRefused(
+                f"Redis may drop sessions when its memory is full: its maxmemory-policy is "
+                f"{policy}; set it to noeviction"
+            )
+        if durability == "strict":
+            await self._examine_strict(info)
+        self.doubtful = False
+
+    async def _examine_strict(self, info: dict[str, Any]) -> None:
+        try:
+            found = await self.do("CONFIG", "GET", "appendfsync")
+        except redis_errors.ResponseError as error:
+            raise StoreRefused(
+                f"strict durability needs appendfsync always, and Redis does not say what it has: "
+                f"{error}"
+            ) from error
+        fsync = next((value for name, value in found.items() if name == "appendfsync"), None)
+        if not info.get("aof_enabled") or fsync != "always":
+            raise StoreRefused(
+                "strict durability needs a Redis with appendonly yes and appendfsync always; it "
+                f"has appendonly {'yes' if info.get('aof_enabled') else 'no'}, appendfsync {fsync}"
+            )
+
+    async def aclose(self) -> None:
+        for client in (self._client, *self._others):
+            await cast(Callable[[], Awaitable[None]], client.aclose)()
+
+
+def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
+    """And the clients of the sentinels that watch it. Connects to nothing yet. A connection that
+    was closed meanwhile is tried once more: all we write may be written twice."""
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 1),
+        "protocol": 2,
+    }
+    if not url.startswith("redis+sentinel://"):
+        client = cast(Callable[..., Redis], Redis.from_url)  # pyright: ignore[reportUnknownMemberType]
+        return client(url, **options), []
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("redis+sentinel://HOST:PORT,HOST:PORT/SERVICE names the service last")
+    user, _, password = login.partition(":")
+    if login:
+        options |= {"username": unquote(user) or None, "password": unquote(password)}
+    addresses = [_address(host) for host in hosts.split(",")]
+    watch = {"socket_timeout": keys.CONNECT_TIMEOUT_S / 2, "protocol": 2}
+    sentinel = Sentinel(addresses, sentinel_kwargs=watch)
+    primary = cast(Callable[..., Redis], sentinel.master_for)  # pyright: ignore[reportUnknownMemberType]
+    return primary(service, db=int(db or 0), **options), sentinel.sentinels
+
+
+def _address(host: str) -> tuple[str, int]:
+    name, _, port = host.rpartition(":") if ":" in host else (host, "", "26379")
+    return name, int(port)

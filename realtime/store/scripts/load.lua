@@ -1,0 +1,13 @@
+-- All of a session.
+-- KEYS   1 meta  2 state  3 log  4 running  5 events
+-- ARGV   -
+-- reply  {'ok', card as in find.lua, position, state, next event, {entry, ...},
+--        {field, value, ...} of running, {event, ...}} | {'unknown'}
+local card = redis.call('HMGET', KEYS[1],
+  'tenant', 'secret', 'owner', 'fence', 'epoch', 'parked', 'created', 'deadline')
+if not card[8] or tonumber(card[8]) <= now_ms then
+  return {'unknown'}
+end
+local log = redis.call('LRANGE', KEYS[3], 0, -1)
+return {'ok', card, #log, redis.call('GET', KEYS[2]), redis.call('HGET', KEYS[1], 'events'), log,
+  redis.call('HGETALL', KEYS[4]), redis.call('LRANGE', KEYS[5], 0, -1)}

@@ -1,0 +1,107 @@
+-- One Change: all that one cause changes in a session.
+-- KEYS   1 meta  2 state  3 log  4 running  5 once  6 events
+-- ARGV   1 owner  2 fence
+--        3 key, or ''  4 digest  5 result  6 bytes the window may have
+--        7 at, or ''   8 number of entries
+--        9 epoch, or ''  10 state, or ''
+--        11 begun id, or ''  12 Begun  13 ended id, or ''
+--        14 first event, or ''  15 events kept  16 bytes of them
+--        17... entries, then events
+-- reply  {'ok', position, next event} | {'repeated', result} | {'conflict'} | {'behind', what}
+--        | as in fenced.lua
+local HEAD = 17 -- of a record in the window: key (8), digest (8), length of the result (1)
+
+local key = ARGV[3]
+local window = ''
+if key ~= '' then
+  window = redis.call('GET', KEYS[5]) or ''
+  local from = string.find(window, key, 1, true)
+  if from then
+    if string.sub(window, from + 8, from + 15) ~= ARGV[4] then
+      return {'conflict'}
+    end
+    local length = string.byte(window, from + 16)
+    return {'repeated', string.sub(window, from + HEAD, from + HEAD + length - 1)}
+  end
+end
+
+local position = redis.call('LLEN', KEYS[3])
+local next_event = tonumber(redis.call('HGET', KEYS[1], 'events'))
+if ARGV[7] ~= '' and tonumber(ARGV[7]) > position then
+  return {'behind', position .. ' entries, not ' .. ARGV[7]}
+end
+if ARGV[14] ~= '' and tonumber(ARGV[14]) > next_event then
+  return {'behind', next_event .. ' events, not ' .. ARGV[14]}
+end
+
+local entries_end = 16 + tonumber(ARGV[8])
+if ARGV[7] ~= '' then
+  local at = tonumber(ARGV[7])
+  if at == 0 then
+    redis.call('DEL', KEYS[3])
+  elseif at < position then
+    redis.call('LTRIM', KEYS[3], 0, at - 1)
+  end
+  for n = 17, entries_end do
+    redis.call('RPUSH', KEYS[3], ARGV[n])
+  end
+  position = at + tonumber(ARGV[8])
+end
+
+if ARGV[14] ~= '' then
+  local first = tonumber(ARGV[14])
+  local weight = tonumber(redis.call('HGET', KEYS[1], 'weight'))
+  for _ = first + 1, next_event do
+    weight = weight - #(redis.call('RPOP', KEYS[6]) or '')
+  end
+  for n = entries_end + 1, #ARGV do
+    redis.call('RPUSH', KEYS[6], ARGV[n])
+    weight = weight + #ARGV[n]
+  end
+  next_event = first + #ARGV - entries_end
+  local kept = redis.call('LLEN', KEYS[6])
+  while kept > tonumber(ARGV[15]) or weight > tonumber(ARGV[16]) do
+    weight = weight - #redis.call('LPOP', KEYS[6])
+    kept = kept - 1
+  end
+  redis.call('HSET', KEYS[1], 'events', next_event, 'weight', weight)
+end
+
+if key ~= '' then
+  local record = key .. ARGV[4] .. string.char(#ARGV[5]) .. ARGV[5]
+  local size, bound = #window + #record, tonumber(ARGV[6])
+  if size > bound then
+    local from = 1
+    while size > math.floor(bound * 7 / 8) and from <= #window do
+      local length = HEAD + string.byte(window, from + 16)
+      from, size = from + length, size - length
+    end
+    redis.call('SET', KEYS[5], string.sub(window, from) .. record)
+  else
+    redis.call('APPEND', KEYS[5], record)
+  end
+end
+
+local function forget(answer)
+  for _, field in ipairs(redis.call('HKEYS', KEYS[4])) do
+    local rest = string.sub(field, #answer + 1)
+    local own = string.sub(field, 1, #answer) == answer
+    if own and (rest == '' or string.find(rest, '^[#:]')) then
+      redis.call('HDEL', KEYS[4], field)
+    end
+  end
+end
+if ARGV[13] ~= '' then
+  forget(ARGV[13])
+end
+if ARGV[11] ~= '' then
+  forget(ARGV[11])
+  redis.call('HSET', KEYS[4], ARGV[11], ARGV[12], ARGV[11] .. '#', 0)
+end
+if ARGV[9] ~= '' then
+  redis.call('HSET', KEYS[1], 'epoch', ARGV[9])
+end
+if ARGV[10] ~= '' then
+  redis.call('SET', KEYS[2], ARGV[10])
+end
+return {'ok', position, next_event}

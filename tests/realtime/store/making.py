@@ -1,0 +1,31 @@
+"""Short words for what these tests are full of."""
+
+import secrets
+
+from realtime.store import Begun, Change, Entry, Lease, NewSession, Store, Written
+
+
+def fresh_session(**changes: object) -> NewSession:
+    """Its id is its own, in whatever store."""
+    about: dict[str, object] = {
+        "id": "sess_" + secrets.token_hex(10),
+        "owner": "gate-1",
+        "tenant": "acme",
+        "hold_s": 3600,
+        **changes,
+    }
+    return NewSession(**about)  # type: ignore[arg-type]
+
+
+def entry(*ids: int) -> Entry:
+    return Entry(f"item of {len(ids)}".encode(), ids)
+
+
+def answer(name: str = "resp_1") -> Begun:
+    return Begun(id=name, seed=7, prompt=3, entry=1, body=b"how")
+
+
+async def append(store: Store, lease: Lease, at: int, *entries: Entry) -> Written:
+    written = await store.write(lease, Change(at=at, entries=entries))
+    assert isinstance(written, Written)
+    return written

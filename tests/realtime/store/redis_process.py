@@ -1,0 +1,81 @@
+"""A real redis-server of a test's own: on a free port, in a folder of its own."""
+
+import asyncio
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+PROGRAM = shutil.which("redis-server")
+needs_redis = pytest.mark.skipif(
+    PROGRAM is None, reason="redis-server is not installed (Debian: apt-get install redis-server)"
+)
+
+
+class RedisProcess:
+    """May be stopped and started again over the same files."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.port = free_port()
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self) -> "Redis":
+        return Redis(host="127.0.0.1", port=self.port, socket_timeout=10)
+
+    async def start(self) -> None:
+        assert PROGRAM is not None
+        options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
+        quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
+        self._process = subprocess.Popen([PROGRAM, *options, *quiet, *self._options])
+        await self._answering()
+
+    async def _answering(self) -> None:
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    async with self.client() as client:
+                        await client.execute_command("PING")
+                        return
+                except (RedisError, OSError):
+                    await asyncio.sleep(0.02)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.send_signal(signal.SIGCONT)
+            self._process.wait(20)
+            self._process = None
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

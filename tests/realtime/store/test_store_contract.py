@@ -1,0 +1,469 @@
+"""What every store does: SQLite in a file and in memory, Redis."""
+
+import asyncio
+
+import pytest
+
+from realtime.store import (
+    Answer,
+    Change,
+    Conflict,
+    Entry,
+    Events,
+    Kept,
+    Lease,
+    Once,
+    Repeated,
+    SessionBehind,
+    SessionExists,
+    StaleFence,
+    Store,
+    StoreLost,
+    UnknownAnswer,
+    UnknownSession,
+    Written,
+    keys,
+)
+from tests.realtime.store.making import answer, append, entry, fresh_session
+
+# ---------------------------------------------------------------- sessions
+
+
+async def test_a_new_session_is_found_and_loaded(store: Store) -> None:
+    new = fresh_session(secret=b"\0\xff" * 16, state=b"settings")
+    lease = await store.create(new)
+    card = await store.find(new.id)
+    snapshot = await store.load(new.id)
+    assert card is not None
+    assert snapshot is not None
+    assert (card.id, card.tenant, card.secret) == (new.id, "acme", new.secret)
+    assert (card.owner, card.fence, card.epoch) == ("gate-1", lease.fence, 0)
+    assert (card.position, card.parked) == (0, False)
+    assert card.deadline_ms - card.created_ms == pytest.approx(3_600_000, abs=1000)
+    assert snapshot.card == card
+    assert snapshot.state == b"settings"
+    assert (snapshot.log, snapshot.answers, snapshot.events) == ((), (), Events())
+
+
+async def test_an_unknown_session_is_nowhere(store: Store) -> None:
+    assert await store.find("sess_none") is None
+    assert await store.load("sess_none") is None
+    with pytest.raises(UnknownSession):
+        await store.claim("sess_none", "gate-2", hold_s=60)
+    with pytest.raises(UnknownSession):
+        await store.write(Lease("sess_none", "gate-1", 1, store.epoch), Change())
+
+
+async def test_created_twice_by_the_same_owner_is_created_once(store: Store) -> None:
+    new = fresh_session(secret=b"s")
+    assert await store.create(new) == await store.create(new)
+
+
+async def test_an_id_is_taken_once(store: Store) -> None:
+    new = fresh_session()
+    await store.create(new)
+    with pytest.raises(SessionExists):
+        await store.create(fresh_session(id=new.id, owner="gate-2"))
+
+
+async def test_a_closed_session_leaves_nothing(store: Store) -> None:
+    new = fresh_session()
+    lease = await store.create(new)
+    change = Change(at=0, entries=(entry(1),), begin=answer(), events=Events(0, (b"e",)))
+    await store.write(lease, change)
+    await store.close(lease)
+    await store.close(lease)
+    assert await store.load(new.id) is None
+    again = await store.create(new)
+    found = await store.load(new.id)
+    assert found is not None
+    assert (found.log, found.answers, found.events) == ((), (), Events())
+    await store.close(again)
+
+
+# ---------------------------------------------------------------- owners
+
+
+async def test_a_claim_fences_off_the_owner_before(store: Store) -> None:
+    new = fresh_session()
+    first = await store.create(new)
+    second = await store.claim(new.id, "gate-2", hold_s=60, secret=b"other")
+    assert second.fence > first.fence
+    for refused in (
+        store.write(first, Change(at=0, entries=(entry(1),))),
+        store.journal(first, "resp_1", 0, (1,)),
+        store.hold(first, 60, parked=True),
+        store.close(first),
+    ):
+        with pytest.raises(StaleFence) as caught:
+            await refused
+        assert caught.value.owner == "gate-2"
+    card = await store.find(new.id)
+    assert card is not None
+    assert (card.owner, card.secret, card.position, card.parked) == ("gate-2", b"other", 0, False)
+    await append(store, second, 0, entry(1))
+
+
+async def test_the_same_owner_fences_off_itself(store: Store) -> None:
+    new = fresh_session()
+    first = await store.create(new)
+    second = await store.claim(new.id, "gate-1", hold_s=60)
+    with pytest.raises(StaleFence):
+        await append(store, first, 0, entry(1))
+    await append(store, second, 0, entry(1))
+
+
+async def test_a_claim_keeps_the_secret_unless_told(store: Store) -> None:
+    new = fresh_session(secret=b"first")
+    await store.create(new)
+    await store.claim(new.id, "gate-2", hold_s=60)
+    card = await store.find(new.id)
+    assert card is not None
+    assert card.secret == b"first"
+
+
+async def test_the_store_says_so_when_it_has_forgotten_a_claim(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    ahead = Lease(lease.session, lease.owner, lease.fence + 1_000_000, lease.store)
+    with pytest.raises(SessionBehind):
+        await append(store, ahead, 0, entry(1))
+
+
+async def test_a_lease_of_another_store_is_told_that_it_is_lost(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    other = Lease(lease.session, lease.owner, lease.fence, "another")
+    with pytest.raises(StoreLost):
+        await append(store, other, 0, entry(1))
+
+
+async def test_of_many_claimers_one_can_write(store: Store) -> None:
+    new = fresh_session()
+    await store.create(new)
+    claims = [store.claim(new.id, f"gate-{n}", hold_s=60) for n in range(50)]
+    leases = await asyncio.gather(*claims)
+    assert len({lease.fence for lease in leases}) == 50
+    wrote: list[Lease] = []
+    for lease in leases:
+        try:
+            await append(store, lease, 0, entry(lease.fence % 1000))
+        except StaleFence:
+            continue
+        wrote.append(lease)
+    assert wrote == [max(leases, key=lambda lease: lease.fence)]
+
+
+async def test_claims_and_writes_at_once_leave_one_writer(store: Store) -> None:
+    """Whoever was told that it wrote had the fence of its time: the log is the winners' in order
+    of their fences."""
+    new = fresh_session()
+    await store.create(new)
+
+    async def race(n: int) -> tuple[int, bool]:
+        lease = await store.claim(new.id, f"gate-{n}", hold_s=60)
+        await asyncio.sleep(0)
+        found = await store.find(new.id)
+        assert found is not None
+        try:
+            await append(store, lease, found.position, Entry(str(lease.fence).encode()))
+        except StaleFence:
+            return lease.fence, False
+        return lease.fence, True
+
+    results = await asyncio.gather(*(race(n) for n in range(30)))
+    snapshot = await store.load(new.id)
+    assert snapshot is not None
+    wrote = sorted(fence for fence, won in results if won)
+    assert [int(entry.body) for entry in snapshot.log] == wrote
+    assert max(fence for fence, _ in results) in wrote
+
+
+# ---------------------------------------------------------------- the log
+
+
+async def test_what_is_appended_is_loaded(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    wide = Entry(b"wide", (0, 65_535, 65_536, (1 << 24) - 1, 1 << 24, (1 << 31) - 1))
+    assert await append(store, lease, 0, entry(1, 2), Entry(b"")) == Written(2, 0)
+    assert await append(store, lease, 2, wide) == Written(3, 0)
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.log == (entry(1, 2), Entry(b""), wide)
+    assert snapshot.card.position == 3
+
+
+async def test_the_same_write_twice_is_one_write(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await append(store, lease, 0, entry(1))
+    change = Change(at=1, entries=(entry(2), entry(3)), events=Events(0, (b"a", b"b")), epoch=4)
+    assert await store.write(lease, change) == await store.write(lease, change) == Written(3, 2)
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.log == (entry(1), entry(2), entry(3))
+    assert snapshot.events == Events(0, (b"a", b"b"))
+
+
+async def test_a_cut_forgets_what_follows_and_steps_the_epoch(store: Store) -> None:
+    lease = await store.create(fresh_session(state=b"old"))
+    await append(store, lease, 0, entry(1), entry(2), entry(3))
+    change = Change(at=1, entries=(entry(9),), epoch=1, state=b"new")
+    assert await store.write(lease, change) == Written(2, 0)
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert (snapshot.log, snapshot.card.epoch) == ((entry(1), entry(9)), 1)
+    assert snapshot.state == b"new"
+    assert await store.write(lease, Change(at=0)) == Written(0, 0)
+
+
+async def test_a_write_behind_a_hole_is_refused_whole(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await append(store, lease, 0, entry(1))
+    hole = Change(at=2, entries=(entry(2),), epoch=9, once=Once("k", b"c"), begin=answer())
+    with pytest.raises(SessionBehind):
+        await store.write(lease, hole)
+    with pytest.raises(SessionBehind):
+        await store.write(lease, Change(at=1, events=Events(1, (b"e",)), epoch=9))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert (snapshot.log, snapshot.card.epoch, snapshot.answers) == ((entry(1),), 0, ())
+    healed = Change(at=1, entries=(entry(2),), once=Once("k", b"c"))
+    assert await store.write(lease, healed) == Written(2, 0)
+
+
+# ---------------------------------------------------------------- once
+
+
+async def test_a_repeated_id_gets_the_first_result(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    once = Once("event_1", b"say hello", b"\0item_1\xff")
+    first = Change(at=0, entries=(entry(1),), once=once)
+    assert await store.write(lease, first) == Written(1, 0)
+    again = Change(at=1, entries=(entry(1),), epoch=5, once=Once("event_1", b"say hello", b"x"))
+    assert await store.write(lease, again) == Repeated(b"\0item_1\xff")
+    card = await store.find(lease.session)
+    assert card is not None
+    assert (card.position, card.epoch) == (1, 0)
+
+
+async def test_a_repeated_id_is_known_to_the_next_owner(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))
+    await store.write(lease, change)
+    other = await store.claim(lease.session, "gate-2", hold_s=60)
+    assert await store.write(other, change) == Repeated(b"r")
+
+
+async def test_the_same_id_with_other_content_is_a_conflict(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.write(lease, Change(at=0, entries=(entry(1),), once=Once("event_1", b"a")))
+    with pytest.raises(Conflict) as caught:
+        await store.write(lease, Change(at=1, entries=(entry(2),), once=Once("event_1", b"b")))
+    assert caught.value.key == "event_1"
+    card = await store.find(lease.session)
+    assert card is not None
+    assert card.position == 1
+
+
+async def test_ids_are_a_session_s_own(store: Store) -> None:
+    for _ in range(2):
+        lease = await store.create(fresh_session())
+        change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a"))
+        assert await store.write(lease, change) == Written(1, 0)
+
+
+async def test_of_many_at_once_one_is_written(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))
+    results = await asyncio.gather(*(store.write(lease, change) for _ in range(10)))
+    assert sorted(results, key=repr) == [Repeated(b"r")] * 9 + [Written(1, 0)]
+
+
+async def test_the_window_forgets_the_oldest_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "ONCE_BYTES_MAX", 10 * 20)
+    lease = await store.create(fresh_session())
+
+    def change(n: int) -> Change:
+        return Change(once=Once(f"event_{n}", b"c", b"res"))
+
+    for n in range(30):
+        assert await store.write(lease, change(n)) == Written(0, 0)
+    for n in range(22, 30):
+        assert await store.write(lease, change(n)) == Repeated(b"res")
+    assert await store.write(lease, change(0)) == Written(0, 0)
+
+
+# ---------------------------------------------------------------- answers
+
+
+async def test_an_answer_is_loaded_with_what_it_has_said(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.write(lease, Change(begin=answer()))
+    assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
+    assert await store.journal(lease, "resp_1", 2, (70_000,)) == 3
+    assert await store.journal(lease, "resp_1", 3, ()) == 3
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.answers == (Answer(answer(), (1, 2, 70_000)),)
+
+
+async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.write(lease, Change(begin=answer()))
+    await store.journal(lease, "resp_1", 0, (1, 2))
+    assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
+    assert await store.journal(lease, "resp_1", 1, (2, 3, 4)) == 4
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.answers[0].ids == (1, 2, 3, 4)
+
+
+async def test_a_journal_has_no_hole(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.write(lease, Change(begin=answer()))
+    with pytest.raises(SessionBehind):
+        await store.journal(lease, "resp_1", 1, (5,))
+    with pytest.raises(UnknownAnswer):
+        await store.journal(lease, "resp_2", 0, (5,))
+
+
+async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    change = Change(at=0, entries=(entry(1), Entry(b"to come")), begin=answer())
+    await store.write(lease, change)
+    await store.write(lease, Change(begin=answer("resp_12")))
+    await store.journal(lease, "resp_1", 0, (8, 9))
+    await store.journal(lease, "resp_12", 0, (4,))
+    await store.write(lease, Change(at=1, entries=(entry(8, 9),), end="resp_1"))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.log == (entry(1), entry(8, 9))
+    assert snapshot.answers == (Answer(answer("resp_12"), (4,)),)
+    with pytest.raises(UnknownAnswer):
+        await store.journal(lease, "resp_1", 2, (5,))
+
+
+async def test_an_answer_begun_again_has_said_nothing(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.write(lease, Change(begin=answer()))
+    await store.journal(lease, "resp_1", 0, (8, 9))
+    await store.write(lease, Change(begin=answer()))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.answers == (Answer(answer(), ()),)
+
+
+# ---------------------------------------------------------------- events
+
+
+async def test_the_last_events_are_kept(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    bodies = tuple(f"event {n}".encode() for n in range(keys.EVENTS_MAX + 10))
+    for first in range(0, len(bodies), 100):
+        await store.write(lease, Change(events=Events(first, bodies[first : first + 100])))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.events == Events(10, bodies[10:])
+    assert snapshot.events.next == len(bodies)
+
+
+async def test_events_are_bounded_in_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 40)
+    lease = await store.create(fresh_session())
+    await store.write(lease, Change(events=Events(0, (b"0" * 2, b"1!$%&/9z", b"2x?=)(7q"))))
+    await store.write(lease, Change(events=Events(3, (b"3u#'*+~1", b"4o^<>|@2", b"5-_.,:;k"))))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.events == Events(2, (b"2x?=)(7q", b"3u#'*+~1", b"4o^<>|@2", b"5-_.,:;k"))
+    await store.write(lease, Change(events=Events(6, (bytes(range(200)),))))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.events == Events(7, ())
+    await store.write(lease, Change(events=Events(5, (b"again",))))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.events == Events(5, (b"again",))
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+async def test_a_session_whose_time_is_over_is_gone_before_it_is_swept(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await append(store, lease, 0, entry(1))
+    await store.hold(lease, 0, parked=True)
+    assert await store.find(lease.session) is None
+    assert await store.load(lease.session) is None
+    with pytest.raises(UnknownSession):
+        await store.claim(lease.session, "gate-2", hold_s=60)
+    assert lease.session in await store.sweep(1000)
+    assert lease.session not in await store.sweep(1000)
+    with pytest.raises(UnknownSession):
+        await append(store, lease, 1, entry(2))
+
+
+async def test_an_owner_that_is_late_keeps_what_nobody_has_swept(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.hold(lease, 0, parked=False)
+    await append(store, lease, 0, entry(1))
+    await store.hold(lease, 3600, parked=False)
+    assert lease.session not in await store.sweep(1000)
+    assert await store.find(lease.session) is not None
+
+
+async def test_a_parked_session_expires_by_the_store_s_clock(store: Store) -> None:
+    kept = await store.create(fresh_session())
+    parked = await store.create(fresh_session())
+    await store.hold(kept, 3600, parked=True)
+    await store.hold(parked, 0.3, parked=True)
+    card = await store.find(parked.session)
+    if card is not None:  # unless the machine slept for so long
+        assert card.parked
+    swept: list[str] = []
+    async with asyncio.timeout(30):
+        while parked.session not in swept:
+            swept += await store.sweep(1000)
+            await asyncio.sleep(0.02)
+    assert kept.session not in swept
+    assert await store.find(kept.session) is not None
+
+
+async def test_a_sweep_takes_no_more_than_told(store: Store) -> None:
+    await store.sweep(1000)
+    made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(5)}
+    swept = [await store.sweep(3), await store.sweep(3), await store.sweep(3)]
+    assert [len(names) for names in swept] == [3, 2, 0]
+    assert made == {*swept[0], *swept[1]}
+
+
+# ---------------------------------------------------------------- responses
+
+
+async def test_a_kept_response_outlives_its_session(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    kept = Kept(
+        id="resp_" + lease.session,
+        tenant="acme",
+        parent="resp_0",
+        entries=(entry(1, 2), Entry(b"x" * 100, (3,))),
+        body=b"usage",
+    )
+    await store.keep(kept, 3600)
+    await store.close(lease)
+    assert await store.kept(kept.id) == kept
+    assert await store.kept("resp_none") is None
+
+
+async def test_a_kept_response_has_its_time(store: Store) -> None:
+    kept = Kept(id="resp_" + fresh_session().id, tenant="acme")
+    await store.keep(kept, 0)
+    async with asyncio.timeout(30):
+        while await store.kept(kept.id) is not None:
+            await asyncio.sleep(0.005)
+
+
+async def test_the_store_is_still_itself(store: Store) -> None:
+    epoch = store.epoch
+    await store.check()
+    assert store.epoch == epoch
+    assert len(epoch) == 32

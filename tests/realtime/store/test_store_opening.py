@@ -1,0 +1,167 @@
+"""A store by its URL, and the file that SQLite keeps."""
+
+import asyncio
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from realtime.store import (
+    Change,
+    StoreLost,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownSession,
+    default_url,
+    open_store,
+)
+from realtime.store.sqlite import SqliteStore
+from tests.realtime.store.making import append, entry, fresh_session
+from tests.realtime.store.redis_process import free_port
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "store.db", "sqlite://", "sqlite:///", "mysql://host/db", "redis+sentinel://host:26379"],
+)
+async def test_what_is_no_store_is_refused(url: str) -> None:
+    with pytest.raises(StoreRefused):
+        await open_store(url)
+
+
+async def test_a_password_is_not_repeated() -> None:
+    with pytest.raises(StoreRefused) as caught:
+        await open_store("mysql://me:hunter2@host/db")
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_a_redis_that_is_not_there_is_to_be_tried_again() -> None:
+    with pytest.raises(StoreUnavailable) as caught:
+        await open_store(f"redis://127.0.0.1:{free_port()}")
+    assert caught.value.retryable
+
+
+async def test_the_default_is_a_file_of_the_user_s_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    store = await open_store(default_url())
+    file = tmp_path / "state" / "continuo" / "store.db"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    await store.aclose()
+
+
+async def test_a_file_below_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = await open_store("sqlite:///here.db")
+    assert (tmp_path / "here.db").exists()
+    await store.aclose()
+
+
+async def test_a_file_survives_a_restart(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'store.db'}"
+    store = await open_store(url)
+    lease = await store.create(fresh_session())
+    await append(store, lease, 0, entry(1, 2))
+    epoch = store.epoch
+    await store.aclose()
+    store = await open_store(url)
+    assert store.epoch == epoch
+    await append(store, lease, 1, entry(3))
+    snapshot = await store.load(lease.session)
+    assert snapshot is not None
+    assert snapshot.log == (entry(1, 2), entry(3))
+    await store.aclose()
+
+
+async def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("not a database, but a text that is long enough to be one")
+    (tmp_path / "folder").mkdir()
+    for name in ("text", "folder", "text/below"):
+        with pytest.raises(StoreRefused):
+            await open_store(f"sqlite:///{tmp_path / name}")
+
+
+async def test_a_layout_of_another_version_is_refused(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "store.db")
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(StoreRefused, match="version 99"):
+        await open_store(f"sqlite:///{tmp_path / 'store.db'}")
+
+
+@pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("strict", 2)])
+async def test_durability_is_synchronous(tmp_path: Path, durability: str, level: int) -> None:
+    store = await SqliteStore.open(tmp_path / "store.db", durability)  # type: ignore[arg-type]
+    db = store._db  # pyright: ignore[reportPrivateUsage]
+    assert db.execute("PRAGMA synchronous").fetchone() == (level,)
+    assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    await store.aclose()
+
+
+async def test_a_locked_file_does_not_hold_the_loop_and_comes_back(tmp_path: Path) -> None:
+    store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
+    lease = await store.create(fresh_session())
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    writing = asyncio.create_task(store.write(lease, Change(at=0, entries=(entry(1),))))
+    beats = 0
+    while not writing.done():
+        await asyncio.sleep(0.01)
+        beats += 1
+    with pytest.raises(StoreUnavailable):
+        await writing
+    assert beats > 20
+    other.rollback()
+    await append(store, lease, 0, entry(1))
+    other.close()
+    await store.aclose()
+
+
+async def test_sessions_expire_by_the_clock_it_is_given(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = await SqliteStore.open(None, clock=lambda: now[0])
+    lease = await store.create(fresh_session(hold_s=10))
+    now[0] = 1009.9
+    assert await store.sweep(10) == []
+    assert await store.find(lease.session) is not None
+    now[0] = 1010.0
+    assert await store.find(lease.session) is None
+    assert await store.sweep(10) == [lease.session]
+    await store.aclose()
+
+
+async def test_an_emptied_file_is_another_store(tmp_path: Path) -> None:
+    file = tmp_path / "store.db"
+    store = await open_store(f"sqlite:///{file}")
+    lease = await store.create(fresh_session())
+    other = sqlite3.connect(file)
+    other.execute("DELETE FROM sessions")
+    other.execute("DELETE FROM store")
+    other.commit()
+    other.close()
+    before = store.epoch
+    with pytest.raises(StoreLost):
+        await append(store, lease, 0, entry(1))
+    assert store.epoch != before
+    with pytest.raises(StoreLost):
+        await append(store, lease, 0, entry(1))
+    again = await store.create(fresh_session())
+    await append(store, again, 0, entry(1))
+    with pytest.raises(UnknownSession):
+        await store.claim(lease.session, "gate-2", hold_s=60)
+    await store.aclose()
+
+
+async def test_closing_leaves_no_thread() -> None:
+    store = await open_store("sqlite://:memory:")
+    await store.create(fresh_session())
+    await store.aclose()
+    async with asyncio.timeout(10):
+        while any(thread.name.startswith("store") for thread in threading.enumerate()):
+            await asyncio.sleep(0.01)

@@ -1,0 +1,85 @@
+"""What is packed comes back, and is small."""
+
+from array import array
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realtime.store import Entry, Kept
+from realtime.store.packing import (
+    join_ids,
+    pack,
+    pack_entry,
+    pack_ids,
+    pack_kept,
+    unpack,
+    unpack_entry,
+    unpack_kept,
+)
+
+ITEM = (
+    b'[{"type":"message","id":"item_0f3a9c11d2b3a4958677","role":"user","parts":[{"kind":'
+    b'"input_text","text":"Could you tell me how long it takes to walk there?"}],'
+    b'"status":"completed"}]'
+)
+IDS = st.lists(st.integers(0, (1 << 31) - 1)) | st.lists(st.integers(0, 150_000))
+
+
+@given(body=st.binary(), ids=IDS)
+def test_an_entry_comes_back(body: bytes, ids: list[int]) -> None:
+    entry = Entry(body, tuple(ids))
+    assert unpack_entry(pack_entry(entry)) == entry
+
+
+@given(data=st.binary() | st.text().map(str.encode))
+def test_bytes_come_back_hardly_longer(data: bytes) -> None:
+    assert unpack(pack(data)) == data
+    assert len(pack(data)) <= len(data) + 1
+
+
+@given(ids=IDS, cuts=st.lists(st.integers(0, 40), max_size=4), overlap=st.integers(0, 3))
+def test_chunks_in_any_order_are_one_journal(ids: list[int], cuts: list[int], overlap: int) -> None:
+    starts = sorted({0, *(cut for cut in cuts if cut < len(ids))})
+    chunks = [
+        (start, pack_ids(ids[start : (end + overlap)]))
+        for start, end in zip(starts, [*starts[1:], len(ids)], strict=True)
+    ]
+    assert join_ids(chunks[::-1]) == tuple(ids)
+
+
+def test_an_id_takes_as_many_bytes_as_the_largest_of_its_entry() -> None:
+    empty = len(pack_entry(Entry(b"")))
+    for largest, width in ((65_535, 2), (65_536, 3), ((1 << 24) - 1, 3), (1 << 24, 4)):
+        ids = (0, 1, largest)
+        assert len(pack_entry(Entry(b"", ids))) - empty == 3 * width
+        assert unpack_entry(pack_entry(Entry(b"", ids))).ids == ids
+
+
+def test_a_short_item_is_half_as_long() -> None:
+    assert len(pack(ITEM)) < len(ITEM) / 2
+
+
+def test_what_was_stored_before_can_still_be_read() -> None:
+    """The dictionary and the layout are part of every stored session: a new dictionary needs a new
+    number in front, and the old one stays."""
+    stored = bytes.fromhex(STORED)
+    assert unpack_entry(stored) == Entry(ITEM, (5, 70_000))
+
+
+def test_ids_are_little_endian_everywhere() -> None:
+    assert pack_ids((1, 256)) == b"\1\0\0\0\0\1\0\0"
+    assert array("I").itemsize == 4
+    assert array("H").itemsize == 2
+
+
+@given(parent=st.none() | st.text(), body=st.binary(), ids=st.lists(IDS, max_size=3))
+def test_a_kept_response_comes_back(parent: str | None, body: bytes, ids: list[list[int]]) -> None:
+    entries = tuple(Entry(body, tuple(some)) for some in ids)
+    kept = Kept(id="resp_1", tenant="acme", parent=parent, entries=entries, body=body)
+    assert unpack_kept("resp_1", pack_kept(kept)) == kept
+
+
+STORED = (
+    "030200000005000070110101c3ef568334e344cb6443c314a324e344134b530b337373f2dce00c2ead4019af"
+    "04941f81991c988f1572f2f3d24159b00458761483725d79624e36a4c4b3c7ed6600"
+)

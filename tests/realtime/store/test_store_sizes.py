@@ -1,0 +1,81 @@
+"""What a parked session costs in Redis: at most 2 KiB and 8 bytes a token."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from realtime.store import Begun, Change, Entry, Events, Once, keys, open_store
+from tests.realtime.store.making import fresh_session
+from tests.realtime.store.redis_process import RedisProcess
+
+PROSE = (Path(__file__).parents[3] / "LICENSE").read_text().split()
+CHARS_PER_TOKEN = 4.2
+FRAME_TOKENS = 5
+"""A template's, around each message."""
+LARGEST_ID = 151_000
+SETTINGS = json.dumps(
+    {
+        "instructions": "You are a friendly guide to the city museum. Answer in one or two short "
+        "sentences, and never invent opening hours.",
+        "tools": [],
+        "tool_choice": {"mode": "auto", "name": None},
+        "max_output_tokens": None,
+        "sampling": {"max_tokens": 256, "temperature": 0.8, "top_k": 0, "top_p": 1.0},
+        "extras": json.dumps({"modalities": ["text"], "voice": None, "turn_detection": None}),
+    }
+).encode()
+
+
+def message(chance: random.Random, role: str, words: int) -> Entry:
+    start = chance.randrange(len(PROSE) - words)
+    text = " ".join(PROSE[start : start + words])
+    kind = "output_text" if role == "assistant" else "input_text"
+    body = {
+        "type": "message",
+        "id": f"item_{chance.randbytes(10).hex()}",
+        "role": role,
+        "parts": [{"kind": kind, "text": text}],
+        "status": "completed",
+    }
+    count = FRAME_TOKENS + round(len(text) / CHARS_PER_TOKEN)
+    ids = tuple(chance.randrange(LARGEST_ID) for _ in range(count))
+    return Entry(json.dumps([body]).encode(), ids)
+
+
+@pytest.mark.parametrize(
+    ("turns", "words"), [(0, 1), (1, 8), (20, 25), (200, 25), (1000, 5), (20, 400)]
+)
+async def test_a_parked_session_is_small(redis: RedisProcess, turns: int, words: int) -> None:
+    store = await open_store(redis.url)
+    chance = random.Random(turns)
+    new = fresh_session(
+        state=SETTINGS, owner="gate-3f2a9c11d2b3a495", tenant="t" * 24, secret=chance.randbytes(32)
+    )
+    lease = await store.create(new)
+    tokens = 0
+    for turn in range(turns):
+        asked, said = (message(chance, role, words) for role in ("user", "assistant"))
+        name = f"resp_{chance.randbytes(10).hex()}"
+        at = 2 * turn
+        begun = Begun(id=name, seed=chance.getrandbits(63), prompt=tokens, entry=at + 1)
+        once = Once(f"event_{turn}a", b"item", asked.body[-40:-15])
+        await store.write(lease, Change(at=at, entries=(asked,), once=once))
+        once = Once(f"event_{turn}b", b"respond", name.encode())
+        await store.write(lease, Change(begin=begun, once=once))
+        await store.journal(lease, name, 0, said.ids)
+        await store.write(lease, Change(at=at + 1, entries=(said,), end=name))
+        tokens += len(asked.ids) + len(said.ids)
+    await store.write(lease, Change(events=Events(0, (b'{"type":"session.updated"}',))))
+    await store.hold(lease, 60, parked=True)
+    used = 0
+    async with redis.client() as client:
+        for key in keys.session_keys(new.id):
+            used += await client.memory_usage(key, samples=0) or 0
+        index = await client.memory_usage(keys.DEADLINES, samples=0) or 0
+        used += index // await client.zcard(keys.DEADLINES)
+    await store.close(lease)
+    await store.aclose()
+    print(f"{turns} turns of {words} words, {tokens} tokens: {used} bytes")
+    assert used <= 2048 + 8 * tokens
