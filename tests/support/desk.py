@@ -130,7 +130,10 @@ class Desk:
         answer: Sampled | Exception
         try:
             answer = self.runner.launch(order.batch)
-        except (RuntimeError, OverflowError) as error:  # the second: a feed that was never drawn
+        except Exception as error:
+            behind_a_lost_one = any(isinstance(each, Exception) for _, each in self._flying)
+            if not isinstance(error, RuntimeError) and not behind_a_lost_one:
+                raise
             answer = error
         self._flying.append((order, answer))
         self.cache.audit()

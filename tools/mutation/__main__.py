@@ -1,0 +1,182 @@
+"""python -m tools.mutation: plants each bug in a copy of the tree and sees which test catches it.
+
+The unchanged copy must pass first. Each bug gets one run that ends at the first failing test; what
+is found is kept after each, so that a check that was interrupted goes on where it was. A bug whose
+file has not changed since, and which was caught, is not tried again without --again.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TypedDict
+
+from tools.mutation.mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "build/mutation.json"
+TABLE = ROOT / "docs/mutations.md"
+COPIED = ("engine", "tests", "tools/mutation", "pyproject.toml")
+TESTS = (
+    "tests/engine/schedule",
+    "tests/reference/test_unit_cases.py",
+    "tests/reference/test_session_control.py",
+    "tests/reference/test_defects.py",
+    "tests/reference/test_steps_counted.py",
+    "tests/engine/test_lost_steps.py",
+    "tests/engine/test_branch_under_load.py",
+    "tests/engine/test_lives_by_hand.py",
+    "tests/engine/cache",
+    "tests/engine/test_door.py",
+    "tests/engine/test_door_sessions.py",
+    "tests/reference/test_stress_kit.py",
+    "tests/machines/test_door_machine.py",
+)
+"""The quick ones first."""
+EXAMPLES = 60
+"""Of each state machine."""
+TEST_S_MAX = 30
+"""A test that takes longer hangs: the bug is caught by that."""
+RUN_S_MAX = 600
+
+
+class Result(TypedDict):
+    digest: str
+    """Of the file with the bug in it."""
+    caught_by: str | None
+    seconds: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutation",
+        description=(__doc__ or "").split("\n\n")[1],
+        epilog=f"Writes {TABLE.relative_to(ROOT)}. Ends with 1 if a bug was not caught.",
+    )
+    parser.add_argument("names", nargs="*", help="only bugs whose name contains one of these")
+    parser.add_argument("--again", action="store_true", help="also those that were caught before")
+    parser.add_argument("--list", action="store_true", help="only name the bugs")
+    options = parser.parse_args()
+    chosen = [m for m in MUTANTS if not options.names or any(x in m.name for x in options.names)]
+    if options.list:
+        print("\n".join(f"{m.path:34} {m.name}" for m in chosen))
+        return 0
+    results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
+        tree = copy_of_the_tree(Path(folder))
+        todo = [m for m in chosen if options.again or not is_known(m, results)]
+        if todo:
+            check_unchanged(tree)
+        for number, mutant in enumerate(todo, 1):
+            results[mutant.name] = result = try_one(tree, mutant)
+            keep(results)
+            caught = result["caught_by"] or "NOT CAUGHT"
+            print(f"{number:3}/{len(todo)} {result['seconds']:6.1f} s  {mutant.name}: {caught}")
+    TABLE.write_text(table(results))
+    missed = [m.name for m in MUTANTS if m.name in results and not results[m.name]["caught_by"]]
+    untried = sum(m.name not in results for m in MUTANTS)
+    print(f"{len(MUTANTS)} bugs, {len(missed)} not caught, {untried} not tried")
+    return 1 if missed else 0
+
+
+def copy_of_the_tree(folder: Path) -> Path:
+    for name in COPIED:
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__", "bundled"))
+        else:
+            shutil.copy(source, target)
+    return folder
+
+
+def digest_of(mutant: Mutant) -> str:
+    planted = mutant.planted((ROOT / mutant.path).read_text())
+    return hashlib.blake2b(planted.encode(), digest_size=8).hexdigest()
+
+
+def is_known(mutant: Mutant, results: dict[str, Result]) -> bool:
+    known = results.get(mutant.name)
+    return bool(known and known["caught_by"] and known["digest"] == digest_of(mutant))
+
+
+def check_unchanged(tree: Path) -> None:
+    print("  the unchanged tree …", end=" ", flush=True)
+    began = time.monotonic()
+    caught_by = run_tests(tree)
+    if caught_by is not None:
+        sys.exit(f"fails without any bug: {caught_by}")
+    print(f"passes in {time.monotonic() - began:.1f} s")
+
+
+def try_one(tree: Path, mutant: Mutant) -> Result:
+    file = tree / mutant.path
+    original = file.read_text()
+    mutant.plant(tree)
+    began = time.monotonic()
+    try:
+        caught_by = run_tests(tree)
+    finally:
+        file.write_text(original)
+    seconds = round(time.monotonic() - began, 1)
+    return Result(digest=digest_of(mutant), caught_by=caught_by, seconds=seconds)
+
+
+def run_tests(tree: Path) -> str | None:
+    """The first test that failed; None: all passed."""
+    command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "tools.mutation.quick", "--hypothesis-seed=1", "-W", "ignore"]
+    command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *TESTS]
+    environment = {**os.environ, "EXAMPLES": str(EXAMPLES), "PYTHONPATH": str(tree)}
+    try:
+        run = subprocess.run(
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX
+        )
+    except subprocess.TimeoutExpired:
+        return f"nothing ended in {RUN_S_MAX} s"
+    if run.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    if failed:
+        return failed[1].removeprefix("tests/")
+    slow = re.search(r"(?m)^.*(tests/\S+\.py).*Timeout", run.stdout)
+    if slow or "Timeout" in run.stdout + run.stderr:
+        return "a test that hangs"
+    sys.exit(f"the tests could not be run:\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}")
+
+
+def keep(results: dict[str, Result]) -> None:
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+
+
+def table(results: dict[str, Result]) -> str:
+    tried = [(m, results[m.name]) for m in MUTANTS if m.name in results]
+    caught = sum(result["caught_by"] is not None for _, result in tried)
+    lines = [
+        "# Planted bugs",
+        "",
+        "`python -m tools.mutation` plants each of these bugs in a copy of the tree, alone, and",
+        "runs the tests of cache, scheduler and door until the first one fails. Seconds are those",
+        "of the whole run, the start of pytest included. This page is its last answer:",
+        f"{len(tried)} bugs planted, {caught} caught.",
+        "",
+        "| in | bug | caught by | seconds |",
+        "|---|---|---|---:|",
+    ]
+    for mutant, result in tried:
+        test = f"`{result['caught_by']}`" if result["caught_by"] else "**nothing**"
+        place = mutant.path.removeprefix("engine/")
+        lines.append(f"| {place} | {mutant.name} | {test} | {result['seconds']:.1f} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,439 @@
+"""The bugs. Each is a few textual replacements that must apply exactly once, or the code has moved
+on and the bug must be planted anew."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+CACHE = "engine/cache/session_aware.py"
+HOST = "engine/cache/host.py"
+RADIX = "engine/cache/radix.py"
+SCHEDULER = "engine/schedule/scheduler.py"
+BUDGET = "engine/schedule/budget.py"
+
+
+class Mutant(NamedTuple):
+    name: str
+    path: str
+    changes: tuple[tuple[str, str], ...]
+
+    def planted(self, text: str) -> str:
+        """The text of its file with the bug in it. Raises ValueError where it does not apply."""
+        for old, new in self.changes:
+            if text.count(old) != 1:
+                places = f"{self.path} has {text.count(old)} places for this bug, not one"
+                raise ValueError(f"{self.name}: {places}:\n{old}")
+            text = text.replace(old, new)
+        return text
+
+    def plant(self, root: Path) -> None:
+        file = root / self.path
+        file.write_text(self.planted(file.read_text()))
+
+
+def _bug(name: str, path: str, *changes: tuple[str, str]) -> Mutant:
+    return Mutant(name, path, changes)
+
+
+MUTANTS = [
+    # ---- who owns a page
+    _bug(
+        "pages let go are not freed",
+        CACHE,
+        ("        self.pool.give(private)\n        self._leased -=", "        self._leased -="),
+    ),
+    _bug(
+        "the tail rule keeps a page too many",
+        CACHE,
+        ("keep = self._pages_for(lease.reach)\n", "keep = self._pages_for(lease.reach) + 1\n"),
+    ),
+    _bug(
+        "no tail rule at commit",
+        CACHE,
+        (
+            "count if kept is None else kept\n        self._trim(lease)",
+            "count if kept is None else kept",
+        ),
+    ),
+    _bug(
+        "no tail rule at rewind",
+        CACHE,
+        (
+            "            lease.committed = to\n            self._trim(lease)",
+            "            lease.committed = to",
+        ),
+    ),
+    _bug(
+        "what a matching lease takes is held twice",
+        CACHE,
+        (
+            "        self.tree.hold(path)\n",
+            "        self.tree.hold(path)\n        self.tree.hold(path)\n",
+        ),
+    ),
+    _bug(
+        "what is published is not held",
+        CACHE,
+        ("            self.tree.hold([node])\n", ""),
+    ),
+    _bug(
+        "shared pages are not dropped at rewind",
+        CACHE,
+        ("            self.tree.drop(lease.path[keep:])\n", ""),
+    ),
+    _bug(
+        "a fork does not hold what it shares",
+        CACHE,
+        ("        self.tree.hold(child.path)\n", ""),
+    ),
+    _bug(
+        "a page that was copied stays held",
+        CACHE,
+        (
+            "lease.pages[len(lease.path)] = page\n        self.tree.drop([node])",
+            "lease.pages[len(lease.path)] = page",
+        ),
+    ),
+    _bug(
+        "a published double is not freed",
+        CACHE,
+        ("                self.pool.give([page])\n\n    def rewind", "\n    def rewind"),
+    ),
+    _bug(
+        "a fork's copy is not counted",
+        CACHE,
+        (
+            "page = self.pool.take()\n            self._leased += 1\n            self._moves",
+            "page = self.pool.take()\n            self._moves",
+        ),
+    ),
+    # ---- what is in a page
+    _bug(
+        "a shared page is written without a copy",
+        CACHE,
+        ("copy = len(lease.path) * self.page_size > lease.reach", "copy = False"),
+    ),
+    _bug(
+        "a full shared page is copied too",
+        CACHE,
+        (
+            "copy = len(lease.path) * self.page_size > lease.reach",
+            "copy = lease.path and len(lease.path) * self.page_size >= lease.reach",
+        ),
+    ),
+    _bug(
+        "the copy of a shared page is forgotten",
+        CACHE,
+        ('        self._moves.append(Move("copy", node.page, page))\n', ""),
+    ),
+    _bug(
+        "the copy of a shared page goes the wrong way",
+        CACHE,
+        ('Move("copy", node.page, page)', 'Move("copy", page, node.page)'),
+    ),
+    _bug(
+        "a fork's copy goes the wrong way",
+        CACHE,
+        (
+            'Move("copy", lease.pages[len(child.path)], page)',
+            'Move("copy", page, lease.pages[len(child.path)])',
+        ),
+    ),
+    _bug(
+        "a fork copies the page after its last",
+        CACHE,
+        ('Move("copy", lease.pages[len(child.path)], page)', 'Move("copy", lease.pages[-1], page)'),
+    ),
+    _bug(
+        "moves are carried out again in the next step",
+        CACHE,
+        ("        self._moves.clear()\n        return moves", "        return moves"),
+    ),
+    # ---- how far KV reaches
+    _bug(
+        "grow is a token short",
+        CACHE,
+        ("self._pages_for(lease.reach + count) -", "self._pages_for(lease.reach + count - 1) -"),
+    ),
+    _bug(
+        "what a step wrote past the end is believed",
+        CACHE,
+        ("count if kept is None else kept", "count"),
+    ),
+    _bug(
+        "reserved is not decreased",
+        CACHE,
+        ("        lease.reserved -= count\n", ""),
+    ),
+    _bug(
+        "a match may reach past its limit",
+        RADIX,
+        ("range(0, limit - size + 1, size)", "range(0, limit, size)"),
+    ),
+    _bug(
+        "a match forgets a page it found",
+        CACHE,
+        (
+            "        path = self.tree.match(lease.scope, ids, limit)\n",
+            "        path = self.tree.match(lease.scope, ids, limit)[:-1]\n",
+        ),
+    ),
+    _bug(
+        "a match looks into any scope",
+        RADIX,
+        ("node = self._roots.get(scope)", "node = next(iter(self._roots.values()), None)"),
+    ),
+    _bug(
+        "a match disregards what is on the host",
+        CACHE,
+        (
+            "<= lease.known:\n            return lease.committed",
+            "<= lease.committed:\n            return lease.committed",
+        ),
+    ),
+    _bug(
+        "provisional ids are published",
+        CACHE,
+        ("last = min(limit, lease.committed) // size", "last = lease.committed // size"),
+    ),
+    # ---- eviction
+    _bug(
+        "a held page is evicted",
+        RADIX,
+        ("used == node.used and not node.holds and", "used == node.used and"),
+        ("            node.used = self._clock\n\n    def drop", "\n    def drop"),
+    ),
+    _bug(
+        "a page is evicted below its continuation",
+        RADIX,
+        ("and not node.holds and not node.children and", "and not node.holds and"),
+    ),
+    _bug(
+        "a page is never evicted once it had a continuation",
+        RADIX,
+        ("            if parent.parent is not None and not parent.holds:", "            if False:"),
+    ),
+    _bug(
+        "held pages still count as evictable",
+        RADIX,
+        ("            if node.holds == 0:\n                self.unheld -= 1\n", ""),
+    ),
+    _bug(
+        "the most recently used page is evicted first",
+        RADIX,
+        ("(self._evictable, (node.used,", "(self._evictable, (-node.used,"),
+        ("used == node.used and not", "used == -node.used and not"),
+    ),
+    _bug(
+        "the most recently used session is evicted first",
+        CACHE,
+        ("self._shrink(next(iter(self._idle))", "self._shrink(next(reversed(self._idle))"),
+    ),
+    _bug(
+        "a session that wakes may still be evicted",
+        CACHE,
+        (
+            "    def wake(self, lease: Lease) -> None:\n        self._idle.pop(lease, None)\n",
+            "    def wake(self, lease: Lease) -> None:\n",
+        ),
+    ),
+    _bug(
+        "a session that rests is never evicted",
+        CACHE,
+        ("        if lease.pages:\n            self._idle[lease] = None", ""),
+    ),
+    # ---- the host tier
+    _bug(
+        "recalled pages come back in reverse",
+        HOST,
+        (
+            "in zip(lease.host, pages, strict=True)",
+            "in zip(reversed(lease.host), pages, strict=True)",
+        ),
+    ),
+    _bug(
+        "pages spilled later go behind those before",
+        HOST,
+        ("lease.host = slots + lease.host", "lease.host = lease.host + slots"),
+    ),
+    _bug(
+        "a spilled last page counts as full",
+        HOST,
+        ("lease.host_end = lease.committed", "lease.host_end = len(lease.pages) * self._page_size"),
+    ),
+    _bug(
+        "the wrong pages are spilled",
+        CACHE,
+        (
+            "self.host.spill(lease, lease.pages[keep:])",
+            "self.host.spill(lease, lease.pages[: len(lease.pages) - keep])",
+        ),
+    ),
+    _bug(
+        "host pages are freed twice",
+        HOST,
+        (
+            "        self.recalled += len(pages)\n",
+            "        self.recalled += len(pages)\n        self.pool.give(lease.host)\n",
+        ),
+    ),
+    _bug(
+        "host pages are not freed",
+        HOST,
+        ("        self.pool.give(lease.host[keep:])\n", ""),
+    ),
+    _bug(
+        "rewind does not reach the host",
+        CACHE,
+        ("        self.host.trim(lease, to)\n", ""),
+    ),
+    _bug(
+        "a closed session stays on the host",
+        CACHE,
+        (
+            "        self.publish(lease, ids, limit)\n        self.host.forget(lease)\n",
+            "        self.publish(lease, ids, limit)\n",
+        ),
+    ),
+    _bug(
+        "what is being recalled may be pushed out",
+        HOST,
+        ('may push them out."""\n        self._holders.pop(lease, None)', 'may push them out."""'),
+    ),
+    _bug(
+        "the host forgets the latest first",
+        HOST,
+        ("next((x for x in self._holders if", "next((x for x in reversed(self._holders) if"),
+    ),
+    # ---- the scheduler
+    _bug(
+        "older turns are retracted for younger ones",
+        SCHEDULER,
+        ("for other in reversed(self._turns):", "for other in self._turns:"),
+    ),
+    _bug(
+        "the oldest of the younger turns is retracted first",
+        SCHEDULER,
+        (
+            "                found.append(other)\n        return found",
+            "                found.insert(0, other)\n        return found",
+        ),
+    ),
+    _bug(
+        "a retracted turn counts as admitted",
+        SCHEDULER,
+        (
+            "        self.retractions += 1\n        sequence.turn.admitted = False\n",
+            "        self.retractions += 1\n",
+        ),
+    ),
+    _bug(
+        "retract frees nothing",
+        SCHEDULER,
+        ("        self.cache.retract(sequence.lease)\n", ""),
+    ),
+    _bug(
+        "a turn in flight is retracted",
+        SCHEDULER,
+        (
+            "victim = next((s for s in younger if not s.flying), None)",
+            "victim = next(iter(younger), None)",
+        ),
+    ),
+    _bug(
+        "a cached history leaves nothing to draw from",
+        SCHEDULER,
+        ("        cache.rewind(lease, prompt - 1)\n", ""),
+        (
+            "cache.match(lease, sequence.ids, prompt - 1)",
+            "cache.match(lease, sequence.ids, prompt)",
+        ),
+    ),
+    _bug(
+        "an id is drawn before the end",
+        SCHEDULER,
+        ("draws = sequence.owed == 0 and", "draws = sequence.owed <= 1 and"),
+    ),
+    _bug(
+        "a turn goes on past its limit",
+        SCHEDULER,
+        ("elif owed and turn.ordered < turn.limit and (", "elif owed and ("),
+    ),
+    _bug(
+        "admission does not ask for room",
+        SCHEDULER,
+        ("if not self._is_oldest(sequence) and pages > cache.attainable():", "if False:"),
+    ),
+    _bug(
+        "admission asks for free pages, not for those that could be",
+        CACHE,
+        (
+            "return self.pool.total - sum(lease.private for lease in self._busy)",
+            "return self.pool.free",
+        ),
+    ),
+    _bug(
+        "an append that found no room is not idle",
+        SCHEDULER,
+        ("                cache.rest(lease)\n                del", "                del"),
+    ),
+    _bug(
+        "who waits longest is not remembered",
+        SCHEDULER,
+        (
+            "self._overdue = None if any(work.sequence is oldest for work in works) else oldest",
+            "self._overdue = None",
+        ),
+    ),
+    _bug(
+        "a full pool is not made do with",
+        SCHEDULER,
+        (
+            "self.cache.rewind(sequence.lease, sequence.committed // size * size)",
+            "self.cache.rewind(sequence.lease, sequence.committed)",
+        ),
+    ),
+    _bug(
+        "lost turns count as admitted",
+        SCHEDULER,
+        (
+            "            sequence.turn.admitted = False\n        self.cache.forget()",
+            "            pass\n        self.cache.forget()",
+        ),
+    ),
+    # ---- the budget
+    _bug(
+        "long prompts: the oldest takes all",
+        BUDGET,
+        ("share = max(tokens // len(wanted), 1)", "share = tokens"),
+    ),
+    _bug(
+        "tokens of a step are not counted",
+        BUDGET,
+        ("        self.tokens -= tokens\n        self.rows -= 1", "        self.rows -= 1"),
+    ),
+    _bug(
+        "rows of a step are not counted",
+        BUDGET,
+        ("        self.rows -= 1\n", ""),
+    ),
+    _bug(
+        "attention over the context costs nothing",
+        BUDGET,
+        ("over = tokens * start + tokens * tokens // 2", "over = tokens * tokens // 2"),
+    ),
+    _bug(
+        "a token more than fits",
+        BUDGET,
+        ("        return low\n", "        return min(low + 1, most)\n"),
+    ),
+    _bug(
+        "an outlier counts in full",
+        BUDGET,
+        ("seconds = min(seconds, OUTLIER * self.predict(load) + 1e-4)", "pass"),
+    ),
+    _bug(
+        "coefficients may be negative",
+        BUDGET,
+        ("[max(c, 0.0) for c in", "[c for c in"),
+    ),
+]
