@@ -31,10 +31,11 @@ from engine.errors import ModelError
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
 CPU_FP32_PARAMETERS_MAX = 20_000_000
 """On a CPU, `auto` runs models up to this many parameters in fp32."""
-LIGHT_WORK = 100_000_000
-"""Multiplications and additions, and bytes of KV, up to which a step runs on one CPU thread: a few
-milliseconds. Several threads wait for one another after every operation, and wherever another
-process wants a core too, that costs many times what they save."""
+LIGHT_WORK, WEIGHT_WORK = 300_000_000, 8
+"""Multiplications and additions, and bytes of KV, up to which a step runs on one CPU thread: some
+ten milliseconds. Several threads wait for one another after every operation, and wherever another
+process wants a core too, that costs many times what they save. Fetching a weight from memory
+counts as eight."""
 
 
 class Model(Protocol):
@@ -135,7 +136,8 @@ class TorchRunner:
 
     def _light(self, step: Step) -> bool:
         tokens, context = int(step.first[-1]), int((step.starts + step.counts).sum())
-        return 2 * tokens * self.parameters + context * self.token_bytes <= LIGHT_WORK
+        work = max(2 * tokens, WEIGHT_WORK) * self.parameters + context * self.token_bytes
+        return work <= LIGHT_WORK
 
     def forward(self, step: Step) -> Tensor:
         """The logits [S, vocab] of a step, its keys and values written to the pool."""

@@ -146,7 +146,7 @@ def test_light_steps_run_on_one_thread_and_heavy_ones_on_all(
 ) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    runner.threads, runner.parameters = 7, 1_000_000
+    runner.threads, runner.parameters = 7, 10_000_000
     one(runner, row([1], 0, [1]))
     one(runner, row([1] * 64, 0, [1, 2, 3, 4]))
     assert used == [1, 7]
