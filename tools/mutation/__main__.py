@@ -32,6 +32,7 @@ TESTS = (
     "tests/reference/test_steps_counted.py",
     "tests/engine/test_lost_steps.py",
     "tests/engine/test_branch_under_load.py",
+    "tests/engine/test_fork_anywhere.py",
     "tests/engine/test_lives_by_hand.py",
     "tests/engine/cache",
     "tests/engine/test_door.py",
