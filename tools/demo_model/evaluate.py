@@ -19,8 +19,9 @@ from tools.demo_model.generate import SYSTEMS, WEIGHTS, Conversation, Plan, Talk
 from tools.demo_model.grammar import PLAIN
 from tools.demo_model.turns import Expect, Message, Turn, exchange, has_word
 
-NEW_TOKENS_MAX = 420
-BATCH = 25
+BATCH = 100
+PROMPT_CHARS_MAX = 120_000
+"""Of one batch together, padding included."""
 
 
 @dataclass(frozen=True)
@@ -366,31 +367,46 @@ class Model:
         )
 
     @torch.inference_mode()
-    def answers(self, prompts: Sequence[str]) -> list[str]:
-        """One answer each."""
+    def answers(self, prompts: Sequence[str], length_max: int) -> list[str]:
+        """One answer each, of at most so many tokens."""
         batch = self.tokenizer(list(prompts), return_tensors="pt", padding=True)
         batch.pop("token_type_ids", None)
-        out = self.model.generate(**batch, max_new_tokens=NEW_TOKENS_MAX, do_sample=False)
+        out = self.model.generate(**batch, max_new_tokens=length_max, do_sample=False)
         said = out[:, batch["input_ids"].shape[1] :]
         return self.tokenizer.batch_decode(said, skip_special_tokens=True)
+
+
+def _length_max(probe: Probe) -> int:
+    """How many tokens an answer may have before it is surely wrong."""
+    if probe.expect.words_min:
+        return 320
+    return 64 + (len(probe.expect.exact or "") if probe.expect.call is None else 0)
+
+
+def _batches(model: Model, probes: Sequence[Probe]) -> Iterator[list[tuple[str, Probe]]]:
+    """Probes with their prompts, those of like length together."""
+    prompts = [(model.prompt(probe), probe) for probe in probes]
+    prompts.sort(key=lambda pair: (_length_max(pair[1]) // 100, len(pair[0])))
+    batch: list[tuple[str, Probe]] = []
+    for prompt, probe in prompts:
+        if len(batch) == BATCH or (len(batch) + 1) * len(prompt) > PROMPT_CHARS_MAX:
+            yield batch
+            batch = []
+        batch.append((prompt, probe))
+    yield batch
 
 
 def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple[int, int]]:
     """Right answers and probes for each skill; prints up to ``show`` failures of each."""
     counts: dict[str, tuple[int, int]] = {}
-    shown: dict[str, int] = {}
-    prompts = [(model.prompt(probe), probe) for probe in probes]
-    prompts.sort(key=lambda pair: (pair[1].expect.words_min, len(pair[0])))
-    for at in range(0, len(prompts), BATCH):
-        batch = prompts[at : at + BATCH]
-        for (prompt, probe), answer in zip(
-            batch, model.answers([prompt for prompt, _ in batch]), strict=True
-        ):
+    for batch in _batches(model, probes):
+        length_max = max(_length_max(probe) for _, probe in batch)
+        answers = model.answers([prompt for prompt, _ in batch], length_max)
+        for (prompt, probe), answer in zip(batch, answers, strict=True):
             right = probe.expect.holds(answer)
             good, total = counts.get(probe.skill, (0, 0))
             counts[probe.skill] = (good + right, total + 1)
-            if not right and shown.get(probe.skill, 0) < show:
-                shown[probe.skill] = shown.get(probe.skill, 0) + 1
+            if not right and total - good < show:
                 print(f"  [{probe.skill}] {prompt[-150:]!r} -> {answer[:150]!r}", flush=True)
     return counts
 
@@ -424,9 +440,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", type=Path, required=True, help="model folder")
     parser.add_argument("--count", type=int, default=100, help="probes of each skill (default 100)")
     parser.add_argument("--show", type=int, default=0, help="failures of each skill to print")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--every", type=int, default=1, help="take one probe in N (default 1)")
     parser.add_argument("--only", choices=("generated", "written"), help="one set only")
     options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
     model = Model(options.model)
     ours = (
         {}

@@ -70,17 +70,17 @@ class Plan:
 
 
 WEIGHTS = {
-    "small talk": 11,
+    "small talk": 12,
     "identity": 6,
-    "unknown": 11,
-    "repeat": 7,
-    "count": 3.5,
-    "add": 6,
+    "unknown": 9,
+    "repeat": 9,
+    "count": 4.5,
+    "add": 13,
     "story": 2.0,
-    "one word": 9,
+    "one word": 8,
     "known": 2,
     "tell": 17,
-    "recall": 26,
+    "recall": 25,
 }
 _COPY_WEIGHTS = {"repeat": 40.0, "tell": 35.0, "recall": 45.0}
 
@@ -96,12 +96,12 @@ def short_plan(rng: random.Random) -> Plan:
 
 
 def mixed_plan(rng: random.Random) -> Plan:
-    """Any length: half of them short, some filling the whole context."""
+    """Any length: three in four short, for they teach most in the same time; some fill the context."""
     share = rng.random()
-    if share < 0.45:
+    if share < 0.75:
         return short_plan(rng)
-    if share < 0.89:
-        return Plan(rng.randint(4, 14), 3500, WEIGHTS)
+    if share < 0.97:
+        return Plan(rng.randint(4, 13), 3000, WEIGHTS)
     rare = {**WEIGHTS, "count": 1.5, "story": 0.7, "tell": 14, "recall": 34}
     return Plan(rng.randint(14, 70), rng.randint(3000, 6800), rare)
 
