@@ -30,3 +30,30 @@ def test_a_match_takes_no_less_than_what_was_spilled() -> None:
     assert cache.recall(spilled)
     assert (spilled.committed, cache.host.used) == (20, 0)
     cache.audit()
+
+
+def test_the_host_forgets_what_has_been_there_longest() -> None:
+    cache = SessionAwareCache(8, 4, host_pages=4)
+    leases = [computed(cache, 8) for _ in range(3)]
+    for lease in leases:
+        cache.rest(lease)
+    computed(cache, 32)
+    assert [len(lease.host) for lease in leases] == [0, 2, 2]
+    assert [lease.known for lease in leases] == [0, 8, 8]
+    cache.audit()
+
+
+def test_what_is_being_recalled_is_not_pushed_out_by_whom_it_pushes() -> None:
+    """The host is full; the room on the device is another session's, which must be spilled. There
+    is no room for that one on the host, so it is what is forgotten."""
+    cache = SessionAwareCache(6, 4, host_pages=4)
+    wanted = computed(cache, 16)
+    cache.rest(wanted)
+    other = computed(cache, 24)
+    assert len(wanted.host) == 4
+    cache.rest(other)
+    cache.wake(wanted)
+    assert cache.recall(wanted)
+    assert (wanted.committed, len(wanted.host)) == (16, 0)
+    assert len(other.pages) == 2
+    cache.audit()
