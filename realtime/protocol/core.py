@@ -65,6 +65,17 @@ class ToolChoice(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+class Truncation(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens to a conversation that outgrows the context."""
+
+    mode: Literal["auto", "disabled", "retention_ratio"] = "auto"
+    ratio: float = 0.8
+    """How much stays when the oldest items are dropped: of the context, or with `retention_ratio`
+    of what may follow the instructions."""
+    after_instructions: int | None = None
+    """Tokens that may follow the instructions; None: up to the context."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How answers are made. `extras` is what only the wire vocabulary understands, as JSON."""
 
@@ -75,6 +86,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """None: up to the context."""
     sampling: Sampling = Sampling()
     """`max_tokens` and `stop_ids` are filled in when a turn starts."""
+    truncation: Truncation = Truncation()
     extras: str = "{}"
 
 

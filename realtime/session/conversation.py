@@ -21,7 +21,7 @@ import msgspec
 from engine import ChatTemplate, Text
 from realtime.protocol.core import ROOT, Item, MessageItem, Part, Settings, Tool
 from realtime.session.layout import Layout, Span, Tools, common_prefix, joined
-from realtime.session.rendering import text_of, tool_of
+from realtime.session.rendering import role_of, text_of, tool_of
 from realtime.session.truncating import heard
 
 _MORE = " zq9"
@@ -36,6 +36,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     tools: tuple[Tool, ...]
     head: Span
     spans: tuple[Span, ...] = ()
+    dropped: tuple[Item, ...] = ()
+    """Items in front of all spans that the model does not see any more."""
 
     @classmethod
     def start(cls, template: ChatTemplate, settings: Settings) -> "Conversation":
@@ -56,6 +58,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return [id for span in self.all_spans for id in span.ids]
 
     def items(self) -> Iterator[Item]:
+        """Dropped ones too."""
+        yield from self.dropped
         for span in self.spans:
             yield from span.items
 
@@ -71,13 +75,18 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             before = item.id
         raise KeyError(item_id)
 
+    @property
+    def has_open(self) -> bool:
+        """Whether an answer is being made."""
+        return any(span.open for span in self.spans)
+
     def is_open(self, item_id: str) -> bool:
         """Whether the item belongs to an answer that is being made."""
         return any(span.open for span in self.spans if _holds(span, item_id))
 
     def closed(self) -> "Conversation":
         """Without answers that are being made."""
-        if not any(span.open for span in self.spans):
+        if not self.has_open:
             return self
         return self._laid([span for span in self.spans if not span.open], since=0)
 
@@ -92,8 +101,20 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def configured(self, settings: Settings) -> "Conversation":
         if (settings.instructions, settings.tools) == (self.instructions, self.tools):
             return self
-        fresh = Conversation(self.template, settings.instructions, settings.tools, Span())
+        fresh = Conversation(
+            self.template, settings.instructions, settings.tools, Span(), dropped=self.dropped
+        )
         return fresh._laid(self.spans, since=0)
+
+    def without_oldest(self, target: int) -> "Conversation":
+        """Drops the oldest items until at most `target` tokens are left, if it can, of which the
+        first is a user's message, if it can. The newest span stays."""
+        questions = [n for n, span in enumerate(self.spans) if span.items and _asks(span)]
+        for cuts in (questions, range(1, len(self.spans))):
+            for at in cuts:
+                if self.length - sum(len(span.ids) for span in self.spans[:at]) <= target:
+                    return self._cut(at)
+        return self._cut(len(self.spans) - 1)
 
     def drafted(self, said: str) -> "Conversation":
         """With a user's message at the end that begins with these words: its ids are those that
@@ -111,10 +132,11 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._laid(spans, since=len(self.spans))
 
     def add(self, item: Item, after: str | None = None) -> "Conversation":
-        """Raises KeyError if there is no item `after`."""
+        """Raises KeyError if there is no item `after`. After a dropped one is in front of all that
+        the model sees."""
         spans = list(self.spans)
         at = len(spans)
-        if after == ROOT:
+        if after == ROOT or self._dropped(after):
             at = 0
         elif after is not None:
             at = 1 + self._index(after)
@@ -126,6 +148,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
     def drop(self, item_id: str) -> "Conversation":
         """Raises KeyError if there is no such item."""
+        if self._dropped(item_id):
+            rest = tuple(item for item in self.dropped if item.id != item_id)
+            return msgspec.structs.replace(self, dropped=rest)
         at = self._index(item_id)
         rest = tuple(item for item in self.spans[at].items if item.id != item_id)
         spans = [*self.spans[:at], *([Span(rest)] if rest else []), *self.spans[at + 1 :]]
@@ -137,6 +162,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
             sampled  ├─ heard whole ─┼─ the rest of the text, as far as heard, encoded again
         """
+        if self._dropped(item.id):
+            now = (item if other.id == item.id else other for other in self.dropped)
+            return msgspec.structs.replace(self, dropped=tuple(now))
         at = self._index(item.id)
         span = self.spans[at]
         behind = tuple(other for other in span.items if other.id != item.id)
@@ -177,6 +205,14 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
     # ------------------------------------------------------------ ids
 
+    def _dropped(self, item_id: str | None) -> bool:
+        return any(item.id == item_id for item in self.dropped)
+
+    def _cut(self, at: int) -> "Conversation":
+        gone = tuple(item for span in self.spans[:at] for item in span.items)
+        fresh = msgspec.structs.replace(self, spans=(), dropped=self.dropped + gone)
+        return fresh._laid(self.spans[at:], since=0)
+
     def _index(self, item_id: str) -> int:
         for n, span in enumerate(self.spans):
             if _holds(span, item_id):
@@ -206,6 +242,10 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
 def _holds(span: Span, item_id: str) -> bool:
     return any(item.id == item_id for item in span.items)
+
+
+def _asks(span: Span) -> bool:
+    return role_of(span.items[0]) == "user"
 
 
 def _open_answer(span: Span, answer: str) -> bool:

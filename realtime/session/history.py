@@ -14,22 +14,23 @@ from realtime.protocol.core import Item
 from realtime.session.conversation import Conversation
 from realtime.session.rendering import stable
 from realtime.session.strand import Strand
+from realtime.session.window import Window
 
 log = logging.getLogger(__name__)
 
 
 class History:
-    """`limit` is the context of the model, in tokens; texts of more than `off_loop_chars` are
-    tokenised on a thread, so that nobody's delta waits for them."""
+    """What does not fit into `window` any more is dropped, oldest first. Texts of more than
+    `off_loop_chars` are tokenised on a thread, so that nobody's delta waits for them."""
 
     def __init__(
-        self, conversation: Conversation, strand: Strand, limit: int, off_loop_chars: int
+        self, conversation: Conversation, strand: Strand, window: Window, off_loop_chars: int
     ) -> None:
         self.conversation = conversation
         self.strand = strand
-        self.draft = ""
+        self.draft: str = ""
         """The input text buffer."""
-        self._limit = limit
+        self.window = window
         self._off_loop_chars = off_loop_chars
 
     async def change(
@@ -40,23 +41,27 @@ class History:
         param: str,
         chars: int = 0,
         draft: str | None = None,
+        window: Window | None = None,
     ) -> None:
-        """Edits the conversation, if it fits, and with `draft` the words that are not final. What
-        the engine refuses is not done."""
+        """Edits the conversation, if it fits, with `draft` the words that are not final, and with
+        `window` what is seen. What the engine refuses is not done."""
+        window = window or self.window
         draft = self.draft if draft is None else draft
         while True:
             old = self.conversation
-            new = await self.beside(chars, lambda now=old: edit(now))
+            new = await self.beside(chars, lambda now=old: window.fitted(edit(now)))
             if self.conversation is old:
                 break
-        self._check_length(old, new, param)
+        if not window.holds(old, new):
+            raise _too_long(old, new, window.limit, param)
         if push:
             await self._sync(new, draft)
-        self.conversation, self.draft = new, draft
+        self.conversation, self.draft, self.window = new, draft, window
 
     async def push(self) -> None:
         """What came while an answer was made goes to the engine now; the next push heals a
-        failure."""
+        failure. So does what must be computed again because the oldest items are dropped."""
+        self.conversation = self.window.fitted(self.conversation)
         try:
             await self._sync(self.conversation, self.draft)
         except EngineError as error:
@@ -88,24 +93,24 @@ class History:
         return make()
 
     async def _sync(self, conversation: Conversation, draft: str) -> None:
-        if conversation.length > self._limit:
+        limit = self.window.limit
+        if conversation.length > limit:
             return
         if draft:
             said = stable(draft)
             ahead = await self.beside(len(draft), lambda: conversation.drafted(said))
-            if ahead.length <= self._limit:
+            if ahead.length <= limit:
                 *firm, last = ahead.all_spans
                 await self.strand.sync(firm, draft=last.ids)
                 return
         await self.strand.sync(conversation.all_spans, draft=())
 
-    def _check_length(self, old: Conversation, new: Conversation, param: str) -> None:
-        if new.length <= max(self._limit, old.length):
-            return
-        raise Refusal(
-            f"'{param}' adds {new.length - old.length:,} tokens to the {old.length:,} of the "
-            f"conversation; together {new.length:,} are over the context of the model, which "
-            f"holds {self._limit:,} (max_model_len).",
-            code="context_length_exceeded",
-            param=param,
-        )
+
+def _too_long(old: Conversation, new: Conversation, limit: int, param: str) -> Refusal:
+    return Refusal(
+        f"'{param}' adds {new.length - old.length:,} tokens to the {old.length:,} of the "
+        f"conversation; together {new.length:,} are over the context of the model, which holds "
+        f"{limit:,} (max_model_len).",
+        code="context_length_exceeded",
+        param=param,
+    )

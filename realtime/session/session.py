@@ -26,6 +26,7 @@ from realtime.session.rendering import text_of
 from realtime.session.state import Action, Event, State, step
 from realtime.session.strand import Door, Strand
 from realtime.session.truncating import shortened, spoken
+from realtime.session.window import Window
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,7 @@ class Session:
         self._history = History(
             Conversation.start(template, settings),
             Strand(door, session_id),
-            door.ready.max_model_len,
+            Window(door.ready.max_model_len, settings.truncation),
             limits.off_loop_chars,
         )
         self._answering: Answering | None = None
@@ -99,6 +100,7 @@ class Session:
                 await self._history.change(
                     lambda now: now.configured(settings),
                     push=Action.PUSH in actions,
+                    window=Window(self._door.ready.max_model_len, settings.truncation),
                     param="session.instructions",
                     chars=len(settings.instructions),
                 )
@@ -289,6 +291,7 @@ class Session:
         settings = ask.settings
         if ask.context is None:
             conversation = self._history.conversation.closed().configured(settings)
+            conversation = self._history.window.fitted(conversation)
         else:
             items = [self._resolve(item) for item in ask.context]
             start = Conversation.start(self._history.conversation.template, settings)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -15,6 +16,9 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tests.realtime.talks import Talk, open_talk
 from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import Bench, digest_engine
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>tools\n"

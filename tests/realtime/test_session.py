@@ -311,6 +311,8 @@ async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
 
 async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> None:
     limit = talk.engine.ready.max_model_len
+    whole = core.Settings(truncation=core.Truncation(mode="disabled"))
+    await talk.session.do(core.Configure(whole))
     await talk.say("x")
     header = len(talk.session.conversation.asked()[1])
     await talk.say("y" * (limit - 3 - header - 2 * talk.session.conversation.length + 1))

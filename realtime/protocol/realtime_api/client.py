@@ -76,12 +76,21 @@ class Wishes(Sampled, frozen=True, kw_only=True):
     reasoning: object = None
 
 
+class TokenLimits(msgspec.Struct, frozen=True):
+    post_instructions: Annotated[int, Meta(ge=0, le=limits.OUTPUT_TOKENS_MAX)] | None = None
+
+
+class RetentionIn(msgspec.Struct, frozen=True, kw_only=True, tag="retention_ratio"):
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    token_limits: TokenLimits | None = None
+
+
 class SessionIn(Wishes, frozen=True, kw_only=True):
     type: Literal["realtime"]
     model: object = None
     include: object = None
     tracing: object = None
-    truncation: object = None
+    truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
 
 
 # ---------------------------------------------------------------- items

@@ -50,6 +50,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "session.max_output_tokens": ("inf", "an integer"),
     "response.max_output_tokens": ("inf", "an integer"),
     "session.tool_choice": ("auto", "none", "required", "an object"),
+    "session.truncation": ("auto", "disabled", "an object"),
+    "session.truncation.type": ("retention_ratio",),
     "response.tool_choice": ("auto", "none", "required", "an object"),
 }
 """What may stand where msgspec says only that a value is not one of the allowed."""

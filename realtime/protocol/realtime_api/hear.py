@@ -29,7 +29,9 @@ def hear(
     """`now` is how the session is set, `default` what a cleared key falls back to."""
     match event:
         case client.SessionUpdate(session=session):
-            return core.Configure(_settings(session, now, default, "session"))
+            settings = _settings(session, now, default, "session")
+            truncation = _truncation(session.truncation, now.truncation, default.truncation)
+            return core.Configure(msgspec.structs.replace(settings, truncation=truncation))
         case client.ItemCreate(item=item, previous_item_id=after):
             return core.AddItem(_item(item, "item", fresh), after)
         case client.ItemRetrieve(item_id=item_id):
@@ -115,8 +117,26 @@ def _settings(
         tool_choice=choice,
         max_output_tokens=tokens,
         sampling=_sampling(wishes, now.sampling, default.sampling),
+        truncation=now.truncation,
         extras=_extras(wishes, now, default),
     )
+
+
+def _truncation(
+    wish: str | client.RetentionIn | UnsetType | None,
+    now: core.Truncation,
+    default: core.Truncation,
+) -> core.Truncation:
+    match wish:
+        case "auto" | "disabled":
+            return core.Truncation(mode=wish)
+        case client.RetentionIn(retention_ratio=ratio, token_limits=limits):
+            after = None if limits is None else limits.post_instructions
+            return core.Truncation(mode="retention_ratio", ratio=ratio, after_instructions=after)
+        case None:
+            return default
+        case _:
+            return now
 
 
 def _sampling(wishes: client.Wishes, now: Sampling, default: Sampling) -> Sampling:

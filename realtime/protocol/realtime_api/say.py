@@ -164,6 +164,7 @@ class Voice:
             max_output_tokens=_tokens(settings),
             output_modalities=["text"],
             audio=server.SessionAudio(output=server.AudioOut(voice=extras.voice)),
+            truncation=_truncation(settings.truncation),
             **_sampling(settings),
         )
 
@@ -263,6 +264,18 @@ def _details(answer: core.Answer) -> server.StatusDetails | None:
 
 def _choice(choice: core.ToolChoice) -> str | server.ToolChoiceOut:
     return server.ToolChoiceOut(name=choice.name) if choice.name is not None else choice.mode
+
+
+def _truncation(
+    truncation: core.Truncation,
+) -> Literal["auto", "disabled"] | server.RetentionOut:
+    if truncation.mode != "retention_ratio":
+        return truncation.mode
+    after = truncation.after_instructions
+    return server.RetentionOut(
+        retention_ratio=truncation.ratio,
+        token_limits=UNSET if after is None else server.TokenLimits(post_instructions=after),
+    )
 
 
 def _tokens(settings: core.Settings) -> int | Literal["inf"]:

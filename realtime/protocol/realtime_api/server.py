@@ -99,6 +99,15 @@ class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool
 
 
+class TokenLimits(msgspec.Struct, frozen=True, kw_only=True):
+    post_instructions: int
+
+
+class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_ratio"):
+    retention_ratio: float
+    token_limits: TokenLimits | UnsetType = UNSET
+
+
 class SessionOut(SamplingOut, frozen=True, kw_only=True):
     type: Literal["realtime"] = "realtime"
     object: Literal["realtime.session"] = "realtime.session"
@@ -111,7 +120,7 @@ class SessionOut(SamplingOut, frozen=True, kw_only=True):
     max_output_tokens: int | Literal["inf"]
     output_modalities: list[Literal["text"]]
     audio: SessionAudio = SessionAudio()
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["auto", "disabled"] | RetentionOut
     tracing: None = None
     prompt: None = None
     include: None = None
