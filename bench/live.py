@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.config import EngineConfig
 from engine.front import Engine
-from engine.messages import EngineStats, Sampling
+from engine.messages import AppendAs, EngineStats, Sampling
 from engine.turn import Turn
 
 Prompts = list[list[list[int]]]
@@ -39,13 +39,23 @@ def greedy(count: int) -> Sampling:
     return Sampling(max_tokens=count, ignore_eos=True)
 
 
+async def ask(
+    engine: Engine, session: str, ids: list[int], count: int, span: AppendAs = "firm"
+) -> Turn:
+    """Append and generate in one go, as a client does."""
+    _, turn = await asyncio.gather(
+        engine.append(session, ids, span), engine.generate(session, greedy(count))
+    )
+    return turn
+
+
 async def read(turn: Turn) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def first_id(turn: Turn) -> float:
-    """Seconds until the first id has arrived; the rest is read too."""
-    began, first = time.perf_counter(), 0.0
+async def first_id(turn: Turn, began: float) -> float:
+    """Seconds from `began` until the first id arrives; the rest is read too."""
+    first = 0.0
     async for piece in turn:
         if piece.ids and not first:
             first = time.perf_counter() - began

@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NAMES = {
+    "session-latency": "turns of long sessions: no_session, regular, streaming; peers",
+    "flatness": "whether a turn costs the same whatever its index",
+    "cold-beside-live": "short turns beside long cold prompts",
+    "commit-to-first-token": "words prefilled while they are spoken",
+    "barge-in": "an answer interrupted, cut to what was heard, and the next turn",
+    "idle-sessions": "ten times more open sessions than fit",
     "step-overhead": "scheduler, cache and batch building per step, on a null device",
 }
 

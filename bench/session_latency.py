@@ -6,8 +6,8 @@
 
 Client wall clock per turn. The first turn of each session is dropped; `all` is the mean over the
 others, `last10` over the last ten of each session. "Outside the model" is the wall clock less the
-time the device worked while the turn lasted, for whomever. Modes take turns, run by run; figures are
-medians over the runs.
+time the device worked while the turn lasted, for whomever. Modes take turns, run by run; figures
+are medians over the runs.
 """
 
 import argparse
@@ -22,7 +22,6 @@ from bench import live, models, wire
 from bench.report import Report, Row, median
 from bench.turns import Turns
 from engine.front import Engine
-from engine.turn import Turn
 
 MODES = ("no_session", "regular", "streaming")
 IDS_IN, IDS_OUT = 16, 8
@@ -97,7 +96,7 @@ async def _session(
         if mode == "no_session":
             turn = await engine.complete(log + ids, live.greedy(IDS_OUT), cache_scope=scope)
         else:
-            turn = await _ask(engine, session, ids)
+            turn = await live.ask(engine, session, ids, IDS_OUT)
         answer = await live.read(turn)
         wall.append(time.perf_counter() - began)
         assert turn.ended is not None
@@ -108,13 +107,6 @@ async def _session(
     if session:
         await engine.close(session, keep_prefix=False)
     return wall, outside, said
-
-
-async def _ask(engine: Engine, session: str, ids: list[int]) -> Turn:
-    _, turn = await asyncio.gather(
-        engine.append(session, ids), engine.generate(session, live.greedy(IDS_OUT))
-    )
-    return turn
 
 
 async def _over_the_wire(
@@ -147,23 +139,16 @@ def row(mode: str, through: str, runs: list[Turns]) -> Row:
 def ratios(rows: list[Row]) -> dict[str, float]:
     """How many times streaming is faster, on the time outside the model and on the wall clock."""
     found: dict[str, float] = {}
-    for through in dict.fromkeys(r["through"] for r in rows):
-        by_mode = {r["mode"]: r for r in rows if r["through"] == through}
-        if "streaming" not in by_mode:
+    by_place = {(r["through"], r["mode"]): r for r in rows}
+    for (through, mode), slow in by_place.items():
+        fast = by_place.get((through, "streaming"))
+        if fast is None or fast is slow:
             continue
-        for mode in by_mode.keys() - {"streaming"}:
-            for figure in ("mean_all_ms", "mean_last10_ms", "outside_model_all_ms"):
-                found[f"{through} {mode}/streaming {figure}"] = _over(by_mode, mode, figure)
-            last = "outside_model_last10_ms"
-            found[f"{through} {mode}/streaming {last}"] = _over(by_mode, mode, last)
-    return dict(sorted(found.items()))
-
-
-def _over(by_mode: dict[Any, Row], mode: str, figure: str) -> float:
-    over, under = by_mode[mode].get(figure), by_mode["streaming"].get(figure)
-    assert isinstance(over, float)
-    assert isinstance(under, float)
-    return round(over / under, 2)
+        for figure, value in slow.items():
+            under = fast[figure]
+            if figure.endswith("_ms") and isinstance(value, float) and isinstance(under, float):
+                found[f"{through}, {mode} over streaming, {figure}"] = round(value / under, 2)
+    return found
 
 
 def _spread(values: list[float]) -> str:

@@ -6,6 +6,7 @@ FD is a connected socket to the front; when the front hangs up, or dies, this pr
 import asyncio
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -34,6 +35,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     fd, config = int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineConfig)
     uvloop.run(_serve(socket.socket(fileno=fd), config))
+    logging.shutdown()
+    os._exit(0)  # nothing here outlives the process: device libraries need not be torn down
 
 
 async def _serve(sock: socket.socket, config: EngineConfig) -> None:

@@ -147,6 +147,7 @@ class Sequence:
         "aside",
         "closing",
         "deferred",
+        "found",
         "id",
         "ids",
         "last_feed",
@@ -186,6 +187,8 @@ class Sequence:
         self.deferred: deque[Append | Generate | Rewind | Fork] = deque()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
+        self.found: Residency = "none"
+        """The longest way its KV had to come since the last turn."""
         self.mark_s: float | None = None
         """Device seconds when the first ids since the last turn arrived."""
         self.touched_s = now

@@ -266,6 +266,7 @@ class Sessions:
             sequence.reached = min(sequence.reached, turn.began)
         else:
             sequence.log.turn_ended(turn.id, turn.began)
+        sequence.found = "none"
         self._scheduler.remove(sequence)
         self._touch(sequence)
         now = sequence.touched_s

@@ -11,6 +11,9 @@ from bench.peers.turns import Ids, Job, OneByOne, Peer, Played, play, serve
 
 PAGE = 32
 """Tokens in a page of the continuous batching: what is not on a whole page is computed again."""
+ROOM = 3
+"""Its pool, in times what all sessions need at their end: in a pool that just holds them, pages of
+the prefixes to be found again are given away, and whole contexts are computed again."""
 BATCH_TOKENS_MAX = 512
 
 
@@ -69,7 +72,7 @@ class _Batched:
         pages = -(-job.length_max // PAGE) + 2
         config = ContinuousBatchingConfig(
             page_size=PAGE,
-            num_blocks=pages * len(job.prompts),
+            num_blocks=ROOM * pages * len(job.prompts),
             max_batch_tokens=BATCH_TOKENS_MAX,
         )
         self._manager = model.init_continuous_batching(

@@ -21,6 +21,8 @@ SHORT_TOKENS = 64
 """A turn that owes no more than this is never cut: nobody's step grows much by it."""
 CHUNK_TOKENS_MIN = 16
 """A cold prompt gets at least this much of a step, however busy."""
+RESIDENCIES: tuple[Residency, ...] = ("none", "hot", "host", "recomputed")
+"""From nothing to bring, to the longest way."""
 STEP_S_MAX = 0.05
 """Seconds a step may take with cold work alone: what a newcomer may have to wait for."""
 STEP_S_MIN = 0.002
@@ -141,18 +143,26 @@ class Scheduler:
         pages = -(-(prompt + 1) // cache.page_size)
         if not self._is_oldest(sequence) and pages > cache.attainable():
             return False
-        cache.wake(lease)
-        spilled = bool(lease.host)
-        cache.recall(lease)
-        lost = lease.committed < min(sequence.reached, prompt - 1)
-        if not lease.committed or sequence.turns == 1:
-            cache.match(lease, sequence.ids, prompt - 1)
+        self._bring(sequence, prompt - 1, look=sequence.turns == 1)
         cache.rewind(lease, prompt - 1)
         turn.admitted = True
         if turn.cached is None:
             turn.cached = lease.committed
-            turn.residency = _residency(lost, spilled, lease.committed)
+            turn.residency = sequence.found
         return True
+
+    def _bring(self, sequence: Sequence, limit: int, *, look: bool = False) -> None:
+        """The lease awake, with all KV of ids[:limit] that there is: what was spilled is recalled,
+        and what is shared is taken where the lease has nothing, or when told to `look`."""
+        cache, lease = self.cache, sequence.lease
+        cache.wake(lease)
+        spilled = bool(lease.host)
+        cache.recall(lease)
+        lost = lease.committed < min(sequence.reached, limit)
+        if not lease.committed or look:
+            cache.match(lease, sequence.ids, limit)
+        found = _residency(lost, spilled, lease.committed)
+        sequence.found = max(sequence.found, found, key=RESIDENCIES.index)
 
     def _time_for(self, live: Load) -> float:
         """Seconds that a step may take with cold work beside what is live."""
@@ -245,10 +255,7 @@ class Scheduler:
             if sequence.flying:
                 continue
             cache, lease = self.cache, sequence.lease
-            cache.wake(lease)
-            cache.recall(lease)
-            if not lease.committed:
-                cache.match(lease, sequence.ids, len(sequence.ids))
+            self._bring(sequence, len(sequence.ids))
             count = min(sequence.owed, self._tokens_for(sequence, limit_s, budget))
             if count and cache.grow(lease, count):
                 self._add(sequence, count, budget, works)

@@ -1,0 +1,64 @@
+"""Interrupted: an answer is cancelled at a random id, the log cut to what was heard, the next turn
+asked (16 ids). What must be prefilled, and how long the first id takes, at growing histories.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+
+from bench import live, session_latency
+from bench.report import Report, Row, median, percentile
+from engine.front import Engine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--turns", type=int, default=20, help="interruptions at each history")
+    parser.add_argument("--dtype", default="auto")
+
+
+def run(options: argparse.Namespace) -> Report:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder = session_latency.folder_of(options.model)
+    async with live.engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
+        rows = [await _row(engine, options, history) for history in (500, 2000, 8000)]
+    return Report("Barge-in: cancel, cut to what was heard, next turn of 16 ids", rows)
+
+
+async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row:
+    source, vocabulary = random.Random(history), engine.ready.vocab_size
+    session, firsts, prefilled = await engine.open(), list[float](), list[int]()
+    await engine.append(session, [source.randrange(1, vocabulary) for _ in range(history)])
+    for _ in range(options.turns):
+        await engine.append(session, [source.randrange(1, vocabulary) for _ in range(16)])
+        asked = (await engine.info(session)).length
+        turn = await engine.generate(session, live.greedy(64))
+        await _interrupt(engine, session, turn.id, turn, source.randint(2, 60))
+        assert turn.ended is not None
+        heard = source.randint(1, turn.ended.output_tokens)
+        await engine.rewind(session, asked + heard)
+        before = await engine.stats()
+        ids = [source.randrange(1, vocabulary) for _ in range(16)]
+        began = time.perf_counter()
+        firsts.append(await live.first_id(await live.ask(engine, session, ids, 1), began))
+        prefilled.append(live.computed(before, await engine.stats()))
+    await engine.close(session)
+    return {
+        "history_ids": history,
+        "prefilled_median": median(prefilled),
+        "prefilled_max": max(prefilled),
+        "first_id_p50_ms": median(firsts) * 1e3,
+        "first_id_p99_ms": percentile(firsts, 99) * 1e3,
+    }
+
+
+async def _interrupt(engine: Engine, session: str, name: str, turn: live.Turn, after: int) -> None:
+    said = 0
+    async for piece in turn:
+        said += len(piece.ids)
+        if said == after:
+            await engine.cancel(session, name)

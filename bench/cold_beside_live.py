@@ -1,0 +1,78 @@
+"""Short turns beside a cold prompt: p50 of 7 sessions (16 in / 1 out), alone and while prompts of
+thousands of ids are prefilled, one after the other.
+
+The reference's best is a ratio below 3.0 with 40,000 ids on a GPU; on a CPU 4,000 are as long.
+"""
+
+import argparse
+import asyncio
+import time
+
+from bench import live, session_latency
+from bench.report import Report, Row, median, percentile
+from engine.front import Engine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--cold", type=int, default=4000, help="ids of a cold prompt")
+    parser.add_argument("--sessions", type=int, default=7)
+    parser.add_argument("--turns", type=int, default=40, help="turns of each session in a run")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--dtype", default="auto")
+
+
+def run(options: argparse.Namespace) -> Report:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder = session_latency.folder_of(options.model)
+    alone, beside, cold, ratios = list[float](), list[float](), list[float](), list[float]()
+    async with live.engine(folder, dtype=options.dtype, max_model_len=options.cold + 64) as engine:
+        await _live(engine, options, "warm-up")
+        for number in range(options.runs):
+            alone.append(median(await _live(engine, options, f"alone {number}")))
+            stop = asyncio.Event()
+            colds = asyncio.create_task(_cold(engine, options, stop))
+            await asyncio.sleep(0.05)
+            beside.append(median(await _live(engine, options, f"beside {number}")))
+            stop.set()
+            cold += await colds
+            ratios.append(beside[-1] / alone[-1])
+    row: Row = {
+        "live_p50_alone_ms": median(alone) * 1e3,
+        "live_p50_beside_ms": median(beside) * 1e3,
+        "ratio": median(ratios),
+        "ratio_max": max(ratios),
+        "cold_prompts": len(cold),
+        "cold_p50_ms": percentile(cold, 50) * 1e3,
+    }
+    return Report(f"{options.sessions} live sessions beside {options.cold} cold ids", [row])
+
+
+async def _live(engine: Engine, options: argparse.Namespace, scope: str) -> list[float]:
+    prompts = live.prompts(options.sessions, options.turns, 16, engine.ready.vocab_size)
+    found = await asyncio.gather(*(_turns(engine, p, scope) for p in prompts))
+    return [seconds for one in found for seconds in one]
+
+
+async def _turns(engine: Engine, prompts: list[list[int]], scope: str) -> list[float]:
+    session, spent = await engine.open(cache_scope=scope), list[float]()
+    for ids in prompts:
+        began = time.perf_counter()
+        await live.read(await live.ask(engine, session, ids, 1))
+        spent.append(time.perf_counter() - began)
+    await engine.close(session, keep_prefix=False)
+    return spent[1:]
+
+
+async def _cold(engine: Engine, options: argparse.Namespace, stop: asyncio.Event) -> list[float]:
+    spent: list[float] = []
+    while not stop.is_set():
+        [[ids]] = live.prompts(1, 1, options.cold, engine.ready.vocab_size, seed=len(spent))
+        began = time.perf_counter()
+        turn = await engine.complete(ids, live.greedy(1), cache_scope=f"cold {began}")
+        await live.read(turn)
+        spent.append(time.perf_counter() - began)
+    return spent

@@ -1,0 +1,77 @@
+"""Words prefilled while they are spoken: three ids every 150 ms, one step in five revises the last
+words; then the turn is committed and answered.
+
+What is prefilled after the commit, and how long the first id takes; beside it the same words
+appended in one piece at the end, as a client without incremental input would.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+
+from bench import live, session_latency
+from bench.report import Report, Row, median, percentile
+from engine.front import Engine
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--words", type=int, default=20, help="words spoken in a turn")
+    parser.add_argument("--pause-ms", type=float, default=150.0, help="between words")
+    parser.add_argument("--dtype", default="auto")
+
+
+def run(options: argparse.Namespace) -> Report:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder = session_latency.folder_of(options.model)
+    async with live.engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
+        rows = [await _row(engine, options, spoken) for spoken in (True, False, True, False)]
+    title = f"Turns of {options.words} words, one every {options.pause_ms:.0f} ms"
+    return Report(title, rows)
+
+
+async def _row(engine: Engine, options: argparse.Namespace, spoken: bool) -> Row:
+    source = random.Random(1)
+    session, firsts, prefilled = await engine.open(), list[float](), list[int]()
+    for _ in range(options.turns):
+        words = [_word(source) for _ in range(options.words)]
+        if spoken:
+            await _speak(engine, session, words, source, options.pause_ms / 1e3)
+        before = await engine.stats()
+        ids = [id for word in words for id in word]
+        began = time.perf_counter()
+        turn = await live.ask(engine, session, [*ids, 2, 3], 1, "commit" if spoken else "firm")
+        firsts.append(await live.first_id(turn, began))
+        prefilled.append(live.computed(before, await engine.stats()))
+    return {
+        "words": "while spoken" if spoken else "at the end",
+        "prefilled_after_commit_median": median(prefilled),
+        "prefilled_after_commit_max": max(prefilled),
+        "first_id_p50_ms": median(firsts) * 1e3,
+        "first_id_p99_ms": percentile(firsts, 99) * 1e3,
+    }
+
+
+def _word(source: random.Random) -> list[int]:
+    return [source.randrange(1, 4000) for _ in range(3)]
+
+
+async def _speak(
+    engine: Engine,
+    session: str,
+    words: list[list[int]],
+    source: random.Random,
+    pause_s: float,
+) -> None:
+    """The last word is unstable: it is held back until the next one has come."""
+    for count in range(1, len(words)):
+        heard = [list(word) for word in words[:count]]
+        if source.random() < 0.2:
+            heard[-1] = _word(source)
+        await engine.append(session, [id for word in heard for id in word], "provisional")
+        await asyncio.sleep(pause_s)

@@ -1,0 +1,43 @@
+"""Whether a turn costs the same whatever its index: 8 sessions x 150 turns, 16 in / 8 out.
+
+Mean of the last ten turns over that of turns 2 to 11: of the wall clock, in which attention over a
+longer context is included, and of the time outside the model, which must be flat.
+"""
+
+import argparse
+import asyncio
+
+from bench import live, session_latency
+from bench.report import Report, median
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--sessions", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=150)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--block-size", type=int, default=16)
+
+
+def run(options: argparse.Namespace) -> Report:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder = session_latency.folder_of(options.model)
+    async with live.engine(folder, **session_latency.settings_for(options)) as engine:
+        vocabulary = engine.ready.vocab_size
+        prompts = live.prompts(options.sessions, options.turns, 16, vocabulary)
+        await session_latency.measure(engine, "streaming", [p[:5] for p in prompts], "warm-up")
+        runs = [
+            await session_latency.measure(engine, "streaming", prompts, str(number))
+            for number in range(options.runs)
+        ]
+    row = session_latency.row("streaming", "Engine", runs)
+    flat = median([r.flatness(r.wall) for r in runs])
+    return Report(
+        f"Flatness, {options.sessions} sessions x {options.turns} turns",
+        [{**row, "wall_last10_over_first": flat}],
+        notes=["The reference asserts at most 1.15 on the wall clock of a GPU."],
+    )

@@ -1,0 +1,80 @@
+"""Many more open sessions than fit: N sessions have KV for 10 times the page pool; some wake.
+
+Time to the first id of a woken session (16 ids in), by where its KV was: hot, host (spilled and
+brought back) or recomputed (prefilled again). With and without a host tier. Nothing may fail.
+"""
+
+import argparse
+import asyncio
+import random
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from bench import live, session_latency
+from bench.report import Report, Row, median, percentile
+
+CONTEXT = 512
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--sessions", type=int, default=40)
+    parser.add_argument("--wakes", type=int, default=200)
+    parser.add_argument("--times", type=int, default=10, help="KV held over the size of the pool")
+    parser.add_argument("--dtype", default="auto")
+
+
+def run(options: argparse.Namespace) -> Report:
+    return asyncio.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder = session_latency.folder_of(options.model)
+    rows = [row for host in (0.0, 0.25) for row in await _wake(options, folder, host)]
+    title = f"{options.sessions} open sessions of {CONTEXT} ids in 1/{options.times} of their pages"
+    return Report(title, rows)
+
+
+async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> list[Row]:
+    found: dict[str, list[float]] = defaultdict(list)
+    source = random.Random(0)
+    pages = options.sessions * CONTEXT // 16 // options.times
+    async with live.engine(
+        folder,
+        dtype=options.dtype,
+        num_gpu_blocks_override=pages,
+        max_model_len=min(CONTEXT * 2, pages * 16),
+        kv_offloading_size=host_gib,
+    ) as engine:
+        vocabulary = engine.ready.vocab_size
+        prompts = live.prompts(options.sessions, 1, CONTEXT, vocabulary)
+        sessions = [await engine.open() for _ in prompts]
+        for session, [ids] in zip(sessions, prompts, strict=True):
+            await engine.append(session, ids)
+            await live.read(await engine.generate(session, live.greedy(1)))
+        for _ in range(options.wakes):
+            # most wakes come from a few sessions, as in life
+            index = min(int(source.expovariate(4 / options.sessions)), options.sessions - 1)
+            session = sessions[index]
+            length = (await engine.info(session)).length
+            await engine.rewind(session, min(length, CONTEXT))
+            ids = [source.randrange(1, vocabulary) for _ in range(16)]
+            began = time.perf_counter()
+            turn = await live.ask(engine, session, ids, 1)
+            seconds = await live.first_id(turn, began)
+            assert turn.ended is not None
+            found[turn.ended.residency].append(seconds)
+        stats = await engine.stats()
+    return [
+        {
+            "host_tier_gib": host_gib,
+            "kv_was": residency,
+            "wakes": len(spent),
+            "first_id_p50_ms": median(spent) * 1e3,
+            "first_id_p99_ms": percentile(spent, 99) * 1e3,
+            "pages": pages,
+            "evicted_pages": stats.evicted_pages,
+        }
+        for residency, spent in sorted(found.items())
+    ]
