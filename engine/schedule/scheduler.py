@@ -162,7 +162,8 @@ class Scheduler:
         if not lease.committed or look:
             cache.match(lease, sequence.ids, limit)
         found = _residency(lost, spilled, lease.committed)
-        sequence.found = max(sequence.found, found, key=RESIDENCIES.index)
+        if RESIDENCIES.index(found) > RESIDENCIES.index(sequence.found):
+            sequence.found = found
 
     def _time_for(self, live: Load) -> float:
         """Seconds that a step may take with cold work beside what is live."""
