@@ -127,8 +127,24 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         last = Span(ids=one[: common_prefix(one, other)])
         return msgspec.structs.replace(spans[0], spans=(*spans[0].spans[:-1], last))
 
+    def recalled(self, items: Sequence[Item]) -> list[Span]:
+        """Spans that say these items, those of this conversation where it has them."""
+        spans: list[Span] = []
+        while items:
+            known = (
+                span
+                for span in self.spans
+                if span.items and not span.open and span.items == tuple(items[: len(span.items)])
+            )
+            spans.append(next(known, None) or Span((items[0],)))
+            items = items[len(spans[-1].items) :]
+        return spans
+
     def with_items(self, items: Sequence[Item]) -> "Conversation":
-        spans = [*self.spans, *(Span((item,)) for item in items)]
+        return self.with_spans([Span((item,)) for item in items])
+
+    def with_spans(self, more: Sequence[Span]) -> "Conversation":
+        spans = [*self.spans, *more]
         return self._laid(spans, since=len(self.spans))
 
     def add(self, item: Item, after: str | None = None) -> "Conversation":

@@ -205,18 +205,14 @@ class Session:
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
         _, actions = step(self._state, Event.EDIT)
-        known = self._history.conversation.find(item.id)
+        known = self.conversation.find(item.id)
         if known is not None and known != item:
             raise Refusal(
                 f"Error adding item: an item with id '{item.id}' already exists.",
                 code="item_create_duplicate_item_id",
                 param="item.id",
             )
-        if (
-            after is not None
-            and after != core.ROOT
-            and self._history.conversation.find(after) is None
-        ):
+        if after is not None and after != core.ROOT and self.conversation.find(after) is None:
             raise Refusal(
                 f"Error adding item: the previous item with id '{after}' does not exist.",
                 code="item_create_invalid_previous_item_id",
@@ -229,7 +225,7 @@ class Session:
                 param="item",
                 chars=_chars(item),
             )
-        self._tell(core.ItemAdded(item, self._history.conversation.previous(item.id)))
+        self._tell(core.ItemAdded(item, self.conversation.previous(item.id)))
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
@@ -249,9 +245,11 @@ class Session:
             metadata=ask.metadata,
         )
         own = ask.apart or ask.context is not None
-        strand = Strand(self._door, f"{self.id}.{answer.id}") if own else self._history.strand
+        strand = self._history.strand
+        if own:
+            strand = Strand(self._door, f"{self.id}.{answer.id}", parent=strand)
         place = _nowhere if ask.apart else self._place(answer.id)
-        reader = reader_for(ask.settings, self._history.conversation.template)
+        reader = reader_for(ask.settings, self.conversation.template)
         answering = Answering(answer, strand, Output(answer, place, fresh), reader)
         if ask.apart:
             self._apart[answer.id] = answering
@@ -294,9 +292,10 @@ class Session:
             conversation = self._history.window.fitted(conversation)
         else:
             items = [self._resolve(item) for item in ask.context]
-            start = Conversation.start(self._history.conversation.template, settings)
+            start = Conversation.start(self.conversation.template, settings)
             chars = sum(_chars(item) for item in items)
-            conversation = await self._history.beside(chars, lambda: start.with_items(items))
+            spans = self.conversation.recalled(items)
+            conversation = await self._history.beside(chars, lambda: start.with_spans(spans))
         conversation, header = conversation.asked()
         length, limit = conversation.length + len(header), self._door.ready.max_model_len
         if length >= limit:
@@ -338,7 +337,7 @@ class Session:
     def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
         def place(items: tuple[core.Item, ...]) -> str | None:
             self._history.conversation = self._history.conversation.show(answer_id, items)
-            return self._history.conversation.previous(items[-1].id)
+            return self.conversation.previous(items[-1].id)
 
         return place
 

@@ -32,6 +32,9 @@ class Door(Protocol):
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn: ...
     async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int: ...
     async def rewind(self, session: str, to: int) -> int: ...
+    async def fork(
+        self, session: str, at: int | None = None, *, child: str | None = None
+    ) -> str: ...
     async def close(self, session: str, *, keep_prefix: bool = True) -> None: ...
 
 
@@ -44,7 +47,10 @@ class Strand:
     """`spans` are in the engine's log whole, `tail` stands behind them, and behind that `draft`,
     which is provisional. One call at a time."""
 
-    def __init__(self, door: Door, session: str, *, scope: str = "") -> None:
+    def __init__(
+        self, door: Door, session: str, *, scope: str = "", parent: "Strand | None" = None
+    ) -> None:
+        """`parent`: begins as a fork of it, sharing its KV, as far as they say the same."""
         self._door = door
         self._name = session
         self._opened = 0
@@ -52,11 +58,14 @@ class Strand:
         self._spans: tuple[Span, ...] | None = None
         self._tail: list[int] = []
         self._draft: list[int] = []
+        self._parent = parent
+        self._answering = False
         self._lock = asyncio.Lock()
 
     def forget(self) -> None:
         """The engine was lost: what its log holds is not known any more."""
         self._spans, self._tail, self._draft = None, [], []
+        self._answering = False
         self._opened += 1
 
     @property
@@ -86,10 +95,16 @@ class Strand:
                 return await self._sync(tuple(spans), list(tail), draft)
 
     async def generate(self, sampling: Sampling, turn: str) -> Turn:
-        return await self._door.generate(self.session, sampling, turn)
+        self._answering = True
+        try:
+            return await self._door.generate(self.session, sampling, turn)
+        except BaseException:
+            self._answering = False
+            raise
 
     def drawn(self, ids: Sequence[int]) -> None:
-        """A turn has put these into the log."""
+        """The turn has ended; it has put these into the log."""
+        self._answering = False
         self._tail.extend(ids)
 
     async def cancel(self, turn: str) -> None:
@@ -105,12 +120,9 @@ class Strand:
         self, wanted: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
     ) -> Synced:
         if self._spans is None:
-            await self._door.open(self.session, cache_scope=self._scope)
-            self._spans, self._tail, self._draft = (), [], []
-        same = common_prefix(self._spans, wanted)
-        old = [id for span in self._spans[same:] for id in span.ids] + self._tail
-        new = [id for span in wanted[same:] for id in span.ids] + tail
-        keep = common_prefix(old, new)
+            self._spans, self._tail = await self._begin(wanted, tail)
+            self._draft = []
+        same, old, new, keep = self._compare(self._spans, wanted, tail)
         base = self.length - len(old)
         if keep < len(old):
             await self._door.rewind(self.session, base + keep)
@@ -122,6 +134,45 @@ class Strand:
             await self._door.append(self.session, draft, "provisional")
             self._draft = list(draft)
         return Synced(rewound=len(old) - keep, appended=len(new) - keep)
+
+    def _compare(
+        self, spans: tuple[Span, ...], wanted: Sequence[Span], tail: Sequence[int]
+    ) -> tuple[int, list[int], list[int], int]:
+        """Spans that are the same; the ids behind them as they are and as they should be; how many
+        of these are the same."""
+        same = common_prefix(spans, wanted)
+        old = [id for span in spans[same:] for id in span.ids] + self._tail
+        new = [id for span in wanted[same:] for id in span.ids] + list(tail)
+        return same, old, new, common_prefix(old, new)
+
+    async def _begin(
+        self, wanted: Sequence[Span], tail: Sequence[int]
+    ) -> tuple[tuple[Span, ...], list[int]]:
+        parent, self._parent = self._parent, None
+        if parent is not None:
+            lent = await parent.lend(self.session, wanted, tail)
+            if lent is not None:
+                return lent
+        await self._door.open(self.session, cache_scope=self._scope)
+        return (), []
+
+    async def lend(
+        self, child: str, wanted: Sequence[Span], tail: Sequence[int]
+    ) -> tuple[tuple[Span, ...], list[int]] | None:
+        """Forks as much of the log as the child wants; gives its spans and what is behind them.
+        None: nothing, or a turn runs, which the engine would make the child wait for."""
+        async with self._lock:
+            if self._spans is None or self._answering:
+                return None
+            same, old, _, keep = self._compare(self._spans, wanted, tail)
+            at = self.length - len(old) + keep
+            if at == 0:
+                return None
+            try:
+                await self._door.fork(self.session, at, child=child)
+            except UnknownSession:
+                return None
+            return self._spans[:same], old[:keep]
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
         """`final`: what was a draft may have become this; what both begin with keeps its KV."""

@@ -618,6 +618,30 @@ async def a_response_beside_the_conversation(client: Client) -> None:
 
 
 @flow
+async def responses_beside_the_conversation_share_its_kv(client: Client) -> None:
+    async with client.talk() as talk:
+        spent = (await talk.ask("tell me a story", max_output_tokens=40))["usage"]["total_tokens"]
+        references = [
+            {"type": "item_reference", "id": event["item"]["id"]}
+            for event in [await talk.say("and now?")]
+        ]
+        beside = (await talk.answer(conversation="none", max_output_tokens=2))[-1]["response"]
+        assert beside["usage"]["input_token_details"]["cached_tokens"] >= spent - 1
+        alone = await talk.answer(conversation="none", input=references, max_output_tokens=2)
+        assert alone[-1]["response"]["usage"]["input_tokens"] < spent
+        for n in range(3):
+            await talk.connection.response.create(
+                response={"conversation": "none", "metadata": {"n": str(n)}, "max_output_tokens": 2}
+            )
+        seen = set()
+        while len(seen) < 3:
+            response = (await talk.until("response.done"))[-1]["response"]
+            seen.add(response["metadata"]["n"])
+        await talk.expect("rate_limits.updated")
+        await talk.usable()
+
+
+@flow
 async def a_response_beside_a_running_one(client: Client) -> None:
     async with client.talk() as talk:
         await talk.say("tell me a story")

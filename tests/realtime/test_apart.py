@@ -1,0 +1,113 @@
+"""Out-of-band responses: forks beside the conversation."""
+
+import asyncio
+
+import pytest
+
+from realtime.errors import Refusal
+from realtime.protocol import core
+from realtime.session.conversation import Conversation
+from tests.realtime.talks import Talk, message
+from tests.support.digest_runner import oracle
+
+
+def words(answer: core.Answer) -> str:
+    return "".join(
+        part.text
+        for item in answer.items
+        if isinstance(item, core.MessageItem)
+        for part in item.parts
+    )
+
+
+def told(talk: Talk, conversation: Conversation, tokens: int) -> str:
+    """What a fresh prefill answers, as text."""
+    asked, header = conversation.asked()
+    ids = oracle(asked.ids() + header, tokens, stop_ids=[0])
+    return talk.engine.text.decode(ids)
+
+
+async def history(talk: Talk) -> None:
+    for n in range(3):
+        await talk.say(f"some words of turn {n}")
+        await talk.turn()
+
+
+async def test_it_shares_the_conversations_kv(talk: Talk) -> None:
+    await history(talk)
+    await talk.say("and now?")
+    expected = told(talk, talk.session.conversation, 5)
+    while (await talk.engine.info(talk.session.id)).committed < talk.session.conversation.length:
+        await asyncio.sleep(0)
+    computed = talk.bench.runner.tokens_run
+    await talk.respond(5, apart=True)
+    answer = await talk.ended()
+    assert words(answer) == expected
+    assert answer.usage is not None
+    header = len(talk.session.conversation.asked()[1])
+    assert answer.usage.cached_tokens >= answer.usage.input_tokens - header
+    assert talk.bench.runner.tokens_run - computed <= header + 6
+    await talk.turn()
+
+
+async def test_items_that_are_referred_to_share_it_too(talk: Talk) -> None:
+    await history(talk)
+    known = [item.id for item in talk.session.conversation.items()][:4]
+    question = message("q", "what was that about?")
+    context = (*(core.ItemReference(name) for name in known), question)
+    await talk.respond(5, apart=True, context=context)
+    answer = await talk.ended()
+    shared = sum(len(span.ids) for span in talk.session.conversation.all_spans[:5])
+    assert answer.usage is not None
+    assert answer.usage.cached_tokens >= shared
+    start = Conversation.start(talk.session.conversation.template, core.Settings())
+    spans = talk.session.conversation.spans[:4]
+    made = start.with_spans(spans).add(question)
+    assert words(answer) == told(talk, made, 5)
+    await talk.turn()
+
+
+async def test_an_unknown_reference_is_refused(talk: Talk) -> None:
+    with pytest.raises(Refusal) as caught:
+        await talk.respond(5, apart=True, context=(core.ItemReference("nobody"),))
+    assert caught.value.code == "item_reference_invalid_item_id"
+
+
+async def test_own_input_replaces_the_context(talk: Talk) -> None:
+    await history(talk)
+    start = Conversation.start(talk.session.conversation.template, core.Settings())
+    for context in ((message("x", "only this"),), ()):
+        made = start
+        for item in context:
+            made = made.add(item)
+        await talk.respond(4, apart=True, context=context)
+        assert words(await talk.ended()) == told(talk, made, 4)
+    await talk.turn()
+
+
+async def test_several_beside_the_default_one(talk: Talk) -> None:
+    await history(talk)
+    await talk.say("and now?")
+    expected = talk.expected(60)
+    beside = told(talk, talk.session.conversation, 6)
+    for n in range(2):
+        await talk.respond(6, apart=True, metadata={"n": str(n)})
+    await talk.respond(60)
+    for n in range(2, 4):
+        await talk.respond(6, apart=True, metadata={"n": str(n)})
+    answers = [await talk.ended() for _ in range(5)]
+    (main,) = [answer for answer in answers if answer.conversation is not None]
+    assert talk.sampled(main) == expected
+    others = [answer for answer in answers if answer.conversation is None]
+    assert [words(answer) for answer in others] == [beside] * 4
+    assert {(answer.metadata or {}).get("n") for answer in others} == {"0", "1", "2", "3"}
+    await talk.turn()
+
+
+async def test_its_own_instructions_stay_its_own(talk: Talk) -> None:
+    await history(talk)
+    wish = core.Settings(instructions="be brief", max_output_tokens=4)
+    made = talk.session.conversation.configured(wish)
+    await talk.session.do(core.Respond(settings=wish, apart=True))
+    assert words(await talk.ended()) == told(talk, made, 4)
+    await talk.turn()
