@@ -74,7 +74,7 @@ def main() -> int:
     results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         tree = copy_of_the_tree(Path(folder))
-        todo = [m for m in chosen if options.again or not is_known(m, results)]
+        todo = [m for m in chosen if options.again or not is_known(tree, m, results)]
         if todo:
             check_unchanged(tree)
         for number, mutant in enumerate(todo, 1):
@@ -100,14 +100,14 @@ def copy_of_the_tree(folder: Path) -> Path:
     return folder
 
 
-def digest_of(mutant: Mutant) -> str:
-    planted = mutant.planted((ROOT / mutant.path).read_text())
+def digest_of(tree: Path, mutant: Mutant) -> str:
+    planted = mutant.planted((tree / mutant.path).read_text())
     return hashlib.blake2b(planted.encode(), digest_size=8).hexdigest()
 
 
-def is_known(mutant: Mutant, results: dict[str, Result]) -> bool:
+def is_known(tree: Path, mutant: Mutant, results: dict[str, Result]) -> bool:
     known = results.get(mutant.name)
-    return bool(known and known["caught_by"] and known["digest"] == digest_of(mutant))
+    return bool(known and known["caught_by"] and known["digest"] == digest_of(tree, mutant))
 
 
 def check_unchanged(tree: Path) -> None:
@@ -131,7 +131,7 @@ def try_one(tree: Path, mutant: Mutant) -> Result:
     finally:
         file.write_text(original)
     seconds = round(time.monotonic() - began, 1)
-    return Result(digest=digest_of(mutant), caught_by=caught_by, seconds=seconds)
+    return Result(digest=digest_of(tree, mutant), caught_by=caught_by, seconds=seconds)
 
 
 def run_tests(tree: Path, *tests: str) -> str | None:

@@ -343,10 +343,6 @@ MUTANTS = [
         "a cached history leaves nothing to draw from",
         SCHEDULER,
         ("        cache.rewind(lease, prompt - 1)\n", ""),
-        (
-            "cache.match(lease, sequence.ids, prompt - 1)",
-            "cache.match(lease, sequence.ids, prompt)",
-        ),
     ),
     _bug(
         "an id is drawn before the end",
