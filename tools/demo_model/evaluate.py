@@ -20,6 +20,9 @@ from tools.demo_model.grammar import PLAIN
 from tools.demo_model.turns import Expect, Message, Turn, exchange, has_word
 
 BATCH = 100
+OWN = "<the model's own answer>"
+"""Stands for what the model says when it is told something; filled in before the probe."""
+
 PROMPT_CHARS_MAX = 120_000
 """Of one batch together, padding included."""
 
@@ -227,7 +230,7 @@ def _told_and_asked(rng: random.Random, distance: int) -> Iterator[Probe]:
         value = _draw(rng, sort, told)
         messages: list[Message] = [
             {"role": "user", "content": told.format(v=value)},
-            {"role": "assistant", "content": "Thank you for telling me."},
+            {"role": "assistant", "content": OWN},
             *_distractors(rng, distance - 1),
             {"role": "user", "content": asked},
         ]
@@ -240,7 +243,7 @@ def _two_told(rng: random.Random) -> Iterator[Probe]:
         for asked, value in ((ask_first, a), (ask_second, b)):
             messages: list[Message] = [
                 {"role": "user", "content": told.format(a=a, b=b)},
-                {"role": "assistant", "content": "I will remember that."},
+                {"role": "assistant", "content": OWN},
                 {"role": "user", "content": asked},
             ]
             yield Probe("recall one of two", messages, [], Expect(has=(has_word(value),)))
@@ -291,7 +294,7 @@ def _in_one_word(rng: random.Random) -> Iterator[Probe]:
             continue
         messages: list[Message] = [
             {"role": "user", "content": told.format(v=value)},
-            {"role": "assistant", "content": "Thank you for telling me."},
+            {"role": "assistant", "content": OWN},
             {"role": "user", "content": pattern.format(q=question)},
         ]
         yield Probe("one word", messages, [], Expect(exact=value, words_max=1))
@@ -393,13 +396,32 @@ def _batches(model: Model, probes: Sequence[Probe]) -> Iterator[list[tuple[str, 
             yield batch
             batch = []
         batch.append((prompt, probe))
-    yield batch
+    if batch:
+        yield batch
+
+
+def _answered(model: Model, probes: Sequence[Probe]) -> list[Probe]:
+    """The probes with the model's own first answer where one is wanted."""
+    open_ones = [probe for probe in probes if any(m["content"] == OWN for m in probe.messages)]
+    first = [Probe("", probe.messages[:1], probe.tools, Expect(words_max=1)) for probe in open_ones]
+    said: dict[str, str] = {}
+    for batch in _batches(model, first):
+        answers = model.answers([prompt for prompt, _ in batch], 64)
+        said.update(zip((p.messages[0]["content"] for _, p in batch), answers, strict=True))
+    filled: list[Probe] = []
+    for probe in probes:
+        messages = [
+            {**m, "content": said[probe.messages[0]["content"]]} if m["content"] == OWN else m
+            for m in probe.messages
+        ]
+        filled.append(Probe(probe.skill, messages, probe.tools, probe.expect))
+    return filled
 
 
 def measure(model: Model, probes: Sequence[Probe], show: int) -> dict[str, tuple[int, int]]:
     """Right answers and probes for each skill; prints up to ``show`` failures of each."""
     counts: dict[str, tuple[int, int]] = {}
-    for batch in _batches(model, probes):
+    for batch in _batches(model, _answered(model, probes)):
         length_max = max(_length_max(probe) for _, probe in batch)
         answers = model.answers([prompt for prompt, _ in batch], length_max)
         for (prompt, probe), answer in zip(batch, answers, strict=True):

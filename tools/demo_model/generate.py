@@ -96,7 +96,7 @@ def short_plan(rng: random.Random) -> Plan:
 
 
 def mixed_plan(rng: random.Random) -> Plan:
-    """Any length: three in four short, for they teach most in the same time; some fill the context."""
+    """Any length: three in four short, for they teach most in little time; some very long."""
     share = rng.random()
     if share < 0.75:
         return short_plan(rng)
@@ -158,7 +158,7 @@ class Talk:
 
     def _recall(self) -> Turn:
         rng, known = self.rng, list(self.known.values())
-        if not known or rng.random() < 0.04:
+        if not known or rng.random() < 0.02:
             return self._not_told()
         if len(known) > 1 and rng.random() < 0.08:
             return facts.ask_two_turn(rng, self.style, rng.sample(known, 2))

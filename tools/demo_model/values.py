@@ -174,19 +174,35 @@ def choose(rng: random.Random, pool: Sequence[str], held_out: bool) -> str:
     return rng.choice([value for value in pool if is_held_out(value) == held_out])
 
 
+def _syllables(rng: random.Random, count: tuple[int, int]) -> str:
+    parts = (rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(9))
+    return "".join(list(parts)[: rng.randint(*count)])
+
+
+def _scraps(rng: random.Random) -> str:
+    """Scraps of real words in a row: they use tokens that whole words hide."""
+    word = ""
+    for _ in range(rng.randint(1, 3)):
+        source = rng.choice(rng.choice((NOUNS, ADJECTIVES, VERBS, NAMES, CITIES))).lower()
+        begin = rng.randrange(max(1, len(source) - 2))
+        word += source[begin : begin + rng.randint(2, 5)]
+    return word.replace(" ", "")
+
+
 def invent(rng: random.Random, held_out: bool, syllables: tuple[int, int] = (1, 3)) -> str:
-    """A pronounceable word nobody uses, lower-case, of at least three letters."""
+    """A word nobody uses, lower-case, of three to fourteen letters."""
     while True:
-        word = ""
-        for _ in range(rng.randint(*syllables)):
-            word += rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS)
+        word = _scraps(rng) if rng.random() < 0.35 else _syllables(rng, syllables)
         if 3 <= len(word) <= 14 and is_held_out(word) == held_out:
             return word
 
 
 def number(rng: random.Random, held_out: bool, low: int, high: int) -> str:
-    """A number in digits, from the side asked for."""
+    """A number in digits, from the side asked for; one in three has few different digits."""
     while True:
         text = str(rng.randint(low, high))
-        if is_held_out("n" + text) == held_out:
+        if len(text) > 1 and rng.random() < 0.3:
+            few = rng.sample("0123456789", 2)
+            text = str(int("".join(rng.choice(few) for _ in text)))
+        if low <= int(text) <= high and is_held_out("n" + text) == held_out:
             return text
