@@ -1,8 +1,8 @@
 """Every key, expiry and bound of the store, with its unit.
 
 All keys of a session carry its id in braces, so that they share one hash slot and one script may
-touch them all. `epoch` and `deadlines` stand alone; `deadlines` is an index: written before what it
-points to, checked against the session's own deadline before anything is removed.
+touch them all. `epoch` and `deadlines` stand alone. `deadlines` is an index: a session is in it
+before it is made, and its own deadline is looked at before it is removed.
 """
 
 from typing import NamedTuple

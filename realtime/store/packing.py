@@ -1,6 +1,7 @@
 """Entries and other bytes, made small. Pure.
 
-    entry:  width (2, 3 or 4 bytes an id) │ number of ids, 4 bytes │ ids, little-endian │ blob
+    entry:  one byte: 16 S + W │ length, S bytes │ ids │ blob        little-endian
+            W = 2, 3, 4: bytes an id      W = 1: as UTF-16, frequent ids in 2 bytes, others in 4
     blob:   0 │ bytes as they are      1 │ deflated with the dictionary below
 
 Short texts do not deflate by themselves; with a dictionary of what items look like they do. A
@@ -18,11 +19,31 @@ import msgspec
 from realtime.store.base import Entry, Kept
 
 _DICTIONARY = (
-    b" people because really could should there their about which would think first after before "
-    b"where other than then these some when your have will from they been more also what with this "
-    b"that just like know make time good want please thanks Sorry I'm don't it's you're can't "
-    b"Let me Here is the a list of steps: however, for example, in order to one of the as well as "
-    b"is not are you can do it was on the and the to the in the of the . The , and , but "
+    b" able about above after again against ago all almost already also although always am "
+    b"among and another any anything are around ask at away back be because been before being "
+    b"below best better between big both bring but by call came can change come could day did "
+    b"different do does doing done down during each early either else end enough even ever "
+    b"every everything example exactly explain fact far few find fine first five follow "
+    b"following for found four from full gave get give go going good got great had half happen"
+    b" has have he help her here high him his home hope hour how however i idea if important "
+    b"in instead into is it its just keep kind know large last late later learn least leave "
+    b"left less let life like little live long look lot made main make many may maybe me mean "
+    b"might minutes money month more most much must my name need never new next nice night no "
+    b"not nothing now number of off often old on once one only open or order other our out "
+    b"over own part people perhaps place plan please point possible problem provide put "
+    b"question quite rather read ready really reason remember right run said same say second "
+    b"see seem set several shall she short should show side simple since small so some someone"
+    b" something soon sorry start still stop such sure take talk tell than thank that the "
+    b"their them then there these they thing think this those though three through time to "
+    b"today together tomorrow too try turn two under understand until up us use used using "
+    b"usually very want was water way we week well were what when where which while who why "
+    b"will with without word work world would wrong year yes yet you your "
+    b"I don't know it's you're can't that's I'm I'll Let me know if you have Could you tell "
+    b"me Can you help me with What is the How do I How about Thank you Of course! Sure, Yes, "
+    b"No, Here is a list of steps: For example, in order to one of the as well as if you want "
+    b"to you can I would like is not are there it was on the and the to the in the of the for "
+    b"the with the at the from the be a is a . The . I . It . You , and , but , which ing ed "
+    b"ly er tion ment able ness ous 's n't "
     b'"description":"","type":"object","properties":{},"required":["type":"string"'
     b'"name":"","arguments":"{\\"","call_id":"call_","output":"{\\"'
     b'"tools":[],"tool_choice":{"mode":"auto","name":null},"max_output_tokens":null,'
@@ -36,6 +57,8 @@ _DICTIONARY = (
 )
 _QUICK_BYTES = 16 * 1024
 """Longer ones are deflated with less effort: under 10 ms for the largest item there may be."""
+_SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
+_UTF16_IDS = 0x110000 - _SURROGATES_COUNT
 _TYPES = {2: "H", 4: "I"}
 
 
@@ -55,16 +78,42 @@ def unpack(blob: bytes) -> bytes:
 
 
 def pack_entry(entry: Entry) -> bytes:
-    top = max(entry.ids, default=0)
+    ids = entry.ids
+    top = max(ids, default=0)
     width = 2 if top < 1 << 16 else 3 if top < 1 << 24 else 4
-    head = bytes((width,)) + len(entry.ids).to_bytes(4, "little")
-    return head + pack_ids(entry.ids, width) + pack(entry.body)
+    packed = pack_ids(ids, width)
+    if width > 2 and top < _UTF16_IDS:
+        short = _as_utf16(ids)
+        if len(short) < len(packed):
+            width, packed = 1, short
+    size = (len(packed).bit_length() + 7) // 8
+    return (
+        bytes((16 * size + width,))
+        + len(packed).to_bytes(size, "little")
+        + packed
+        + pack(entry.body)
+    )
 
 
 def unpack_entry(data: bytes) -> Entry:
-    width, count = data[0], int.from_bytes(data[1:5], "little")
-    end = 5 + width * count
-    return Entry(unpack(data[end:]), unpack_ids(data[5:end], width))
+    size, width = divmod(data[0], 16)
+    start = 1 + size
+    end = start + int.from_bytes(data[1:start], "little")
+    packed = data[start:end]
+    ids = _from_utf16(packed) if width == 1 else unpack_ids(packed, width)
+    return Entry(unpack(data[end:]), ids)
+
+
+def _as_utf16(ids: Sequence[int]) -> bytes:
+    """Surrogates are no characters: ids from there on are moved behind them."""
+    return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
+        "utf-16-le"
+    )
+
+
+def _from_utf16(data: bytes) -> tuple[int, ...]:
+    codes = map(ord, data.decode("utf-16-le"))
+    return tuple([code if code < _SURROGATES else code - _SURROGATES_COUNT for code in codes])
 
 
 def pack_ids(ids: Sequence[int], width: int = 4) -> bytes:
@@ -86,11 +135,8 @@ def unpack_ids(data: bytes, width: int = 4) -> tuple[int, ...]:
 
 
 def join_ids(chunks: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
-    """Journalled chunks (first, ids of 4 bytes) in any order; they may overlap."""
-    whole = bytearray()
-    for first, data in sorted(chunks):
-        whole[4 * first : 4 * first + len(data)] = data
-    return unpack_ids(bytes(whole))
+    """Journalled chunks (first, ids of 4 bytes) in any order, without holes."""
+    return unpack_ids(b"".join(data for _, data in sorted(chunks)))
 
 
 def pack_kept(kept: Kept) -> bytes:

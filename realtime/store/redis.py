@@ -29,7 +29,6 @@ from realtime.store.errors import (
     SessionBehind,
     SessionExists,
     StaleFence,
-    StoreError,
     StoreLost,
     UnknownAnswer,
     UnknownSession,
@@ -87,7 +86,8 @@ class RedisStore:
         async with self._server.bounded():
             await self._settle_doubts()
             names = session_keys(new.id)
-            deadline = await self._index(new.id, new.hold_s)
+            for_ms = int(new.hold_s * 1000)
+            deadline = await self._server.run("index", (keys.DEADLINES,), (new.id, for_ms))
             args = (new.owner, new.tenant, new.secret, deadline, pack(new.state))
             reply = await self._server.run("create", (names.meta, names.state), args)
             if reply[0] == b"exists":
@@ -127,19 +127,21 @@ class RedisStore:
     ) -> Lease:
         async with self._server.bounded():
             await self._settle_doubts()
-            deadline = await self._index(session, hold_s)
-            args = (owner, deadline, secret or b"")
+            args = (owner, int(hold_s * 1000), secret or b"")
             reply = await self._server.run("claim", (session_keys(session).meta,), args)
             if reply[0] == b"unknown":
-                raise await self._missing(session)
+                await self._verify()
+                raise UnknownSession(session)
+            await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
             return Lease(session, owner, int(reply[1]), self._epoch)
 
     async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
         async with self._server.bounded():
             await self._settle_doubts()
-            deadline = await self._index(lease.session, for_s)
-            meta = session_keys(lease.session).meta
-            await self._fenced("hold", lease, (meta,), (deadline, int(parked)))
+            names = session_keys(lease.session)
+            args = (int(for_s * 1000), int(parked))
+            reply = await self._fenced("hold", lease, (names.meta, names.once), args)
+            await self._server.do("ZADD", keys.DEADLINES, reply[1], lease.session)
 
     async def close(self, lease: Lease) -> None:
         async with self._server.bounded():
@@ -162,7 +164,7 @@ class RedisStore:
         return expired
 
     async def _expire(self, session: str) -> bool:
-        """The index may be ahead of the session, never behind."""
+        """The index may be too early, or point to nothing: the session's own deadline counts."""
         async with self._server.bounded():
             reply = await self._server.run("expire", session_keys(session))
             if reply[0] == b"later":
@@ -215,19 +217,16 @@ class RedisStore:
 
     # ------------------------------------------------------------ inside
 
-    async def _index(self, session: str, for_s: float) -> bytes:
-        args = (session, int(for_s * 1000))
-        return await self._server.run("index", (keys.DEADLINES,), args)
-
     async def _fenced(
         self, script: str, lease: Lease, names: Sequence[str], args: Sequence[Any]
     ) -> Any:
-        if lease.store != self._epoch:
-            raise StoreLost(f"session {lease.session} was in another store")
+        self._same_store(lease)
         reply = await self._server.run(script, names, (lease.owner, lease.fence, *args))
         match reply[0]:
             case b"unknown":
-                raise await self._missing(lease.session)
+                await self._verify()
+                self._same_store(lease)  # another call may have noticed first
+                raise UnknownSession(lease.session)
             case b"stale":
                 raise StaleFence(lease.session, reply[1].decode())
             case b"behind":
@@ -235,10 +234,9 @@ class RedisStore:
             case _:
                 return reply
 
-    async def _missing(self, session: str) -> StoreError:
-        """Raises StoreLost if that is why."""
-        await self._verify()
-        return UnknownSession(session)
+    def _same_store(self, lease: Lease) -> None:
+        if lease.store != self._epoch:
+            raise StoreLost(f"session {lease.session} was in another store")
 
     async def _settle_doubts(self) -> None:
         """After an outage it may be another Redis, or an empty one."""

@@ -19,7 +19,7 @@ from realtime.store.durability import Durability
 from realtime.store.errors import StoreRefused, StoreUnavailable
 
 _FENCED = ("hold", "close", "journal", "write")
-_TIMED = ("index", "due", "create", "find", "load", "claim", "expire")
+_PLAIN = ("index", "due", "create", "find", "load", "claim", "expire")
 _PASSING = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN")
 """Errors of a Redis that may be well again soon: its disk or memory is full, it starts, it is
 asked to hand over."""
@@ -45,8 +45,8 @@ def _scripts() -> dict[str, str]:
     def read(name: str) -> str:
         return (folder / f"{name}.lua").read_text(encoding="utf-8")
 
-    fenced = {name: read("fenced") + read(name) for name in _FENCED}
-    return fenced | {name: read("clock") + read(name) for name in _TIMED}
+    fenced = {name: read("clock") + read("fenced") + read(name) for name in _FENCED}
+    return fenced | {name: read("clock") + read(name) for name in _PLAIN}
 
 
 class RedisServer:
@@ -112,7 +112,7 @@ class RedisServer:
                 f"strict durability needs appendfsync always, and Redis does not say what it has: "
                 f"{error}"
             ) from error
-        fsync = next((value for name, value in found.items() if name == "appendfsync"), None)
+        fsync = found[1].decode() if found else "unknown"
         if not info.get("aof_enabled") or fsync != "always":
             raise StoreRefused(
                 "strict durability needs a Redis with appendonly yes and appendfsync always; it "

@@ -318,9 +318,13 @@ class Tables:
             raise UnknownAnswer(answer)
         if first > row[0]:
             raise SessionBehind(lease.session, f"{row[0]} ids of {answer}, not {first}")
-        values = (lease.session, answer, first, pack_ids(ids))
-        self._execute("INSERT OR REPLACE INTO said VALUES (?, ?, ?, ?)", *values)
-        said = max(row[0], first + len(ids))
+        # What was said stays: of a batch that comes again only what is new is put behind it.
+        new = ids[row[0] - first :]
+        if not new:
+            return row[0]
+        values = (lease.session, answer, row[0], pack_ids(new))
+        self._execute("INSERT INTO said VALUES (?, ?, ?, ?)", *values)
+        said = row[0] + len(new)
         sql = "UPDATE answers SET said = ? WHERE session = ? AND id = ?"
         self._execute(sql, said, lease.session, answer)
         return said

@@ -1,4 +1,4 @@
--- Stands in front of every script that asks the time: ms of this Redis.
+-- Stands in front of every script: the time, in ms of this Redis.
 local time = redis.call('TIME')
 local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local function whole(number)

@@ -1,6 +1,11 @@
--- A later (or sooner) deadline.
--- KEYS   1 meta
--- ARGV   1 owner  2 fence  3 deadline ms  4 parked, 1 or 0
--- reply  {'ok'} | as in fenced.lua
-redis.call('HSET', KEYS[1], 'deadline', ARGV[3], 'parked', ARGV[4])
-return {'ok'}
+-- A later (or sooner) deadline. Appending leaves room for more: who is parked gives it back.
+-- KEYS   1 meta  2 once
+-- ARGV   1 owner  2 fence  3 for_ms  4 parked, 1 or 0
+-- reply  {'ok', deadline ms} | as in fenced.lua
+local deadline = whole(now_ms + tonumber(ARGV[3]))
+redis.call('HSET', KEYS[1], 'deadline', deadline, 'parked', ARGV[4])
+local window = ARGV[4] == '1' and redis.call('GET', KEYS[2])
+if window then
+  redis.call('SET', KEYS[2], window)
+end
+return {'ok', deadline}

@@ -11,6 +11,11 @@ local first = tonumber(ARGV[4])
 if first > said then
   return {'behind', said .. ' ids of ' .. ARGV[3] .. ', not ' .. first}
 end
-said = math.max(said, first + tonumber(ARGV[5]))
-redis.call('HSET', KEYS[2], ARGV[3] .. ':' .. ARGV[4], ARGV[6], ARGV[3] .. '#', said)
+-- What was said stays: of a batch that comes again only what is new is put behind it.
+local total = first + tonumber(ARGV[5])
+if total > said then
+  local new = string.sub(ARGV[6], 4 * (said - first) + 1)
+  redis.call('HSET', KEYS[2], ARGV[3] .. ':' .. said, new, ARGV[3] .. '#', total)
+  said = total
+end
 return {'ok', said}

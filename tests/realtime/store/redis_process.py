@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 PROGRAM = shutil.which("redis-server")
@@ -20,11 +22,12 @@ needs_redis = pytest.mark.skipif(
 class RedisProcess:
     """May be stopped and started again over the same files."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, *options: str, config: Path | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = free_port()
         self._options = options
+        self._config = [] if config is None else [str(config)]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -32,16 +35,22 @@ class RedisProcess:
         return f"redis://127.0.0.1:{self.port}/0"
 
     def client(self) -> "Redis":
-        return Redis(host="127.0.0.1", port=self.port, socket_timeout=10)
+        return Redis(
+            host="127.0.0.1", port=self.port, socket_timeout=10, retry=Retry(NoBackoff(), 0)
+        )
 
     async def start(self) -> None:
+        self._spawn()
+        await self._answering()
+
+    def _spawn(self) -> None:
         assert PROGRAM is not None
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
         quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
-        self._process = subprocess.Popen([PROGRAM, *options, *quiet, *self._options])
-        await self._answering()
+        self._process = subprocess.Popen([PROGRAM, *self._config, *options, *quiet, *self._options])
 
     async def _answering(self) -> None:
+        """Loaded, too."""
         async with asyncio.timeout(20):
             while True:
                 try:

@@ -313,6 +313,7 @@ async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
     await store.journal(lease, "resp_1", 0, (1, 2))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 1, (2, 3, 4)) == 4
+    assert await store.journal(lease, "resp_1", 1, (2, 3)) == 4
     snapshot = await store.load(lease.session)
     assert snapshot is not None
     assert snapshot.answers[0].ids == (1, 2, 3, 4)
