@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -139,7 +138,7 @@ class Loop(Generic[Ticket]):
             sample = turn.next_sample()
             sequence.promised += 1
             sequence.last_feed = (number, index)
-        return Row(ids, feed, start, array("i", sequence.lease.pages), sample)
+        return Row(ids, feed, start, sequence.lease.pages[:], sample)
 
     async def _collect(self, sessions: Sessions) -> None:
         """Waits for the oldest step in flight and takes its effects. If the device failed it, those

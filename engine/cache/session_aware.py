@@ -66,6 +66,10 @@ class SessionAwareCache:
         idle memory if need be. All or nothing for this lease. Copies the last shared page first if
         it would be written."""
         assert not lease.host, "what was spilled must be recalled or forgotten first"
+        reach, size = lease.committed + lease.reserved, self.page_size
+        if reach + count <= len(lease.pages) * size and len(lease.path) * size <= reach:
+            lease.reserved += count
+            return True
         copy = len(lease.path) * self.page_size > lease.reach
         needed = self._pages_for(lease.reach + count) - len(lease.pages) + copy
         if not self._make_room(needed):
@@ -83,8 +87,11 @@ class SessionAwareCache:
         before it was collected) are now part of the past. The tail rule gives back the rest."""
         assert count <= lease.reserved
         lease.reserved -= count
-        lease.committed += count if kept is None else kept
-        self._trim(lease)
+        if kept is None or kept == count:
+            lease.committed += count
+        else:
+            lease.committed += kept
+            self._trim(lease)
 
     def publish(self, lease: Lease, ids: "array[int]", limit: int) -> None:
         """Moves full private pages within ids[:limit] into the tree, which the lease then holds.

@@ -2,7 +2,7 @@
 
 Order of a step: running decodes and short turns, whole; then long ones that someone waits for, cut
 to the time that is left, oldest first; then appends nobody waits for yet. A step that serves live
-turns is made at most about twice as long by what is cold beside them. Where decodes and short turns
+turns is made at most half as long again by what is cold beside them. Where decodes and short turns
 leave nothing, the turn that has waited longest goes first in the next step.
 
 Pages: a turn may take them from whatever is idle and from strictly younger turns (retraction), so
@@ -27,6 +27,10 @@ STEP_S_MAX = 0.05
 """Seconds a step may take with cold work alone: what a newcomer may have to wait for."""
 STEP_S_MIN = 0.002
 """Seconds that cold work may always add to a step."""
+COLD_SHARE = 0.5
+"""How much longer a step with live turns may become by cold work."""
+COLD_GROWTH = 1.5
+"""From one step without live turns to the next, how much more cold work it may do."""
 
 
 class Work(NamedTuple):
@@ -51,6 +55,8 @@ class Scheduler:
         self.rows = rows
         self.retractions = 0
         self._time = StepTime()
+        self._cold_s = STEP_S_MAX
+        """Seconds that the next step may give to cold work."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, by the age of the turn."""
         self._appends: dict[Sequence, None] = {}
@@ -166,11 +172,14 @@ class Scheduler:
             sequence.found = found
 
     def _time_for(self, live: Load) -> float:
-        """Seconds that a step may take with cold work beside what is live."""
+        """Seconds that a step may take with cold work beside what is live. Live turns come back at
+        once: a step of cold work alone is as short as beside them, then longer step by step."""
         if not live.rows:
-            return STEP_S_MAX
+            limit_s, self._cold_s = self._cold_s, min(self._cold_s * COLD_GROWTH, STEP_S_MAX)
+            return limit_s
         live_s = self._time.predict(live)
-        return live_s + max(live_s, STEP_S_MIN)
+        self._cold_s = min(max(live_s * COLD_SHARE, STEP_S_MIN), STEP_S_MAX)
+        return live_s + self._cold_s
 
     def _take_all(self, sequences: list[Sequence], budget: Budget, works: list[Work]) -> bool:
         for sequence in sequences:
@@ -224,8 +233,9 @@ class Scheduler:
         return True
 
     def _add(self, sequence: Sequence, count: int, budget: Budget, works: list[Work]) -> None:
-        budget.spend(sequence.launched - count, count)
-        draws = sequence.owed == 0 and sequence.wants_to_draw
+        reach = sequence.lease.reach
+        budget.spend(reach - count, count)
+        draws = reach == sequence.end and sequence.wants_to_draw
         works.append(Work(sequence, count, sequence.turn if draws else None))
 
     def _make_do(self, sequence: Sequence) -> None:
