@@ -47,11 +47,11 @@ MUTANTS = [
         ("keep = self._pages_for(lease.reach)\n", "keep = self._pages_for(lease.reach) + 1\n"),
     ),
     _bug(
-        "no tail rule at commit",
+        "the tail rule gives nothing back",
         CACHE,
         (
-            "count if kept is None else kept\n        self._trim(lease)",
-            "count if kept is None else kept",
+            "        if keep < len(lease.pages):\n            self._release(lease, keep)",
+            "        return",
         ),
     ),
     _bug(
@@ -157,7 +157,10 @@ MUTANTS = [
     _bug(
         "what a step wrote past the end is believed",
         CACHE,
-        ("count if kept is None else kept", "count"),
+        (
+            "        lease.reserved -= count\n",
+            "        lease.reserved -= count\n        kept = count\n",
+        ),
     ),
     _bug(
         "reserved is not decreased",
@@ -347,7 +350,7 @@ MUTANTS = [
     _bug(
         "an id is drawn before the end",
         SCHEDULER,
-        ("draws = sequence.owed == 0 and", "draws = sequence.owed <= 1 and"),
+        ("and sequence.wants_to_draw\n", "or sequence.wants_to_draw\n"),
     ),
     _bug(
         "a turn goes on past its limit",
@@ -389,11 +392,13 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "lost turns count as admitted",
-        SCHEDULER,
+        "after a loss the tree still knows what was in it",
+        CACHE,
         (
-            "            sequence.turn.admitted = False\n        self.cache.forget()",
-            "            pass\n        self.cache.forget()",
+            "        while (page := self.tree.evict()) is not None:\n"
+            "            self.pool.give([page])\n"
+            "        self._moves.clear()",
+            "        self._moves.clear()",
         ),
     ),
     # ---- the budget

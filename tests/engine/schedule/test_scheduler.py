@@ -266,6 +266,18 @@ def test_a_newcomer_is_admitted_only_when_all_its_prompt_could_be_had() -> None:
     assert small in [s for s, _, _ in bureau.step()], "who fits does not stand behind who does not"
 
 
+def test_admission_counts_what_idle_sessions_hold() -> None:
+    """The pool is full of them: a newcomer does not wait for the turn before it to end."""
+    bureau = Bureau(pages=20)
+    for n in range(4):
+        bureau.idle(16, f"idle {n}", first=n * 16)
+    old = bureau.waiting(6, "old", first=66)
+    bureau.step()
+    newcomer = bureau.waiting(15, "new", first=70)
+    assert bureau.cache.pool.free < 4
+    assert bureau.step() == [(old, 1, True), (newcomer, 15, True)]
+
+
 def test_admission_refused_again_and_again_changes_nothing() -> None:
     """Not the books, not the tree's holds, not what is spilled, not what the turn will report."""
     bureau = Bureau(pages=16, host_pages=8)
