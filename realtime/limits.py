@@ -35,5 +35,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Longer texts are tokenised beside the event loop, not on it."""
     apart_responses_max: int = 8
     """Out-of-band responses of one session at the same time; more are refused."""
+    session_s_max: float = 3600.0
+    """How long a connection may last; then an `error` event, and close 1000."""
     sessions_max: int = 10_000
     """Open sessions; more are told to come back (close 1013)."""

@@ -21,7 +21,9 @@ from engine import Engine, Sampling
 from realtime.errors import SetupError
 from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
+from realtime.server.client_secrets import ClientSecrets
 from realtime.server.routes import Model, Routes
+from realtime.server.sessions import SessionRoutes
 from realtime.server.settings import Settings
 from realtime.session import Registry
 
@@ -50,9 +52,11 @@ def build(engine: Engine, settings: Settings) -> Starlette:
     models = [
         Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names
     ]
-    gate = Gate(settings.api_keys, settings.allowed_origins)
+    secrets = ClientSecrets()
+    gate = Gate(settings.tenants, settings.allowed_origins, secrets)
     routes = Routes(registry, gate, models, settings.limits, lambda: engine.up)
-    return Starlette(routes=routes.all())
+    sessions = SessionRoutes(registry, gate, secrets, settings.limits, names[0])
+    return Starlette(routes=[*routes.all(), *sessions.all()])
 
 
 def bind(host: str, port: int) -> socket.socket:

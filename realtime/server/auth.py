@@ -5,11 +5,14 @@ machine or of the allowed origins are let in, whatever key they show.
 """
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
 from starlette.datastructures import Headers
+
+from realtime.server.client_secrets import ClientSecrets
+from realtime.session import Guest
 
 SUBPROTOCOL = "realtime"
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
@@ -23,33 +26,40 @@ class Denied(msgspec.Struct, frozen=True):
 
 
 class Gate:
-    def __init__(self, keys: Iterable[str], origins: frozenset[str]) -> None:
-        """No keys: everyone has one."""
-        self._keys = [key.encode() for key in keys]
+    def __init__(
+        self, keys: Mapping[str, str], origins: frozenset[str], secrets: ClientSecrets
+    ) -> None:
+        """`keys`: tenants by key. None: everyone has one, and is the same tenant."""
+        self._keys = [(key.encode(), tenant) for key, tenant in keys.items()]
         self._origins = origins
+        self._secrets = secrets
 
-    def check(self, headers: Headers) -> Denied | None:
+    def check(self, headers: Headers) -> Denied | Guest:
         origin = headers.get("origin")
         if origin is not None and not self._origin_allowed(origin):
             return Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
-        if not self._keys:
-            return None
         key = _key(headers)
+        guest = self._secrets.find(key) if key is not None else None
+        if guest is not None:
+            return guest
+        if not self._keys:
+            return Guest()
         if key is None:
             return Denied(
                 401,
                 "missing_api_key",
                 "No API key was shown. Use an Authorization header: Bearer YOUR_KEY.",
             )
-        if not self._known(key):
+        tenant = self._tenant(key)
+        if tenant is None:
             return Denied(401, "invalid_api_key", "This API key is not valid here.")
-        return None
+        return Guest(tenant)
 
-    def _known(self, key: str) -> bool:
+    def _tenant(self, key: str) -> str | None:
         """Looks at every key, and at all of it: the time says nothing."""
         shown = key.encode()
-        found = [hmac.compare_digest(shown, known) for known in self._keys]
-        return any(found)
+        found = [tenant for known, tenant in self._keys if hmac.compare_digest(shown, known)]
+        return found[0] if found else None
 
     def _origin_allowed(self, origin: str) -> bool:
         if origin.lower() in self._origins:

@@ -29,6 +29,11 @@ class Redacting(logging.Formatter):
         return _QUERY.sub("?[query]", _SECRETS.sub(r"\1[key]", text))
 
 
+def _ours(record: logging.LogRecord) -> bool:
+    """What a client sends is no error of ours: bytes that are no text end its connection, 1007."""
+    return not record.getMessage().startswith("Invalid UTF-8")
+
+
 def configure(level: str, keys: Iterable[str]) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Redacting(keys))
@@ -37,4 +42,5 @@ def configure(level: str, keys: Iterable[str]) -> None:
     root.setLevel(level.upper())
     # uvicorn logs the whole path of every connection, its query with it.
     logging.getLogger("uvicorn.access").disabled = True
+    logging.getLogger("uvicorn.error").addFilter(_ours)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))

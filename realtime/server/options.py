@@ -69,6 +69,14 @@ OPTIONS: tuple[Option, ...] = (
         "process list: CONTINUO_API_KEY keeps it to yourself",
         "KEY",
     ),
+    Option(
+        "api-keys-file",
+        "text",
+        "server",
+        "one KEY = TENANT a line; sessions and KV are shared only within a tenant "
+        "(keys of --api-key: the tenant 'default')",
+        "FILE",
+    ),
     Option("no-auth", "switch", "server", "listen beyond loopback without any key"),
     Option(
         "allowed-origins",

@@ -18,6 +18,7 @@ from starlette.websockets import WebSocket
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
+from realtime.server import answers
 from realtime.server.auth import SUBPROTOCOL, Denied, Gate, offered
 from realtime.session import Registry
 from realtime.transport import Connection, StarletteSocket
@@ -61,14 +62,15 @@ class Routes:
         ]
 
     async def realtime(self, websocket: WebSocket) -> None:
-        denied = self._gate.check(websocket.headers)
-        if denied is not None:
-            await websocket.send_denial_response(_denial(denied))
+        guest = self._gate.check(websocket.headers)
+        if isinstance(guest, Denied):
+            await websocket.send_denial_response(_denial(guest))
             return
         subprotocols = offered(websocket.headers)
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
         name = websocket.query_params.get("model") or self._models[0].id
-        connection = Connection(StarletteSocket(websocket), self._registry, self._limits, name)
+        socket = StarletteSocket(websocket)
+        connection = Connection(socket, self._registry, self._limits, name, guest)
         if self._known(name):
             await connection.run()
         else:
@@ -76,7 +78,7 @@ class Routes:
             await connection.refuse(self._no_model(name), CloseCode.POLICY)
 
     async def models(self, request: Request) -> Response:
-        return self._guard(request) or _json(Models(data=self._models))
+        return self._guard(request) or answers.json(Models(data=self._models))
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -84,16 +86,15 @@ class Routes:
         if (denied := self._guard(request)) is not None:
             return denied
         if known is None:
-            refusal = self._no_model(name)
-            return _denial(Denied(404, refusal.code, refusal.message))
-        return _json(known)
+            return answers.refused(self._no_model(name), 404)
+        return answers.json(known)
 
     async def health(self, request: Request) -> Response:
-        return _json({"status": "ok", "engine": "up" if self._engine_up() else "restarting"})
+        return answers.json({"status": "ok", "engine": "up" if self._engine_up() else "restarting"})
 
     def _guard(self, request: HTTPConnection) -> Response | None:
-        denied = self._gate.check(request.headers)
-        return None if denied is None else _denial(denied)
+        guest = self._gate.check(request.headers)
+        return _denial(guest) if isinstance(guest, Denied) else None
 
     def _known(self, name: str) -> Model | None:
         return next((model for model in self._models if model.id == name), None)
@@ -107,17 +108,5 @@ class Routes:
         )
 
 
-def _json(value: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status, media_type="application/json")
-
-
 def _denial(denied: Denied) -> Response:
-    body = {
-        "error": {
-            "message": denied.message,
-            "type": "invalid_request_error",
-            "param": None,
-            "code": denied.code,
-        }
-    }
-    return _json(body, denied.status)
+    return answers.error(denied.status, denied.code, denied.message)

@@ -15,7 +15,7 @@ from realtime.server.settings import DEFAULT_PORT, Settings
 
 async def serve(settings: Settings) -> int:
     """Returns the exit status. Raises SetupError."""
-    logs.configure(settings.log_level, settings.api_keys)
+    logs.configure(settings.log_level, settings.tenants)
     stop = _on_signals()
     with bind(settings.host, settings.port) as sock:
         engine = await _load(settings, stop)
@@ -106,7 +106,7 @@ def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
     chat = "continuo chat"
     if port != DEFAULT_PORT or not settings.loopback:
         chat += f" --url {url}"
-    if settings.api_keys:
+    if settings.tenants:
         chat += " --api-key YOUR_KEY"
     _say(
         f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "

@@ -1,6 +1,7 @@
 """What `serve` was asked to be, checked."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -9,6 +10,7 @@ import msgspec
 from engine import EngineConfig
 from realtime.errors import SetupError
 from realtime.limits import Limits
+from realtime.server import keys
 from realtime.server.options import Value
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -20,7 +22,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    api_keys: tuple[str, ...] = ()
+    tenants: dict[str, str] = {}
+    """By API key."""
     allowed_origins: frozenset[str] = frozenset()
     temperature: float = 0.0
     log_level: str = "warning"
@@ -38,7 +41,7 @@ def make(options: Mapping[str, Value]) -> Settings:
     settings = Settings(
         engine=_engine(engine),
         served_model_name=_list(options, "served_model_name"),
-        api_keys=_list(options, "api_key"),
+        tenants=_tenants(options),
         allowed_origins=frozenset(_origin(text) for text in _list(options, "allowed_origins")),
     )
     chosen = {key: value for key, value in options.items() if key in fields}
@@ -47,7 +50,7 @@ def make(options: Mapping[str, Value]) -> Settings:
         raise SetupError(f"--port {settings.port}: expected 0 to 65535")
     if not 0 <= settings.temperature <= 2:
         raise SetupError(f"--temperature {settings.temperature}: expected 0 to 2")
-    if not (settings.loopback or settings.api_keys or options.get("no_auth")):
+    if not (settings.loopback or settings.tenants or options.get("no_auth")):
         raise SetupError(
             f"--host {settings.host} would let anyone in: set --api-key (or CONTINUO_API_KEY), "
             "or say --no-auth if that is what you want"
@@ -67,6 +70,12 @@ def _engine(options: Mapping[str, Value]) -> EngineConfig:
 
 def _list(options: Mapping[str, Value], key: str) -> tuple[str, ...]:
     return tuple(cast(list[str], options.get(key, [])))
+
+
+def _tenants(options: Mapping[str, Value]) -> dict[str, str]:
+    file = options.get("api_keys_file")
+    filed = keys.read(Path(str(file))) if file else {}
+    return {**filed, **keys.given(_list(options, "api_key"))}
 
 
 def _origin(text: str) -> str:

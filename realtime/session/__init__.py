@@ -2,8 +2,8 @@
 engine stands (`strand`), how an answer is made (`answering`, `output`), and the shell that does it
 (`session`). Knows no wire: it hears Asks and says Tells."""
 
-from realtime.session.registry import Registry
-from realtime.session.session import Session
+from realtime.session.registry import Guest, Registry
+from realtime.session.session import Session, Status
 from realtime.session.strand import Door
 
-__all__ = ["Door", "Registry", "Session"]
+__all__ = ["Door", "Guest", "Registry", "Session", "Status"]

@@ -8,11 +8,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 
-from engine import BadRequest, ChatTemplate, EngineError, EngineLost, TooLong
+from engine import BadRequest, ChatTemplate, EngineError, EngineLost, TooLong, UnknownSession
 from realtime.errors import Refusal
 from realtime.limits import TEXT_CHARS_MAX, Limits
 from realtime.names import fresh
@@ -31,6 +31,26 @@ from realtime.session.window import Window
 log = logging.getLogger(__name__)
 
 
+class KV(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the KV of a conversation is, in tokens and pages of the engine."""
+
+    place: Literal["device", "none"]
+    tokens: int
+    pages: int
+    host_pages: int
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    state: str
+    tokens: int
+    items: int
+    dropped_items: int
+    kv: KV
+
+    def fields(self) -> dict[str, object]:
+        return msgspec.structs.asdict(self)
+
+
 class Session:
     def __init__(
         self,
@@ -40,16 +60,19 @@ class Session:
         settings: core.Settings,
         tell: Teller,
         limits: Limits,
+        *,
+        scope: str = "",
     ) -> None:
         self.id = session_id
         self.settings = settings
         self._door = door
         self._tell = tell
         self._limits = limits
+        self._scope = scope
         self._state = State.IDLE
         self._history = History(
             Conversation.start(template, settings),
-            Strand(door, session_id),
+            Strand(door, session_id, scope=scope),
             Window(door.ready.max_model_len, settings.truncation),
             limits.off_loop_chars,
         )
@@ -76,6 +99,27 @@ class Session:
             if isinstance(error, EngineLost):
                 self._history.strand.forget()
             raise _refusal(error) from error
+
+    async def status(self) -> Status:
+        """How it is. Raises Refusal."""
+        try:
+            info = await self._door.info(self._history.strand.session)
+        except UnknownSession:
+            info = None
+        except EngineError as error:
+            raise _refusal(error) from error
+        return Status(
+            state=self._state.value,
+            tokens=self.conversation.length,
+            items=sum(1 for _ in self.conversation.items()),
+            dropped_items=len(self.conversation.dropped),
+            kv=KV(
+                place="none" if info is None or not info.committed else "device",
+                tokens=0 if info is None else info.committed,
+                pages=0 if info is None else info.held_pages,
+                host_pages=0 if info is None else info.host_pages,
+            ),
+        )
 
     async def close(self) -> None:
         """Stops what runs, within a step, and lets go of the engine. Never raises EngineError."""
@@ -247,7 +291,8 @@ class Session:
         own = ask.apart or ask.context is not None
         strand = self._history.strand
         if own:
-            strand = Strand(self._door, f"{self.id}.{answer.id}", parent=strand)
+            name = f"{self.id}.{answer.id}"
+            strand = Strand(self._door, name, scope=self._scope, parent=strand)
         place = _nowhere if ask.apart else self._place(answer.id)
         reader = reader_for(ask.settings, self.conversation.template)
         answering = Answering(answer, strand, Output(answer, place, fresh), reader)

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from engine import Ready, Sampling, Text, Turn, UnknownSession
+from engine import Ready, Sampling, SessionInfo, Text, Turn, UnknownSession
 from realtime.session.layout import Span, common_prefix
 
 AppendAs = Literal["firm", "provisional", "commit"]
@@ -35,6 +35,7 @@ class Door(Protocol):
     async def fork(
         self, session: str, at: int | None = None, *, child: str | None = None
     ) -> str: ...
+    async def info(self, session: str) -> SessionInfo: ...
     async def close(self, session: str, *, keep_prefix: bool = True) -> None: ...
 
 

@@ -16,8 +16,16 @@ from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
-from realtime.protocol.realtime_api import NoAudio, Voice, decode, encode, event_id_of, hear
-from realtime.session import Registry, Session
+from realtime.protocol.realtime_api import (
+    Farewell,
+    NoAudio,
+    Voice,
+    decode,
+    encode,
+    event_id_of,
+    hear,
+)
+from realtime.session import Guest, Registry, Session
 from realtime.transport.outbox import Outbox
 from realtime.transport.socket import Socket, SocketClosed
 
@@ -28,38 +36,51 @@ _FAREWELL_S = 2.0
 
 
 class Connection:
-    def __init__(self, socket: Socket, registry: Registry, limits: Limits, model: str) -> None:
+    def __init__(
+        self,
+        socket: Socket,
+        registry: Registry,
+        limits: Limits,
+        model: str,
+        guest: Guest | None = None,
+    ) -> None:
         self._socket = socket
         self._registry = registry
         self._limits = limits
         self._outbox = Outbox(socket, limits)
         self._id = fresh("sess")
         self._voice = Voice(self._id, model)
+        self._guest = guest or Guest()
         self._bad_frames = 0
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[tuple[CloseCode, str]] = loop.create_future()
+        self._farewell = False
+        """Whether the client has ended its session."""
 
     async def run(self) -> None:
         """From session.created to the close."""
         try:
-            session = self._registry.open(self._tell, self._id)
+            session = self._registry.open(self._tell, self._id, self._guest, self._hang_up)
         except Refusal as refusal:
             await self.refuse(refusal, CloseCode.TRY_LATER)
             return
         session.start()
         reading = asyncio.create_task(self._read(session), name=f"read {self._id}")
         sending = asyncio.create_task(self._outbox.run(), name=f"send {self._id}")
-        code, reason = CloseCode.RESTART, "the server stops"
+        end: tuple[CloseCode, str] | None = (CloseCode.RESTART, "the server stops")
         try:
-            await asyncio.wait((reading, sending), return_when=asyncio.FIRST_COMPLETED)
-            code, reason = self._why(sending if sending.done() else reading)
+            end = await self._end(reading, sending)
         finally:
             reading.cancel()
             await self._registry.close(session)
-            if code is not CloseCode.NORMAL and not sending.done():
+            if self._farewell:
+                self._outbox.put(self._voice.closed("client_request"))
+            if end is not None and not sending.done():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._outbox.sent(), _FAREWELL_S)
             sending.cancel()
             await asyncio.gather(reading, sending, return_exceptions=True)
-            await self._socket.close(code, reason)
+            await self._socket.close(*(end or (CloseCode.NORMAL, "")))
 
     async def refuse(self, refusal: Refusal, code: CloseCode) -> None:
         """Says why, and closes: for a connection that never gets a session."""
@@ -69,11 +90,34 @@ class Connection:
             return
         await self._socket.close(code, refusal.message[:120])
 
-    def _why(self, task: asyncio.Task[None]) -> tuple[CloseCode, str]:
+    def _hang_up(self, code: CloseCode, reason: str) -> None:
+        if not self._ending.done():
+            self._ending.set_result((code, reason))
+
+    async def _end(
+        self, reading: asyncio.Task[None], sending: asyncio.Task[None]
+    ) -> tuple[CloseCode, str] | None:
+        """Waits for the end of the connection. None: the other side is gone."""
+        lifetime_s = self._limits.session_s_max
+        tasks = (sending, reading)
+        await asyncio.wait(
+            (self._ending, *tasks), timeout=lifetime_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if self._ending.done():
+            return self._ending.result()
+        for task in tasks:
+            if task.done():
+                return self._why(task)
+        words = f"The session has reached its maximum duration of {lifetime_s / 60:,.0f} minutes."
+        expired = Refusal(words, code="session_expired")
+        self._outbox.put(self._voice.refuse(expired, None))
+        return CloseCode.NORMAL, "the session has reached its maximum duration"
+
+    def _why(self, task: asyncio.Task[None]) -> tuple[CloseCode, str] | None:
         error = task.exception()
         match error:
             case SocketClosed():
-                return CloseCode.NORMAL, ""
+                return None
             case Hangup(code=code, reason=reason):
                 return CloseCode(code), reason
             case _:
@@ -100,10 +144,15 @@ class Connection:
             event_id = event.event_id
             self._bad_frames = 0
             ask = hear(event, session.settings, self._registry.settings, fresh)
-            if not isinstance(ask, NoAudio):
-                await session.do(ask)
-            elif ask.cleared:
-                self._outbox.put(self._voice.audio_cleared())
+            match ask:
+                case Farewell():
+                    self._farewell = True
+                    self._hang_up(CloseCode.NORMAL, "the client has ended the session")
+                case NoAudio(cleared=cleared):
+                    if cleared:
+                        self._outbox.put(self._voice.audio_cleared())
+                case _:
+                    await session.do(ask)
         except BadFrame as refusal:
             self._outbox.put(self._voice.refuse(refusal, event_id))
             self._count_bad_frame(refusal)

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, PermissionDeniedError
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -24,6 +24,7 @@ OURS = {
     "input_text_buffer.appended": {"type", "event_id", "length"},
     "input_text_buffer.cleared": {"type", "event_id"},
     "input_text_buffer.committed": {"type", "event_id", "item_id", "previous_item_id"},
+    "session.closed": {"type", "event_id", "reason"},
 }
 """Events that the SDK does not know: only flows that use our additions may receive them."""
 OUR_FIELDS = {"conversation.item.truncated": {"text_end"}}
@@ -853,6 +854,38 @@ async def an_unknown_model(client: Client) -> None:
         assert (error["code"], error["param"]) == ("model_not_found", "model")
         assert "'demo'" in error["message"]
         assert await talk.closed() == 1008
+
+
+@flow
+async def client_secrets_open_sessions(client: Client) -> None:
+    api = AsyncOpenAI(base_url=client.url, api_key=client.key)
+    secret = await api.realtime.client_secrets.create(
+        expires_after={"anchor": "created_at", "seconds": 60},
+        session={"type": "realtime", "instructions": "Be kind.", "max_output_tokens": 3},
+    )
+    assert secret.value.startswith("ek_")
+    assert secret.session.id.startswith("sess_")
+    async with client.talk(key=secret.value) as talk:
+        await talk.send(type="session.update", session={"type": "realtime"})
+        session = (await talk.expect("session.updated"))["session"]
+        assert session["instructions"] == "Be kind."
+        assert (await talk.ask("hello"))["usage"]["output_tokens"] <= 3
+    code = None
+    try:
+        browser = AsyncOpenAI(base_url=client.url, api_key=secret.value)
+        await browser.realtime.client_secrets.create()
+    except PermissionDeniedError as denied:
+        code = denied.code
+    assert code == "ephemeral_key", "a secret makes no secrets"
+
+
+@flow
+async def session_close_ends_the_session(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.ask("hello", max_output_tokens=2)
+        await talk.send(type="session.close")
+        assert (await talk.expect("session.closed"))["reason"] == "client_request"
+        assert await talk.closed() == 1000
 
 
 @flow

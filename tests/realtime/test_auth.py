@@ -6,11 +6,15 @@ import sys
 import pytest
 from starlette.datastructures import Headers
 
-from realtime.server.auth import Gate, offered
+from realtime.server.auth import Denied, Gate, offered
+from realtime.server.client_secrets import ClientSecrets
 from realtime.server.logs import Redacting
+from realtime.session import Guest
 
-OPEN = Gate((), frozenset())
-CLOSED = Gate(("key-one", "key-two"), frozenset({"https://app.example.org"}))
+OPEN = Gate({}, frozenset(), ClientSecrets())
+CLOSED = Gate(
+    {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), ClientSecrets()
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +30,9 @@ CLOSED = Gate(("key-one", "key-two"), frozenset({"https://app.example.org"}))
     ],
 )
 def test_let_in(headers: dict[str, str]) -> None:
-    assert CLOSED.check(Headers(headers)) is None
+    guest = CLOSED.check(Headers(headers))
+    assert isinstance(guest, Guest)
+    assert guest.tenant in ("one", "two")
 
 
 @pytest.mark.parametrize(
@@ -49,10 +55,10 @@ def test_let_in(headers: dict[str, str]) -> None:
 )
 def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
     denied = CLOSED.check(Headers(headers))
-    assert denied is not None
+    assert isinstance(denied, Denied)
     assert denied.status == 401
     assert "key-one" not in denied.message
-    assert OPEN.check(Headers(headers)) is None
+    assert OPEN.check(Headers(headers)) == Guest()
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
 def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
     for gate in (OPEN, CLOSED):
         denied = gate.check(Headers({"origin": origin, "authorization": "Bearer key-one"}))
-        assert denied is not None
+        assert isinstance(denied, Denied)
         assert denied.status == 403
 
 
@@ -83,7 +89,7 @@ def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
     ["http://localhost", "http://127.0.0.1:8765", "https://localhost:1", "http://[::1]:3000"],
 )
 def test_pages_of_this_machine_may(origin: str) -> None:
-    assert OPEN.check(Headers({"origin": origin})) is None
+    assert OPEN.check(Headers({"origin": origin})) == Guest()
 
 
 def test_subprotocols_are_read_from_every_line() -> None:

@@ -28,6 +28,7 @@ GOOD: dict[str, str] = {
     "input_text_buffer.replace": '"text": ""',
     "input_text_buffer.clear": '"x": 1',
     "input_text_buffer.commit": '"x": 1',
+    "session.close": '"x": 1',
 }
 
 

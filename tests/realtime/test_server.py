@@ -49,7 +49,7 @@ async def serve(bench: Bench, settings: Settings) -> AsyncIterator[Running]:
 
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
-    settings = Settings(api_keys=(KEY,), served_model_name=("demo", "alias"))
+    settings = Settings(tenants={KEY: "default"}, served_model_name=("demo", "alias"))
     async with serve(bench, settings) as running:
         yield running
 

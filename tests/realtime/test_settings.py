@@ -48,7 +48,7 @@ def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
         read(parse("--config", str(file)), {}),
     ]
     assert ways[0] == ways[1] == ways[2]
-    assert make(ways[0]).api_keys == ("a", "b")
+    assert make(ways[0]).tenants == {"a": "default", "b": "default"}
 
 
 def test_every_engine_option_reaches_the_engine() -> None:

@@ -214,6 +214,10 @@ class TextCommit(Event, frozen=True, kw_only=True, tag="input_text_buffer.commit
     pass
 
 
+class SessionClose(Event, frozen=True, kw_only=True, tag="session.close"):
+    """Ours."""
+
+
 ClientEvent = (
     SessionUpdate
     | ItemCreate
@@ -230,6 +234,7 @@ ClientEvent = (
     | TextReplace
     | TextClear
     | TextCommit
+    | SessionClose
 )
 
 EVENT_TYPES = (
@@ -248,5 +253,6 @@ EVENT_TYPES = (
     "input_text_buffer.replace",
     "input_text_buffer.clear",
     "input_text_buffer.commit",
+    "session.close",
 )
 ITEM_TYPES = ("message", "function_call", "function_call_output")

@@ -23,15 +23,17 @@ class NoAudio(msgspec.Struct, frozen=True):
     cleared: bool = False
 
 
+class Farewell(msgspec.Struct, frozen=True):
+    """The client ends its session: the connection's business."""
+
+
 def hear(
     event: client.ClientEvent, now: core.Settings, default: core.Settings, fresh: Fresh
-) -> core.Ask | NoAudio:
+) -> core.Ask | NoAudio | Farewell:
     """`now` is how the session is set, `default` what a cleared key falls back to."""
     match event:
         case client.SessionUpdate(session=session):
-            settings = _settings(session, now, default, "session")
-            truncation = _truncation(session.truncation, now.truncation, default.truncation)
-            return core.Configure(msgspec.structs.replace(settings, truncation=truncation))
+            return core.Configure(settings_of(session, now, default))
         case client.ItemCreate(item=item, previous_item_id=after):
             return core.AddItem(_item(item, "item", fresh), after)
         case client.ItemRetrieve(item_id=item_id):
@@ -55,6 +57,8 @@ def hear(
                 "Error committing input audio buffer: it is empty, this server takes text only.",
                 code="input_audio_buffer_commit_empty",
             )
+        case client.SessionClose():
+            return Farewell()
         case client.TextAppend(text=text):
             return core.AppendText(text)
         case client.TextReplace(text=text):
@@ -91,6 +95,15 @@ def _pick(value: T | UnsetType | None, now: T, default: T) -> T:
     if isinstance(value, UnsetType):
         return now
     return default if value is None else value
+
+
+def settings_of(
+    session: client.SessionIn, now: core.Settings, default: core.Settings
+) -> core.Settings:
+    """A session set up as it wishes. Raises Refusal."""
+    settings = _settings(session, now, default, "session")
+    truncation = _truncation(session.truncation, now.truncation, default.truncation)
+    return msgspec.structs.replace(settings, truncation=truncation)
 
 
 def _settings(

@@ -23,9 +23,9 @@ class Voice:
     def say(self, tell: core.Tell) -> Iterator[server.ServerEvent]:
         match tell:
             case core.Opened(settings=settings):
-                yield server.SessionCreated(event_id=self._id(), session=self._session(settings))
+                yield server.SessionCreated(event_id=self._id(), session=self.session(settings))
             case core.Configured(settings=settings):
-                yield server.SessionUpdated(event_id=self._id(), session=self._session(settings))
+                yield server.SessionUpdated(event_id=self._id(), session=self.session(settings))
             case core.ItemAdded(item=item, previous=previous):
                 shape = item_out(item)
                 yield server.ItemAdded(event_id=self._id(), previous_item_id=previous, item=shape)
@@ -95,6 +95,9 @@ class Voice:
     def audio_cleared(self) -> server.AudioCleared:
         return server.AudioCleared(event_id=self._id())
 
+    def closed(self, reason: str) -> server.SessionClosed:
+        return server.SessionClosed(event_id=self._id(), reason=reason)
+
     def _output_started(self, tell: core.OutputStarted) -> Iterator[server.ServerEvent]:
         shape = item_out(tell.item)
         yield server.OutputItemAdded(
@@ -152,7 +155,7 @@ class Voice:
         if not tell.apart:
             yield server.ItemDone(event_id=self._id(), previous_item_id=tell.previous, item=shape)
 
-    def _session(self, settings: core.Settings) -> server.SessionOut:
+    def session(self, settings: core.Settings) -> server.SessionOut:
         extras = Extras.of(settings)
         return server.SessionOut(
             id=self.session_id,

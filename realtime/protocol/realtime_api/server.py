@@ -340,6 +340,12 @@ class TextCommitted(Event, frozen=True, kw_only=True, tag="input_text_buffer.com
     previous_item_id: str | None
 
 
+class SessionClosed(Event, frozen=True, kw_only=True, tag="session.closed"):
+    """Ours: only the answer to `session.close`."""
+
+    reason: str
+
+
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
     type: Fault
     code: str
@@ -375,5 +381,6 @@ ServerEvent = (
     | TextAppended
     | TextCleared
     | TextCommitted
+    | SessionClosed
     | Error
 )

@@ -1,0 +1,135 @@
+"""Sessions over HTTP.
+
+    POST   /v1/realtime/client_secrets   a key for a browser, with the session it is for
+    GET    /v1/realtime/sessions/ID      how a session is, and where its KV
+    DELETE /v1/realtime/sessions/ID      ends it
+
+A session is its tenant's: somebody else's id is answered like an unknown one.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.names import fresh
+from realtime.protocol.closing import CloseCode
+from realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
+from realtime.server import answers
+from realtime.server.auth import Denied, Gate
+from realtime.server.client_secrets import ClientSecrets
+from realtime.session import Guest, Registry, Session
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
+
+
+class SecretIn(msgspec.Struct, frozen=True, kw_only=True):
+    expires_after: ExpiresAfter | None = None
+    session: SessionIn | None = None
+
+
+class SessionRoutes:
+    def __init__(
+        self,
+        registry: Registry,
+        gate: Gate,
+        secrets: ClientSecrets,
+        limits: Limits,
+        model: str,
+    ) -> None:
+        self._registry = registry
+        self._gate = gate
+        self._secrets = secrets
+        self._limits = limits
+        self._model = model
+
+    def all(self) -> list[Route]:
+        one = "/v1/realtime/sessions/{id}"
+        return [
+            Route("/v1/realtime/client_secrets", self.mint, methods=["POST"]),
+            Route(one, self.look, methods=["GET"]),
+            Route(one, self.end, methods=["DELETE"]),
+        ]
+
+    async def mint(self, request: Request) -> Response:
+        guest = self._admit(request)
+        if isinstance(guest, Response):
+            return guest
+        try:
+            asked = _secret_in(await self._body(request))
+            default = self._registry.settings
+            settings = default
+            if asked.session is not None:
+                settings = settings_of(asked.session, default, default)
+            seconds = (asked.expires_after or ExpiresAfter()).seconds
+            minted = self._secrets.mint(guest.tenant, settings, seconds)
+        except Refusal as refusal:
+            return answers.refused(refusal)
+        session = Voice(fresh("sess"), self._model).session(settings)
+        return answers.json(
+            {"value": minted.value, "expires_at": minted.expires_at, "session": session}
+        )
+
+    async def look(self, request: Request) -> Response:
+        session = self._find(request)
+        if isinstance(session, Response):
+            return session
+        try:
+            status = await session.status()
+        except Refusal as refusal:
+            return answers.refused(refusal)
+        return answers.json({"id": session.id, "object": "realtime.session", **status.fields()})
+
+    async def end(self, request: Request) -> Response:
+        session = self._find(request)
+        if isinstance(session, Response):
+            return session
+        self._registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
+        return answers.json({"id": session.id, "object": "realtime.session", "deleted": True})
+
+    def _find(self, request: Request) -> Session | Response:
+        guest = self._admit(request)
+        if isinstance(guest, Response):
+            return guest
+        name: str = request.path_params["id"]
+        session = self._registry.find(name, guest.tenant)
+        if session is None:
+            message = f"The session with id '{name[:200]}' does not exist."
+            return answers.error(404, "session_not_found", message, "id")
+        return session
+
+    def _admit(self, request: Request) -> Guest | Response:
+        """A browser's key opens conversations, nothing else."""
+        guest = self._gate.check(request.headers)
+        if isinstance(guest, Denied):
+            return answers.error(guest.status, guest.code, guest.message)
+        if guest.ephemeral:
+            return answers.error(403, "ephemeral_key", "A client secret is not good for this.")
+        return guest
+
+    async def _body(self, request: Request) -> bytes:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > self._limits.frame_bytes_max:
+                limit = self._limits.frame_bytes_max
+                raise Refusal(f"The body is over {limit:,} bytes.", code="body_too_large")
+        return bytes(body) or b"{}"
+
+
+def _secret_in(body: bytes) -> SecretIn:
+    try:
+        return msgspec.json.decode(body, type=SecretIn)
+    except msgspec.ValidationError as error:
+        message, code, param = explain(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message, code, param = "The body is not valid JSON.", "invalid_json", None
+    raise Refusal(message, code=code, param=param)

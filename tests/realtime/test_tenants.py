@@ -1,0 +1,283 @@
+"""Keys, tenants, client secrets, and sessions over HTTP: over real sockets."""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+
+from realtime.errors import Refusal, SetupError
+from realtime.limits import Limits
+from realtime.protocol.core import Settings as Wishes
+from realtime.server import client_secrets, keys
+from realtime.server.client_secrets import ClientSecrets
+from realtime.server.settings import Settings, make
+from tests.realtime.test_server import Running, closed, first, serve
+from tests.support.engines import Bench
+
+ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
+
+
+@pytest.fixture
+async def running(bench: Bench) -> AsyncIterator[Running]:
+    tenants = {"key-one": "acme", "key-two": "umbrella"}
+    async with serve(bench, Settings(tenants=tenants, served_model_name=("demo",))) as running:
+        yield running
+
+
+async def ask(
+    running: Running, method: str, path: str, body: object = None, headers: dict[str, str] = ONE
+) -> tuple[int, Any]:
+    """An answer over HTTP, without a client library."""
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(data)}"]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + data)
+    head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(text)
+
+
+async def opened(socket: ClientConnection) -> dict[str, Any]:
+    session = (await first(socket))["session"]
+    assert isinstance(session, dict)
+    return session
+
+
+async def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    while (event := await first(socket))["type"] != kind:
+        pass
+    return event
+
+
+async def say(socket: ClientConnection, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    item = {"type": "message", "role": "user", "content": content}
+    await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+    await until(socket, "conversation.item.done")
+
+
+async def answer(socket: ClientConnection) -> None:
+    await socket.send('{"type": "response.create", "response": {"max_output_tokens": 1}}')
+    await until(socket, "response.done")
+
+
+# ---------------------------------------------------------------- the keys file
+
+
+def test_a_keys_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nkey-one = acme\n\"key-two\" = 'umbrella'  # toml too\nkey-3=acme\n")
+    assert keys.read(file) == {"key-one": "acme", "key-two": "umbrella", "key-3": "acme"}
+    made = make({"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"})
+    assert made.tenants == {**keys.read(file), "mine": "default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("secret-1", "line 1: expected KEY = TENANT"),
+        ("secret-1 =", "line 1: expected KEY = TENANT"),
+        ("secret-1 = a\nsecret-1 = b", "line 2: this key is another tenant's already"),
+        ("# nothing", "no key in it"),
+    ],
+)
+def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(SetupError, match=problem) as caught:
+        keys.read(file)
+    assert "secret-1" not in str(caught.value)
+    with pytest.raises(SetupError, match="cannot be read"):
+        keys.read(tmp_path / "none")
+
+
+# ---------------------------------------------------------------- sessions over HTTP
+
+
+async def test_a_session_is_looked_at(running: Running) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        name = (await opened(socket))["id"]
+        path = f"/v1/realtime/sessions/{name}"
+        status, empty = await ask(running, "GET", path)
+        assert (status, empty["id"], empty["state"]) == (200, name, "idle")
+        assert (empty["items"], empty["kv"]["place"]) == (0, "none")
+        await say(socket, "hello")
+        await answer(socket)
+        _, now = await ask(running, "GET", path)
+        assert (now["items"], now["kv"]["place"]) == (2, "device")
+        assert 0 < now["kv"]["tokens"] <= now["tokens"]
+
+
+async def test_delete_ends_a_session(running: Running, bench: Bench) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        name = (await opened(socket))["id"]
+        await say(socket, "hello")
+        status, deleted = await ask(running, "DELETE", f"/v1/realtime/sessions/{name}")
+        assert (status, deleted["deleted"]) == (200, True)
+        assert await closed(socket) == 4003
+    status, _ = await ask(running, "GET", f"/v1/realtime/sessions/{name}")
+    assert status == 404
+    assert await bench.engine.list() == []
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_somebody_elses_session_is_an_unknown_one(running: Running, method: str) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        name = (await opened(socket))["id"]
+        theirs = await ask(running, method, f"/v1/realtime/sessions/{name}", headers=TWO)
+        unknown = await ask(running, method, "/v1/realtime/sessions/sess_x", headers=TWO)
+        assert theirs[0] == unknown[0] == 404
+        assert json.dumps(theirs[1]).replace(name, "sess_x") == json.dumps(unknown[1])
+        await say(socket, "still here")
+
+
+async def test_sessions_over_http_need_a_key(running: Running) -> None:
+    for method, path in (
+        ("GET", "/v1/realtime/sessions/x"),
+        ("DELETE", "/v1/realtime/sessions/x"),
+        ("POST", "/v1/realtime/client_secrets"),
+    ):
+        status, denied = await ask(running, method, path, headers={})
+        assert (status, denied["error"]["code"]) == (401, "missing_api_key")
+
+
+async def test_kv_is_shared_within_a_tenant_only(running: Running, bench: Bench) -> None:
+    computed = []
+    for headers in (ONE, TWO, ONE):
+        before = bench.runner.tokens_run
+        async with connect(running.url, additional_headers=headers) as socket:
+            await opened(socket)
+            await say(socket, "the same long beginning of a conversation")
+            await answer(socket)
+        computed.append(bench.runner.tokens_run - before)
+    mine, theirs, again = computed
+    assert theirs == mine, "nothing of another tenant's is found"
+    assert again <= mine / 2, "a tenant's own is"
+
+
+# ---------------------------------------------------------------- client secrets
+
+
+async def test_client_secrets(running: Running) -> None:
+    config = {"type": "realtime", "instructions": "be kind", "max_output_tokens": 3}
+    body = {"expires_after": {"anchor": "created_at", "seconds": 60}, "session": config}
+    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    assert status == 200
+    value = minted["value"]
+    assert re.fullmatch(r"ek_[A-Za-z0-9_-]{32,}", value)
+    assert minted["session"]["object"] == "realtime.session"
+    assert minted["session"]["instructions"] == "be kind"
+    bearer = {"Authorization": f"Bearer {value}"}
+    for headers, offered in (
+        (bearer, None),
+        ({}, ["realtime", f"openai-insecure-api-key.{value}"]),
+    ):
+        async with connect(
+            running.url,
+            additional_headers=headers,
+            subprotocols=offered,  # type: ignore[arg-type]
+        ) as socket:
+            session = await opened(socket)
+            assert (session["instructions"], session["max_output_tokens"]) == ("be kind", 3)
+            path = f"/v1/realtime/sessions/{session['id']}"
+            assert (await ask(running, "GET", path))[0] == 200, "it is the tenant's"
+            assert (await ask(running, "GET", path, headers=TWO))[0] == 404
+    for method, path in (
+        ("POST", "/v1/realtime/client_secrets"),
+        ("GET", "/v1/realtime/sessions/x"),
+        ("DELETE", "/v1/realtime/sessions/x"),
+    ):
+        status, denied = await ask(running, method, path, headers=bearer)
+        assert (status, denied["error"]["code"]) == (403, "ephemeral_key")
+
+
+async def test_a_client_secret_without_a_body(running: Running) -> None:
+    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets")
+    assert status == 200
+    assert minted["session"]["instructions"] == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        (b"{", "invalid_json", None),
+        ({"expires_after": {"seconds": 9}}, "integer_below_min_value", "expires_after.seconds"),
+        ({"expires_after": {"seconds": 7201}}, "integer_above_max_value", "expires_after.seconds"),
+        ({"session": {"type": "transcription"}}, "invalid_value", "session.type"),
+        ({"session": {}}, "missing_required_parameter", "session.type"),
+        (b" " * 1_100_000, "body_too_large", None),
+    ],
+)
+async def test_a_bad_client_secret(
+    running: Running, body: object, code: str, param: str | None
+) -> None:
+    status, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    assert (status, denied["error"]["code"], denied["error"]["param"]) == (400, code, param)
+
+
+def test_secrets_expire() -> None:
+    now = [1000.0]
+    secrets = ClientSecrets(lambda: now[0])
+    minted = secrets.mint("acme", Wishes(instructions="x"), 10)
+    assert minted.expires_at == 1010
+    found = secrets.find(minted.value)
+    assert found is not None
+    assert (found.tenant, found.ephemeral) == ("acme", True)
+    assert secrets.find(minted.value + "x") is None
+    now[0] = 1010
+    assert secrets.find(minted.value) is None
+
+
+def test_secrets_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_secrets, "_OPEN_MAX", 2)
+    now = [0.0]
+    secrets = ClientSecrets(lambda: now[0])
+    for _ in range(2):
+        secrets.mint("acme", Wishes(), 10)
+    with pytest.raises(Refusal):
+        secrets.mint("acme", Wishes(), 10)
+    now[0] = 10
+    assert secrets.find(secrets.mint("acme", Wishes(), 10).value)
+
+
+async def test_an_expired_secret_is_no_key(running: Running) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(running.url, additional_headers={"Authorization": "Bearer ek_x"})
+    assert caught.value.response.status_code == 401
+
+
+# ---------------------------------------------------------------- the end of a session
+
+
+async def test_session_close_is_answered_and_closes(running: Running, bench: Bench) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        await opened(socket)
+        await say(socket, "hello")
+        await socket.send('{"type": "response.create"}')
+        await until(socket, "response.output_text.delta")
+        await socket.send('{"type": "session.close"}')
+        done = await until(socket, "response.done")
+        assert done["response"]["status"] in ("cancelled", "completed", "incomplete")
+        event = await until(socket, "session.closed")
+        assert event["reason"] == "client_request"
+        assert await closed(socket) == 1000
+    assert await bench.engine.list() == []
+
+
+async def test_a_session_has_a_maximum_duration(bench: Bench) -> None:
+    async with (
+        serve(bench, Settings(limits=Limits(session_s_max=0.05))) as running,
+        connect(running.url) as socket,
+    ):
+        await opened(socket)
+        error = (await until(socket, "error"))["error"]
+        assert error["code"] == "session_expired"
+        assert await closed(socket) == 1000
