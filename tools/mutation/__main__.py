@@ -113,7 +113,7 @@ def is_known(tree: Path, mutant: Mutant, results: dict[str, Result]) -> bool:
 def check_unchanged(tree: Path) -> None:
     print("  the unchanged tree …", end=" ", flush=True)
     began = time.monotonic()
-    caught_by = run_tests(tree)
+    caught_by = first_failure(tree)
     if caught_by is not None:
         sys.exit(f"fails without any bug: {caught_by}")
     print(f"passes in {time.monotonic() - began:.1f} s")
@@ -125,13 +125,18 @@ def try_one(tree: Path, mutant: Mutant) -> Result:
     mutant.plant(tree)
     began = time.monotonic()
     try:
-        caught_by = run_tests(tree)
-        if caught_by and caught_by.startswith(TIMED) and not run_tests(tree, f"tests/{caught_by}"):
-            caught_by = run_tests(tree)
+        caught_by = first_failure(tree)
     finally:
         file.write_text(original)
     seconds = round(time.monotonic() - began, 1)
     return Result(digest=digest_of(tree, mutant), caught_by=caught_by, seconds=seconds)
+
+
+def first_failure(tree: Path) -> str | None:
+    failed = run_tests(tree)
+    if failed and failed.startswith(TIMED) and not run_tests(tree, f"tests/{failed}"):
+        return run_tests(tree)
+    return failed
 
 
 def run_tests(tree: Path, *tests: str) -> str | None:
