@@ -23,6 +23,7 @@ demo: setup
 	@$(BIN)/continuo serve $(ARGS)
 
 test: $(VENV)/ready-dev .venv-openai/ready
+	@sh tools/setup_system.sh
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/ready-dev

@@ -5,6 +5,7 @@ Each atomic step is a script in `scripts/`, which says what it takes and what it
 
 import secrets
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any, Self
 
 import msgspec
@@ -157,21 +158,17 @@ class RedisStore:
             await self._settle_doubts()
             limit = min(limit, keys.SWEEP_MAX)
             due = await self._server.run("due", (keys.DEADLINES,), (limit,))
-        expired: list[str] = []
-        for session in due:
-            if await self._expire(session.decode()):
-                expired.append(session.decode())
-        return expired
-
-    async def _expire(self, session: str) -> bool:
-        """The index may be too early, or point to nothing: the session's own deadline counts."""
-        async with self._server.bounded():
-            reply = await self._server.run("expire", session_keys(session))
-            if reply[0] == b"later":
-                await self._server.do("ZADD", keys.DEADLINES, reply[1], session)
-            else:
-                await self._server.do("ZREM", keys.DEADLINES, session)
-            return reply[0] == b"expired"
+            sessions = [session.decode() for session in due]
+            replies = await self._server.run_many("expire", map(session_keys, sessions))
+            # The index may be too early, or point to nothing: the session's own deadline counts.
+            for session, reply in zip(sessions, replies, strict=True):
+                if reply[0] == b"later":
+                    await self._server.do("ZADD", keys.DEADLINES, reply[1], session)
+            over = [reply[0] != b"later" for reply in replies]
+            if any(over):
+                await self._server.do("ZREM", keys.DEADLINES, *compress(sessions, over))
+        ours = [reply[0] == b"expired" for reply in replies]
+        return list(compress(sessions, ours))
 
     # ------------------------------------------------------------ writing
 

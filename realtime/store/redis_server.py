@@ -2,7 +2,7 @@
 what goes wrong is told in the store's words."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from typing import Any, cast
@@ -87,6 +87,14 @@ class RedisServer:
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
         return await run(keys=names, args=args)
 
+    async def run_many(self, script: str, names: Iterable[Sequence[str]]) -> list[Any]:
+        """One script for each set of keys, in one round trip; each by itself is atomic."""
+        run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
+        async with self._client.pipeline(transaction=False) as together:
+            for keys_of_one in names:
+                await run(keys=keys_of_one, client=together)
+            return await together.execute()
+
     async def do(self, *command: str | bytes | int) -> Any:
         execute = cast(Callable[..., Awaitable[Any]], self._client.execute_command)  # pyright: ignore[reportUnknownMemberType]
         return await execute(*command)
@@ -128,7 +136,7 @@ def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     """And the clients of the sentinels that watch it. Connects to nothing yet. A connection that
     was closed meanwhile is tried once more: all we write may be written twice."""
     options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
+        "socket_timeout": 2 * timeout_s,  # a net: two that end at the same time lose one another
         "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 1),
         "protocol": 2,

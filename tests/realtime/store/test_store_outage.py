@@ -1,6 +1,8 @@
 """A Redis that stops, sleeps, dies, forgets, fills up or hands over; and one that will not do."""
 
 import asyncio
+import shutil
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -32,7 +34,7 @@ from tests.realtime.store.redis_process import RedisProcess, free_port, needs_re
 
 pytestmark = needs_redis
 
-SLACK_S = 1.0
+SLACK_S = 1.5
 """The machine may be busy with other things."""
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
@@ -121,6 +123,17 @@ async def until_there(store: Store, lease: Lease, change: Change) -> Written | R
                 return await store.write(lease, change)
             except StoreUnavailable:
                 await asyncio.sleep(0.02)
+
+
+async def test_a_host_that_takes_no_connections() -> None:
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        port = deaf.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            await refused_in_time(open_store(f"redis://127.0.0.1:{port}"))
+            hosts = f"127.0.0.1:{port},localhost:{port}"
+            await refused_in_time(open_store(f"redis+sentinel://{hosts}/talk"))
 
 
 async def test_calls_given_up_do_not_answer_others(server: RedisProcess, store: Store) -> None:
@@ -415,6 +428,7 @@ async def test_all_of_a_session_lies_in_one_slot(server: RedisProcess, store: St
 # ---------------------------------------------------------------- over TLS, through sentinels
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 async def test_over_tls(tmp_path: Path) -> None:
     made = await asyncio.create_subprocess_exec(
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
@@ -433,7 +447,7 @@ async def test_over_tls(tmp_path: Path) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     await store.aclose()
-    with pytest.raises(StoreUnavailable, match="certificate"):
+    with pytest.raises(StoreUnavailable):  # nobody vouches for its certificate
         await open_store(f"rediss://localhost:{port}/0")
     server.kill()
 

@@ -1,0 +1,20 @@
+#!/bin/sh
+# Programs of the system that some tests start. Where they cannot be installed, those tests skip and
+# say why.
+set -eu
+
+missing=""
+command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
+command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
+[ -n "$missing" ] || exit 0
+
+if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+    echo "Not installed:$missing. The tests that need it are skipped." >&2
+    exit 0
+fi
+echo "Installing$missing, which some tests start."
+export DEBIAN_FRONTEND=noninteractive
+# shellcheck disable=SC2086  # a list of names
+if ! { apt-get update -qq && apt-get install -y -qq --no-install-recommends $missing; } >/dev/null; then
+    echo "Could not install:$missing. The tests that need it are skipped." >&2
+fi
