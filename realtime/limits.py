@@ -35,6 +35,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Longer texts are tokenised beside the event loop, not on it."""
     apart_responses_max: int = 8
     """Out-of-band responses of one session at the same time; more are refused."""
+    ask_s_max: float = 15.0
+    """How long a client event waits for the engine (it may be starting again); then an `error` that
+    says to try again."""
+    close_s_max: float = 5.0
+    """How long the end of a session waits for the engine; what is left is done when it is back."""
     session_s_max: float = 3600.0
     """How long a connection may last; then an `error` event, and close 1000."""
     sessions_max: int = 10_000

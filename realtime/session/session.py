@@ -7,7 +7,7 @@ in order. Limits are checked before anything changes; a Refusal means that nothi
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal, assert_never
 
 import msgspec
@@ -94,16 +94,23 @@ class Session:
     async def do(self, ask: core.Ask) -> None:
         """Raises Refusal."""
         try:
-            await self._do(ask)
+            async with asyncio.timeout(self._limits.ask_s_max):
+                await self._do(ask)
         except EngineError as error:
             if isinstance(error, EngineLost):
                 self._history.strand.forget()
             raise _refusal(error) from error
+        except TimeoutError:
+            self._history.strand.forget()
+            raise _no_answer(self._limits.ask_s_max) from None
 
     async def status(self) -> Status:
         """How it is. Raises Refusal."""
         try:
-            info = await self._door.info(self._history.strand.session)
+            async with asyncio.timeout(self._limits.ask_s_max):
+                info = await self._door.info(self._history.strand.session)
+        except TimeoutError:
+            raise _no_answer(self._limits.ask_s_max) from None
         except UnknownSession:
             info = None
         except EngineError as error:
@@ -122,18 +129,26 @@ class Session:
         )
 
     async def close(self) -> None:
-        """Stops what runs, within a step, and lets go of the engine. Never raises EngineError."""
+        """Stops what runs, within a step, and lets go of the engine. Never raises EngineError. If
+        the engine does not answer it is told when it is back."""
         running = [*self._apart.values()]
         if self._answering is not None:
             running.append(self._answering)
         self._state, _ = step(self._state, Event.CLOSE)
-        with contextlib.suppress(EngineError):
-            for answering in running:
-                await answering.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-        with contextlib.suppress(EngineError):
-            await self._history.strand.close()
+        strands = {self._history.strand, *(answering.strand for answering in running)}
+        try:
+            async with asyncio.timeout(self._limits.close_s_max):
+                with contextlib.suppress(EngineError):
+                    for answering in running:
+                        await answering.cancel()
+                if self._tasks:
+                    await asyncio.wait(self._tasks)
+                await _release(strands)
+        except TimeoutError:
+            log.warning("session %s: closed without the engine, which does not answer", self.id)
+            for task in self._tasks:
+                task.cancel()
+            self._tasks.add(asyncio.create_task(_release(strands), name=f"release {self.id}"))
 
     # ------------------------------------------------------------ asks
 
@@ -390,6 +405,21 @@ class Session:
         if isinstance(item, core.ItemReference):
             return self._history.find(item.item_id, "item_reference_invalid_item_id")
         return item
+
+
+async def _release(strands: Iterable[Strand]) -> None:
+    for strand in strands:
+        with contextlib.suppress(EngineError):
+            await strand.close()
+
+
+def _no_answer(waited_s: float) -> Refusal:
+    return Refusal(
+        f"The model did not take this within {waited_s:g} seconds; it may be starting again. "
+        "Nothing has changed: try again.",
+        code="engine_unavailable",
+        kind="server_error",
+    )
 
 
 def _same(conversation: Conversation) -> Conversation:

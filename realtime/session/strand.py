@@ -2,6 +2,7 @@
 fewest tokens: rewinds to the first that differs, appends what follows."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
@@ -61,10 +62,13 @@ class Strand:
         self._draft: list[int] = []
         self._parent = parent
         self._answering = False
+        self._left: list[str] = []
+        """Sessions under earlier names that the engine may still have."""
         self._lock = asyncio.Lock()
 
     def forget(self) -> None:
-        """The engine was lost: what its log holds is not known any more."""
+        """The engine was lost, or did not answer: what its log holds is not known any more."""
+        self._left.append(self.session)
         self._spans, self._tail, self._draft = None, [], []
         self._answering = False
         self._opened += 1
@@ -113,9 +117,16 @@ class Strand:
 
     async def close(self) -> None:
         async with self._lock:
+            await self._drop_left()
             if self._spans is not None:
                 self._spans = None
                 await self._door.close(self.session)
+
+    async def _drop_left(self) -> None:
+        while self._left:
+            with contextlib.suppress(UnknownSession):
+                await self._door.close(self._left[-1])
+            self._left.pop()
 
     async def _sync(
         self, wanted: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
@@ -149,6 +160,7 @@ class Strand:
     async def _begin(
         self, wanted: Sequence[Span], tail: Sequence[int]
     ) -> tuple[tuple[Span, ...], list[int]]:
+        await self._drop_left()
         parent, self._parent = self._parent, None
         if parent is not None:
             lent = await parent.lend(self.session, wanted, tail)

@@ -1,0 +1,71 @@
+"""While the engine is down and does not come back."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.protocol import core
+from tests.realtime.talks import Talk, open_talk
+from tests.support.engines import Bench
+
+SHORT = Limits(ask_s_max=0.05, close_s_max=0.05)
+
+
+@pytest.fixture
+async def alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
+    """Somebody whose engine has just died. `back` is set to let it come back."""
+    talk = open_talk(bench)
+    await talk.say("hello")
+    launch = bench.engine._launch
+
+    async def late() -> socket.socket:
+        await talk.back.wait()  # type: ignore[attr-defined]
+        return await launch()
+
+    talk.back = asyncio.Event()  # type: ignore[attr-defined]
+    monkeypatch.setattr(bench.engine, "_launch", late)
+    yield talk
+    talk.back.set()  # type: ignore[attr-defined]
+
+
+async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
+    alone.bench.kill()
+    while alone.engine.up:
+        await asyncio.sleep(0)
+    alone.session._limits = SHORT
+    with pytest.raises(Refusal, match="try again") as caught:
+        await alone.say("are you there?", name="lost")
+    assert (caught.value.code, caught.value.kind) == ("engine_unavailable", "server_error")
+    assert alone.session.conversation.find("lost") is None, "nothing has changed"
+    with pytest.raises(Refusal):
+        await alone.session.status()
+    await alone.session.do(core.FetchItem("u1"))
+    alone.back.set()  # type: ignore[attr-defined]
+    while not alone.engine.up:
+        await asyncio.sleep(0)
+    alone.session._limits = Limits()
+    await alone.say("are you there?", name="found")
+    await alone.turn()
+    await alone.session.close()
+    assert await alone.engine.list() == [], "what was begun in vain is gone too"
+
+
+async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
+    await alone.respond(None)
+    await alone.ears.until(core.TextDelta)
+    alone.bench.kill()
+    while alone.engine.up:
+        await asyncio.sleep(0)
+    alone.session._limits = SHORT
+    await alone.session.close()
+    assert not alone.engine.up, "it did not wait for it"
+    alone.back.set()  # type: ignore[attr-defined]
+    while not alone.engine.up:
+        await asyncio.sleep(0)
+    while await alone.engine.list():
+        await asyncio.sleep(0)
+    assert (await alone.engine.stats()).active_turns == 0
