@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine import EngineError, EngineLost, Sampling, TurnEnded, TurnFailed
+from engine import EngineError, EngineLost, TurnEnded, TurnFailed
 from realtime.protocol.core import (
     Answer,
     AnswerError,
@@ -16,23 +16,13 @@ from realtime.protocol.core import (
     Tell,
     Usage,
 )
-from realtime.session.conversation import Conversation
 from realtime.session.output import Output, Reader
+from realtime.session.prompting import Prompt
 from realtime.session.strand import Strand
 
 log = logging.getLogger(__name__)
 
 Teller = Callable[[Tell], None]
-
-
-class Prompt(msgspec.Struct, frozen=True):
-    conversation: Conversation
-    header: list[int]
-    sampling: Sampling
-
-    @property
-    def length(self) -> int:
-        return self.conversation.length + len(self.header)
 
 
 class Answering:

@@ -27,6 +27,18 @@ def text_of(item: MessageItem) -> str:
     return "\n".join(part.text for part in item.parts)
 
 
+def chars_of(item: Item) -> int:
+    match item:
+        case MessageItem():
+            return len(text_of(item))
+        case CallItem(arguments=arguments):
+            return len(arguments)
+        case CallOutputItem(output=output):
+            return len(output)
+        case _:
+            assert_never(item)
+
+
 HELD_CHARS_MAX = 16
 """Of a word that may go on, how much is kept from the model; longer ones are no words."""
 

@@ -8,47 +8,28 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from typing import Literal, assert_never
+from typing import assert_never
 
-import msgspec
-
-from engine import BadRequest, ChatTemplate, EngineError, EngineLost, TooLong, UnknownSession
+from engine import ChatTemplate, EngineError, EngineLost, UnknownSession
 from realtime.errors import Refusal
 from realtime.limits import TEXT_CHARS_MAX, Limits
 from realtime.names import fresh
 from realtime.protocol import core
-from realtime.session.answering import Answering, Prompt, Teller
+from realtime.session.answering import Answering, Teller
 from realtime.session.calls import reader_for
 from realtime.session.conversation import Conversation
 from realtime.session.history import History
 from realtime.session.output import Output
-from realtime.session.rendering import text_of
+from realtime.session.prompting import Prompt, prompt_of
+from realtime.session.refusals import no_answer, refusal_of
+from realtime.session.rendering import chars_of
 from realtime.session.state import Action, Event, State, step
+from realtime.session.status import KV, Status
 from realtime.session.strand import Door, Strand
 from realtime.session.truncating import shortened, spoken
 from realtime.session.window import Window
 
 log = logging.getLogger(__name__)
-
-
-class KV(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the KV of a conversation is, in tokens and pages of the engine."""
-
-    place: Literal["device", "none"]
-    tokens: int
-    pages: int
-    host_pages: int
-
-
-class Status(msgspec.Struct, frozen=True, kw_only=True):
-    state: str
-    tokens: int
-    items: int
-    dropped_items: int
-    kv: KV
-
-    def fields(self) -> dict[str, object]:
-        return msgspec.structs.asdict(self)
 
 
 class Session:
@@ -99,10 +80,10 @@ class Session:
         except EngineError as error:
             if isinstance(error, EngineLost):
                 self._history.strand.forget()
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
         except TimeoutError:
             self._history.strand.forget()
-            raise _no_answer(self._limits.ask_s_max) from None
+            raise no_answer(self._limits.ask_s_max) from None
 
     async def status(self) -> Status:
         """How it is. Raises Refusal."""
@@ -110,11 +91,11 @@ class Session:
             async with asyncio.timeout(self._limits.ask_s_max):
                 info = await self._door.info(self._history.strand.session)
         except TimeoutError:
-            raise _no_answer(self._limits.ask_s_max) from None
+            raise no_answer(self._limits.ask_s_max) from None
         except UnknownSession:
             info = None
         except EngineError as error:
-            raise _refusal(error) from error
+            raise refusal_of(error) from error
         return Status(
             state=self._state.value,
             tokens=self.conversation.length,
@@ -282,7 +263,7 @@ class Session:
                 lambda now: now.add(item, after),
                 push=Action.PUSH in actions,
                 param="item",
-                chars=_chars(item),
+                chars=chars_of(item),
             )
         self._tell(core.ItemAdded(item, self.conversation.previous(item.id)))
 
@@ -353,28 +334,11 @@ class Session:
         else:
             items = [self._resolve(item) for item in ask.context]
             start = Conversation.start(self.conversation.template, settings)
-            chars = sum(_chars(item) for item in items)
+            chars = sum(chars_of(item) for item in items)
             spans = self.conversation.recalled(items)
             conversation = await self._history.beside(chars, lambda: start.with_spans(spans))
-        conversation, header = conversation.asked()
-        length, limit = conversation.length + len(header), self._door.ready.max_model_len
-        if length >= limit:
-            param = "response.input" if ask.context is not None else "conversation"
-            raise Refusal(
-                f"The prompt of this response is {length:,} tokens, but the context of the model "
-                f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
-                code="context_length_exceeded",
-                param=param,
-            )
-        room = limit - length
-        tokens = settings.max_output_tokens
-        sampling = msgspec.structs.replace(
-            settings.sampling,
-            max_tokens=room if tokens is None else min(tokens, room),
-            top_k=min(settings.sampling.top_k, self._door.ready.vocab_size),
-            stop_ids=conversation.template.stop_ids,
-        )
-        return Prompt(conversation, header, sampling)
+        param = "response.input" if ask.context is not None else "conversation"
+        return prompt_of(conversation, settings, self._door.ready, param)
 
     async def _answer(self, answering: Answering, prompt: Prompt) -> None:
         await answering.run(prompt, self._tell)
@@ -413,38 +377,9 @@ async def _release(strands: Iterable[Strand]) -> None:
             await strand.close()
 
 
-def _no_answer(waited_s: float) -> Refusal:
-    return Refusal(
-        f"The model did not take this within {waited_s:g} seconds; it may be starting again. "
-        "Nothing has changed: try again.",
-        code="engine_unavailable",
-        kind="server_error",
-    )
-
-
 def _same(conversation: Conversation) -> Conversation:
     return conversation
 
 
 def _nowhere(items: tuple[core.Item, ...]) -> str | None:
     return None
-
-
-def _chars(item: core.Item) -> int:
-    match item:
-        case core.MessageItem():
-            return len(text_of(item))
-        case core.CallItem(arguments=arguments):
-            return len(arguments)
-        case core.CallOutputItem(output=output):
-            return len(output)
-        case _:
-            assert_never(item)
-
-
-def _refusal(error: EngineError) -> Refusal:
-    """The engine's words as an answer to the client."""
-    code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
-    if isinstance(error, BadRequest):
-        return Refusal(error.message, code=code, param=error.field)
-    return Refusal(error.message, code=code, kind="server_error", param=error.field)

@@ -1,0 +1,40 @@
+"""Prompt: what an answer is made from."""
+
+import msgspec
+
+from engine import Ready, Sampling
+from realtime.errors import Refusal
+from realtime.protocol.core import Settings
+from realtime.session.conversation import Conversation
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    conversation: Conversation
+    header: list[int]
+    sampling: Sampling
+
+    @property
+    def length(self) -> int:
+        return self.conversation.length + len(self.header)
+
+
+def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
+    """Raises Refusal if there is no room for a single token."""
+    conversation, header = conversation.asked()
+    length, limit = conversation.length + len(header), ready.max_model_len
+    if length >= limit:
+        raise Refusal(
+            f"The prompt of this response is {length:,} tokens, but the context of the model "
+            f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    room = limit - length
+    tokens = settings.max_output_tokens
+    sampling = msgspec.structs.replace(
+        settings.sampling,
+        max_tokens=room if tokens is None else min(tokens, room),
+        top_k=min(settings.sampling.top_k, ready.vocab_size),
+        stop_ids=conversation.template.stop_ids,
+    )
+    return Prompt(conversation, header, sampling)
