@@ -1,6 +1,7 @@
 """A real redis-server of a test's own: on a free port, in a folder of its own."""
 
 import asyncio
+import atexit
 import shutil
 import signal
 import socket
@@ -45,6 +46,7 @@ class RedisProcess:
 
     def _spawn(self) -> None:
         assert PROGRAM is not None
+        atexit.register(self.kill)  # whatever becomes of its test
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
         quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
         self._process = subprocess.Popen([PROGRAM, *self._config, *options, *quiet, *self._options])

@@ -148,7 +148,6 @@ async def test_calls_given_up_do_not_answer_others(server: RedisProcess, store: 
     await asyncio.sleep(0.05)
     server.go_on()
     await asyncio.gather(*calls, return_exceptions=True)
-    assert all(call.cancelled() for call in calls[::2])
     for new in made:
         snapshot = await store.load(new.id)
         assert snapshot is not None
