@@ -35,6 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--peers", action="store_true", help="measure peers as well")
+    parser.add_argument(
+        "--peer-limit-s", type=float, default=600.0, help="a slower peer stops and says so"
+    )
     parser.add_argument("--no-wire", action="store_true", help="leave the WebSocket out")
 
 
@@ -71,7 +74,7 @@ async def _run(options: argparse.Namespace) -> Report:
     if not options.no_wire:
         rows += await _over_the_wire(options, folder, settings)
     if options.peers:
-        rows += _peers(options, folder, prompts)
+        rows += _peers(options, folder, prompts, runs["streaming"][0].said)
     facts = {"ratios": ratios(rows), "outputs_equal": _equal(runs)}
     notes = [f"{name}: {value}" for name, value in facts.items()]
     title = f"Turn latency, {options.sessions} sessions x {options.turns} turns, 16 in / 8 out"
@@ -160,7 +163,9 @@ def _equal(runs: dict[str, list[Turns]]) -> bool:
     return all(found.said == first for each in runs.values() for found in each)
 
 
-def _peers(options: argparse.Namespace, folder: Path, prompts: live.Prompts) -> list[Row]:
+def _peers(
+    options: argparse.Namespace, folder: Path, prompts: live.Prompts, said: list[list[list[int]]]
+) -> list[Row]:
     from bench import peers
 
     found = peers.measure(
@@ -172,6 +177,8 @@ def _peers(options: argparse.Namespace, folder: Path, prompts: live.Prompts) -> 
         prompts=prompts,
         names=None,
         threads=2,
+        expected=said,
+        limit_s=options.peer_limit_s,
     )
     return [
         {
@@ -179,6 +186,7 @@ def _peers(options: argparse.Namespace, folder: Path, prompts: live.Prompts) -> 
             "through": result.name,
             "mean_all_ms": result.mean_all_ms,
             "mean_last10_ms": result.mean_last10_ms,
+            "same_ids": str(result.outputs_equal),
             "note": result.note,
         }
         for result in found
