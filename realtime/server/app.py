@@ -59,8 +59,13 @@ def build(engine: Engine, settings: Settings) -> Starlette:
     return Starlette(routes=[*routes.all(), *sessions.all()])
 
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises SetupError if the port is taken."""
+    """A listening socket, ours from here on: who connects before the model is loaded waits. Raises
+    SetupError if the port is taken."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -73,6 +78,7 @@ def bind(host: str, port: int) -> socket.socket:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     try:
         sock.bind(address)
+        sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
         raise not_free(host, port, error) from None

@@ -15,6 +15,9 @@ _SECRETS = re.compile(
 _QUERY = re.compile(r"(?<=\w)\?[^\s\"'?]*=[^\s\"']*")
 
 
+_THEIRS = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
+
+
 class Redacting(logging.Formatter):
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -30,8 +33,9 @@ class Redacting(logging.Formatter):
 
 
 def _ours(record: logging.LogRecord) -> bool:
-    """What a client sends is no error of ours: bytes that are no text end its connection, 1007."""
-    return not record.getMessage().startswith("Invalid UTF-8")
+    """What a client does is no error of ours: bytes that are no text end its connection, 1007, and
+    one that is refused never completes its handshake."""
+    return not record.getMessage().startswith(_THEIRS)
 
 
 def configure(level: str, keys: Iterable[str]) -> None:

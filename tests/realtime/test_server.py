@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator
 
@@ -11,7 +12,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from realtime.errors import SetupError
-from realtime.server import app
+from realtime.server import app, logs
 from realtime.server.app import Server, bind, build
 from realtime.server.settings import Settings
 from tests.support.engines import Bench, digest_engine
@@ -219,11 +220,15 @@ async def test_frames_over_the_limit(running: Running, extra: int, code: int | N
         assert await closed(socket) == code
 
 
-async def test_invalid_utf8_closes(running: Running) -> None:
+async def test_invalid_utf8_closes(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    handlers = logging.getLogger().handlers[:]
+    logs.configure("warning", ())
     async with connect(running.url, additional_headers=BEARER) as socket:
         await first(socket)
         await socket.send(b"\xff\xfe", text=True)
         assert await closed(socket) == 1007
+    logging.getLogger().handlers[:] = handlers
+    assert "Traceback" not in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- start and stop

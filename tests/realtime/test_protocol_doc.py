@@ -1,0 +1,30 @@
+"""docs/protocol.md names a test for what it says; here they are looked for."""
+
+import re
+from pathlib import Path
+
+from realtime.protocol.realtime_api.client import EVENT_TYPES
+
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs/protocol.md").read_text()
+
+
+def test_every_test_that_is_named_exists() -> None:
+    source = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    named = set(re.findall(r"\btest_\w+", DOC))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if f"def {name}(" not in source] == []
+
+
+def test_every_flow_that_is_named_exists() -> None:
+    source = (ROOT / "tests/clients/openai_flows.py").read_text()
+    named = {name for name in re.findall(r"\*(\w+)\*", DOC) if not name.startswith("bad_input")}
+    assert len(named) > 20
+    assert [name for name in sorted(named) if f"async def {name}(" not in source] == []
+
+
+def test_every_client_event_is_described() -> None:
+    audio = {"input_audio_buffer", "output_audio_buffer"}
+    for name in EVENT_TYPES:
+        group, _, verb = name.rpartition(".")
+        assert name in DOC or f"`.{verb}`" in DOC or group in audio, name
