@@ -1,6 +1,7 @@
 """What is served where.
 
     WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
+        &fork=SESSION&at=ITEM       that begins as another one was after an item
     GET /v1/models                  what can be talked to
     GET /health                     this process is alive; is its engine?
 
@@ -20,7 +21,7 @@ from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
 from realtime.server import answers
 from realtime.server.auth import SUBPROTOCOL, Denied, Gate, offered
-from realtime.session import Registry
+from realtime.session import Fork, Registry
 from realtime.transport import Connection, StarletteSocket
 
 
@@ -70,7 +71,9 @@ class Routes:
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
         name = websocket.query_params.get("model") or self._models[0].id
         socket = StarletteSocket(websocket)
-        connection = Connection(socket, self._registry, self._limits, name, guest)
+        wish = websocket.query_params.get("fork")
+        fork = Fork(wish, websocket.query_params.get("at")) if wish else None
+        connection = Connection(socket, self._registry, self._limits, name, guest, fork)
         if self._known(name):
             await connection.run()
         else:

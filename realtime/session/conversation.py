@@ -96,6 +96,21 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         header = layout.header()
         return self._of(layout), header
 
+    def upto(self, item_id: str | None) -> "Conversation":
+        """As it was when this item was the last (None: as it is), without what is being made.
+        Raises KeyError."""
+        whole = self.closed()
+        if item_id is None:
+            return whole
+        if whole._dropped(item_id):
+            at = next(n for n, item in enumerate(whole.dropped) if item.id == item_id)
+            return msgspec.structs.replace(whole, spans=(), dropped=whole.dropped[: at + 1])
+        at = whole._index(item_id)
+        last = whole.spans[at]
+        if last.items[-1].id == item_id:
+            return msgspec.structs.replace(whole, spans=whole.spans[: at + 1])
+        return whole._laid([*whole.spans[:at], _split(last, item_id)[0]], since=at)
+
     # ------------------------------------------------------------ editing
 
     def configured(self, settings: Settings) -> "Conversation":

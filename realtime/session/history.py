@@ -8,15 +8,25 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from engine import EngineError, EngineLost
 from realtime.errors import Refusal
-from realtime.protocol.core import Item
+from realtime.protocol.core import Item, Settings
 from realtime.session.conversation import Conversation
 from realtime.session.rendering import stable
 from realtime.session.strand import Strand
 from realtime.session.window import Window
 
 log = logging.getLogger(__name__)
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a fork begins with."""
+
+    settings: Settings
+    conversation: Conversation
+    strand: Strand
 
 
 class History:

@@ -13,6 +13,7 @@ from realtime.names import fresh
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.core import Settings
 from realtime.session.answering import Teller
+from realtime.session.history import Origin
 from realtime.session.session import Session
 from realtime.session.strand import Door
 
@@ -25,6 +26,13 @@ class Guest(msgspec.Struct, frozen=True):
     """How its sessions begin; None: as the server's do."""
     ephemeral: bool = False
     """By a key that is good for conversations alone."""
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """A wish to begin as another session was after an item (None: as it is)."""
+
+    session_id: str
+    at: str | None = None
 
 
 HangUp = Callable[[CloseCode, str], None]
@@ -57,8 +65,10 @@ class Registry:
         session_id: str | None = None,
         guest: Guest | None = None,
         hang_up: HangUp = lambda code, reason: None,
+        fork: Fork | None = None,
     ) -> Session:
-        """`hang_up` ends the connection of the session. Raises Refusal when there are too many."""
+        """`hang_up` ends the connection of the session. Raises Refusal when there are too many, or
+        nothing to fork."""
         if len(self._sessions) >= self._limits.sessions_max:
             raise Refusal(
                 f"This server has {self._limits.sessions_max:,} open sessions, its limit.",
@@ -66,14 +76,17 @@ class Registry:
                 kind="server_error",
             )
         guest = guest or Guest()
+        origin = self._origin(fork, guest.tenant) if fork else None
+        settings = origin.settings if origin else guest.settings or self.settings
         session = Session(
             session_id or fresh("sess"),
             self._door,
             self._template,
-            guest.settings or self.settings,
+            settings,
             tell,
             self._limits,
             scope=self._scope(guest.tenant),
+            origin=origin,
         )
         self._sessions[session.id] = _Open(session, guest.tenant, hang_up)
         return session
@@ -90,6 +103,16 @@ class Registry:
     async def close(self, session: Session) -> None:
         self._sessions.pop(session.id, None)
         await session.close()
+
+    def _origin(self, fork: Fork, tenant: str) -> Origin:
+        source = self.find(fork.session_id, tenant)
+        if source is None:
+            raise Refusal(
+                f"The session with id '{fork.session_id[:200]}' does not exist.",
+                code="session_not_found",
+                param="fork",
+            )
+        return source.fork(fork.at)
 
     def _scope(self, tenant: str) -> str:
         """KV is shared within it; who knows only the tenant's name cannot make it."""

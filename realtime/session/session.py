@@ -18,7 +18,7 @@ from realtime.protocol import core
 from realtime.session.answering import Answering, Teller
 from realtime.session.calls import reader_for
 from realtime.session.conversation import Conversation
-from realtime.session.history import History
+from realtime.session.history import History, Origin
 from realtime.session.output import Output
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.refusals import no_answer, refusal_of
@@ -43,7 +43,9 @@ class Session:
         limits: Limits,
         *,
         scope: str = "",
+        origin: Origin | None = None,
     ) -> None:
+        """`origin`: it begins as a fork of another session."""
         self.id = session_id
         self.settings = settings
         self._door = door
@@ -51,9 +53,10 @@ class Session:
         self._limits = limits
         self._scope = scope
         self._state = State.IDLE
+        begun = origin.conversation if origin else Conversation.start(template, settings)
         self._history = History(
-            Conversation.start(template, settings),
-            Strand(door, session_id, scope=scope),
+            begun,
+            Strand(door, session_id, scope=scope, parent=origin.strand if origin else None),
             Window(door.ready.max_model_len, settings.truncation),
             limits.off_loop_chars,
         )
@@ -70,7 +73,19 @@ class Session:
         return self._state
 
     def start(self) -> None:
+        """Says what there is already; a fork has items."""
         self._tell(core.Opened(self.settings))
+        previous = None
+        for item in self.conversation.items():
+            self._tell(core.ItemAdded(item, previous))
+            previous = item.id
+
+    def fork(self, at: str | None) -> Origin:
+        """What a session begins with that shares this one's history and KV up to and including an
+        item (None: all). Raises Refusal."""
+        if at is not None:
+            self._history.find_whole(at, "item_fork_invalid_item_id")
+        return Origin(self.settings, self.conversation.upto(at), self._history.strand)
 
     async def do(self, ask: core.Ask) -> None:
         """Raises Refusal."""

@@ -25,7 +25,7 @@ from realtime.protocol.realtime_api import (
     event_id_of,
     hear,
 )
-from realtime.session import Guest, Registry, Session
+from realtime.session import Fork, Guest, Registry, Session
 from realtime.transport.outbox import Outbox
 from realtime.transport.socket import Socket, SocketClosed
 
@@ -43,6 +43,7 @@ class Connection:
         limits: Limits,
         model: str,
         guest: Guest | None = None,
+        fork: Fork | None = None,
     ) -> None:
         self._socket = socket
         self._registry = registry
@@ -51,6 +52,7 @@ class Connection:
         self._id = fresh("sess")
         self._voice = Voice(self._id, model)
         self._guest = guest or Guest()
+        self._fork = fork
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str]] = loop.create_future()
@@ -60,9 +62,12 @@ class Connection:
     async def run(self) -> None:
         """From session.created to the close."""
         try:
-            session = self._registry.open(self._tell, self._id, self._guest, self._hang_up)
+            session = self._registry.open(
+                self._tell, self._id, self._guest, self._hang_up, self._fork
+            )
         except Refusal as refusal:
-            await self.refuse(refusal, CloseCode.TRY_LATER)
+            ours = refusal.kind == "server_error"
+            await self.refuse(refusal, CloseCode.TRY_LATER if ours else CloseCode.POLICY)
             return
         session.start()
         reading = asyncio.create_task(self._read(session), name=f"read {self._id}")

@@ -7,7 +7,7 @@ import pytest
 from engine import Sampling
 from realtime.errors import Refusal
 from realtime.protocol import core
-from realtime.protocol.realtime_api import NoAudio, decode, hear
+from realtime.protocol.realtime_api import Farewell, NoAudio, decode, hear
 from realtime.protocol.realtime_api.extras import Extras
 
 NOW = core.Settings(
@@ -19,7 +19,7 @@ NOW = core.Settings(
 DEFAULT = core.Settings(sampling=Sampling(temperature=0.1))
 
 
-def ask(event: dict[str, object]) -> core.Ask | NoAudio:
+def ask(event: dict[str, object]) -> core.Ask | NoAudio | Farewell:
     frame = json.dumps(event)
     return hear(decode(frame), NOW, DEFAULT, lambda prefix: f"{prefix}_fresh")
 
