@@ -242,6 +242,8 @@ class Door(RuleBasedStateMachine):
                 life.said = []
             assert ended.length == len(life.log) + len(life.said)
         life.log = life.log + life.said
+        if life.room < 0:
+            life.span = []  # the answer has left no room for it: see Log.put_span
         for ids, task in life.waiting:
             self._run(_wait(task))
             life.log = life.log + ids
