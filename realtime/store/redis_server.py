@@ -136,9 +136,10 @@ def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     """And the clients of the sentinels that watch it. Connects to nothing yet. A connection that
     was closed meanwhile is tried once more: all we write may be written twice."""
     options: dict[str, Any] = {
-        "socket_timeout": 2 * timeout_s,  # a net: two that end at the same time lose one another
+        # a net under `bounded`: cancelling a call that is being torn down may be lost on it
+        "socket_timeout": 0.8 * timeout_s,
         "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
-        "retry": Retry(NoBackoff(), 1),
+        "retry": Retry(NoBackoff(), 1, supported_errors=(redis_errors.ConnectionError,)),
         "protocol": 2,
     }
     if not url.startswith("redis+sentinel://"):
