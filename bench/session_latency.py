@@ -115,8 +115,11 @@ async def _session(
 async def _over_the_wire(
     options: argparse.Namespace, folder: Path, settings: dict[str, Any]
 ) -> list[Row]:
-    """The same through `continuo serve` and its Realtime WebSocket. A turn's text is chosen so that
-    it makes 16 ids with the template's own; a session over the wire is always a streaming one."""
+    """The same through `continuo serve` and its Realtime WebSocket, with texts of 13 characters;
+    the bench models' template makes them about 30 ids. Over the wire a session is streaming."""
+    settings = settings | {
+        name: 3 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
+    }
     runs: dict[str, list[Turns]] = {"no_session": [], "streaming": []}
     async with wire.served(folder, **settings) as url:
         await wire.measure(url, "streaming", options.sessions, 5)
