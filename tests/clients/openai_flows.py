@@ -832,7 +832,10 @@ for name, (frame, code, param) in BAD.items():
 @flow
 async def a_frame_over_twice_the_limit_closes(client: Client) -> None:
     async with client.talk() as talk:
-        await talk.send_raw("x" * 2_200_000)
+        try:
+            await talk.send_raw("x" * 2_200_000)
+        except ConnectionClosed:
+            return  # hung up on in the middle of it: the reset has overtaken the code
         assert await talk.closed() == 1009
 
 
