@@ -128,9 +128,6 @@ class Mirror:
             return command
         return Append(command.n, command.session, [*base.ids, *command.ids], replace=True)
 
-    def sessions(self) -> list[str]:
-        return list(self._records)
-
     def with_turn(self) -> list[str]:
         return [name for name, record in self._records.items() if record.turn is not None]
 
