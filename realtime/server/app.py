@@ -1,33 +1,31 @@
-"""The web application and the uvicorn it runs on, hardened against peers that hold on.
+"""The web application and the uvicorn it runs on, hardened against peers that hold on (`peers`).
 
-half a handshake            aborted after HANDSHAKE_S
 reads nothing any more      the kernel drops it USER_TIMEOUT_MS after the first unanswered byte
 silent                      pinged every PING_S, dropped after PING_S without an answer
 sends too much              refused by us up to twice the frame limit, by close 1009 above
 """
 
-import asyncio
 import contextlib
 import errno
 import socket
+import ssl
 import time
 from collections.abc import Callable, Generator
 
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from engine import Engine, Sampling
 from realtime.errors import SetupError
 from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import ClientSecrets
+from realtime.server.peers import GuardedHttp, GuardedWebSocket
 from realtime.server.routes import Model, Routes
 from realtime.server.sessions import SessionRoutes
 from realtime.server.settings import Settings
 from realtime.session import Registry
 
-HANDSHAKE_S = 10.0
 PING_S = 20.0
 USER_TIMEOUT_MS = 20_000
 SHUTDOWN_S = 5
@@ -92,38 +90,21 @@ def not_free(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"cannot listen on port {port} of {host}: {why}")
 
 
-class GuardedHttp(HttpToolsProtocol):
-    """Who connects and then says nothing, or half of it, is gone after HANDSHAKE_S."""
-
-    _guard: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._guard = self.loop.call_later(HANDSHAKE_S, transport.abort)
-
-    def on_headers_complete(self) -> None:
-        self._disarm()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
-
-    def _disarm(self) -> None:
-        if self._guard is not None:
-            self._guard.cancel()
-            self._guard = None
-
-
 class Server(uvicorn.Server):
     """Leaves the signals to who runs it, and says when it listens."""
 
-    def __init__(self, app: Starlette, settings: Settings, on_listening: Callable[[], None]):
+    def __init__(
+        self,
+        app: Starlette,
+        settings: Settings,
+        on_listening: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
+    ):
         super().__init__(
             uvicorn.Config(
                 app,
                 http=GuardedHttp,
-                ws="websockets-sansio",
+                ws=GuardedWebSocket,
                 ws_max_size=2 * settings.limits.frame_bytes_max,
                 ws_per_message_deflate=False,
                 ws_ping_interval=PING_S,
@@ -135,6 +116,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=SHUTDOWN_S,
+                ssl_context_factory=(lambda config, default: tls) if tls else None,
             )
         )
         self._on_listening = on_listening

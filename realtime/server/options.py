@@ -77,6 +77,8 @@ OPTIONS: tuple[Option, ...] = (
         "(keys of --api-key: the tenant 'default')",
         "FILE",
     ),
+    Option("ssl-certfile", "text", "server", "PEM certificate: serve wss:// and https://", "FILE"),
+    Option("ssl-keyfile", "text", "server", "its key, where it is not in the same file", "FILE"),
     Option("no-auth", "switch", "server", "listen beyond loopback without any key"),
     Option(
         "allowed-origins",

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import ssl
 import sys
 
 from engine import Engine, EngineError
@@ -16,15 +17,33 @@ from realtime.server.settings import DEFAULT_PORT, Settings
 async def serve(settings: Settings) -> int:
     """Returns the exit status. Raises SetupError."""
     logs.configure(settings.log_level, settings.tenants)
+    tls = _tls(settings)
     stop = _on_signals()
     with bind(settings.host, settings.port) as sock:
         engine = await _load(settings, stop)
         if engine is None:
             return 0
         try:
-            return await _serve(engine, settings, sock, stop)
+            return await _serve(engine, settings, sock, stop, tls)
         finally:
             await engine.stop()
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    """Raises SetupError."""
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    given = f"--ssl-certfile {settings.ssl_certfile}"
+    if settings.ssl_keyfile:
+        given += f" --ssl-keyfile {settings.ssl_keyfile}"
+    try:
+        # A key behind a password would be asked for on the terminal.
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=str)
+    except OSError as error:  # ssl.SSLError is one
+        why = error.strerror or str(error)
+        raise SetupError(f"{given}: cannot be used ({why})") from None
+    return context
 
 
 def _on_signals() -> asyncio.Event:
@@ -60,9 +79,14 @@ async def _load(settings: Settings, stop: asyncio.Event) -> Engine | None:
 
 
 async def _serve(
-    engine: Engine, settings: Settings, sock: socket.socket, stop: asyncio.Event
+    engine: Engine,
+    settings: Settings,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    tls: ssl.SSLContext | None,
 ) -> int:
-    server = Server(build(engine, settings), settings, lambda: _welcome(engine, settings, sock))
+    app = build(engine, settings)
+    server = Server(app, settings, lambda: _welcome(engine, settings, sock), tls)
     serving = asyncio.create_task(server.serve([sock]))
     stopping = asyncio.create_task(stop.wait())
     lost = asyncio.create_task(engine.lost())
@@ -102,9 +126,10 @@ def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
     ready = engine.ready
     name, port = settings.served_model_name or (settings.engine.model,), sock.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    url = f"ws://{host}:{port}"
+    scheme = "wss" if settings.ssl_certfile else "ws"
+    url = f"{scheme}://{host}:{port}"
     chat = "continuo chat"
-    if port != DEFAULT_PORT or not settings.loopback:
+    if settings.ssl_certfile or port != DEFAULT_PORT or not settings.loopback:
         chat += f" --url {url}"
     if settings.tenants:
         chat += " --api-key YOUR_KEY"

@@ -25,6 +25,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tenants: dict[str, str] = {}
     """By API key."""
     allowed_origins: frozenset[str] = frozenset()
+    ssl_certfile: str | None = None
+    """PEM; None: no TLS."""
+    ssl_keyfile: str | None = None
+    """None: in the same file."""
     temperature: float = 0.0
     log_level: str = "warning"
     limits: Limits = Limits()
@@ -36,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def make(options: Mapping[str, Value]) -> Settings:
     """Raises SetupError, in one line."""
-    fields = {"host", "port", "temperature", "log_level"}
+    fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
     engine = {key: value for key, value in options.items() if key in _ENGINE_FIELDS}
     settings = Settings(
         engine=_engine(engine),
@@ -50,6 +54,10 @@ def make(options: Mapping[str, Value]) -> Settings:
         raise SetupError(f"--port {settings.port}: expected 0 to 65535")
     if not 0 <= settings.temperature <= 2:
         raise SetupError(f"--temperature {settings.temperature}: expected 0 to 2")
+    if settings.ssl_keyfile and not settings.ssl_certfile:
+        raise SetupError(
+            f"--ssl-keyfile {settings.ssl_keyfile} is of no use without --ssl-certfile"
+        )
     if not (settings.loopback or settings.tenants or options.get("no_auth")):
         raise SetupError(
             f"--host {settings.host} would let anyone in: set --api-key (or CONTINUO_API_KEY), "

@@ -1,11 +1,15 @@
 """Socket: what a connection needs of a WebSocket."""
 
+import asyncio
 import contextlib
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from realtime.protocol.closing import CloseCode
+
+_CLOSE_S = 3.0
+"""How long a close may wait for a peer that does not read."""
 
 
 class SocketClosed(Exception):
@@ -49,5 +53,6 @@ class StarletteSocket:
             return
         if self._websocket.application_state is not WebSocketState.CONNECTED:
             return
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            await self._websocket.close(code, reason)
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self._websocket.close(code, reason)

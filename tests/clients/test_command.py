@@ -74,6 +74,23 @@ def test_everyone_is_not_let_in_by_accident() -> None:
     assert "--api-key" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--ssl-certfile", "/no/such.pem"), "/no/such.pem: cannot be used"),
+        (("--ssl-certfile", __file__), "cannot be used"),
+        (("--ssl-keyfile", "/no/such.pem"), "without --ssl-certfile"),
+    ],
+)
+def test_a_certificate_that_is_none_is_said_before_the_model_loads(
+    options: tuple[str, str], words: str
+) -> None:
+    refused = run("serve", "--port", "0", *options)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    (line,) = refused.stderr.splitlines()
+    assert words in line
+
+
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "*.safetensors"])
 def test_a_broken_model_folder_is_one_line(tmp_path: Path, model: str, missing: str) -> None:
     source = ROOT / "engine/bundled/demo" if model == "demo" else Path(model)

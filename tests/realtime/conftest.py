@@ -13,6 +13,8 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from realtime.server.settings import Settings
+from tests.realtime.served import KEY, Running, serve
 from tests.realtime.talks import Talk, open_talk
 from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import Bench, digest_engine
@@ -75,3 +77,10 @@ async def talk(bench: Bench) -> AsyncIterator[Talk]:
     yield talk
     await talk.session.close()
     assert await bench.engine.list() == [], "nothing is left open in the engine"
+
+
+@pytest.fixture
+async def running(bench: Bench) -> AsyncIterator[Running]:
+    settings = Settings(tenants={KEY: "default"}, served_model_name=("demo", "alias"))
+    async with serve(bench, settings) as running:
+        yield running

@@ -12,8 +12,8 @@ from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.server.settings import Settings
 from realtime.session import Fork, Registry
+from tests.realtime.served import closed, first, serve
 from tests.realtime.talks import Ears, Talk
-from tests.realtime.test_server import closed, first, serve
 from tests.support.engines import Bench
 
 

@@ -1,75 +1,16 @@
 """The web server over real sockets, in this process; the engine is real, its device a fake."""
 
-import asyncio
-import contextlib
-import json
-import logging
 import socket
-from collections.abc import AsyncIterator
 
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from realtime.errors import SetupError
-from realtime.server import app, logs
-from realtime.server.app import Server, bind, build
+from realtime.server.app import bind, build
 from realtime.server.settings import Settings
+from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench, digest_engine
-
-KEY = "key-one"
-
-
-class Running:
-    def __init__(self, port: int, server: Server) -> None:
-        self.port = port
-        self.server = server
-        self.url = f"ws://127.0.0.1:{port}/v1/realtime"
-
-    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        writer.close()
-        return int(head.split()[1]), json.loads(body)
-
-
-@contextlib.asynccontextmanager
-async def serve(bench: Bench, settings: Settings) -> AsyncIterator[Running]:
-    sock = bind("127.0.0.1", 0)
-    listening = asyncio.Event()
-    server = Server(build(bench.engine, settings), settings, listening.set)
-    serving = asyncio.create_task(server.serve([sock]))
-    await listening.wait()
-    yield Running(sock.getsockname()[1], server)
-    server.should_exit = True
-    await asyncio.wait_for(serving, 20)
-
-
-@pytest.fixture
-async def running(bench: Bench) -> AsyncIterator[Running]:
-    settings = Settings(tenants={KEY: "default"}, served_model_name=("demo", "alias"))
-    async with serve(bench, settings) as running:
-        yield running
-
-
-BEARER = {"Authorization": f"Bearer {KEY}"}
-
-
-async def closed(socket: ClientConnection) -> int:
-    """The code the server closes with, whatever it says before."""
-    try:
-        while True:
-            await first(socket)
-    except ConnectionClosed as end:
-        return end.rcvd.code if end.rcvd else 1006
-
-
-async def first(socket: ClientConnection) -> dict[str, object]:
-    return json.loads(await asyncio.wait_for(socket.recv(), 20))
-
 
 # ---------------------------------------------------------------- http
 
@@ -152,83 +93,6 @@ async def test_a_model_by_another_name(running: Running) -> None:
         session = (await first(socket))["session"]
         assert isinstance(session, dict)
         assert session["model"] == "alias"
-
-
-# ---------------------------------------------------------------- hostile peers
-
-
-async def test_half_a_handshake_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "HANDSHAKE_S", 0.05)
-    async with serve(bench, Settings()) as running:
-        half = [b"", b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: webso"]
-        peers = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
-        for (_, writer), start in zip(peers, half, strict=True):
-            writer.write(start)
-        for reader, writer in peers:
-            with contextlib.suppress(ConnectionResetError):
-                assert await asyncio.wait_for(reader.read(), 20) == b""
-            writer.close()
-
-
-async def test_a_whole_handshake_is_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "HANDSHAKE_S", 0.05)
-    async with serve(bench, Settings()) as running, connect(running.url) as socket:
-        await first(socket)
-        await asyncio.sleep(0.15)
-        await socket.send('{"type": "input_audio_buffer.clear"}')
-        assert (await first(socket))["type"] == "input_audio_buffer.cleared"
-
-
-async def test_listening_sockets_drop_peers_that_do_not_acknowledge() -> None:
-    with bind("127.0.0.1", 0) as sock:
-        ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-        assert ms == app.USER_TIMEOUT_MS
-        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-async def test_a_reset_in_the_middle_of_an_answer_frees_everything(
-    bench: Bench, running: Running
-) -> None:
-    socket = await connect(running.url, additional_headers=BEARER)
-    await first(socket)
-    await socket.send('{"type": "response.create"}')
-    while (await first(socket))["type"] != "response.output_text.delta":
-        pass
-    socket.transport.abort()
-    while await bench.engine.list():
-        await asyncio.sleep(0.01)
-    assert (await bench.engine.stats()).active_turns == 0
-
-
-async def test_a_fragmented_message_counts_as_one(running: Running) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
-        await socket.send(['{"type": ', '"input_audio_buffer.clear"', "}"])
-        assert (await first(socket))["type"] == "input_audio_buffer.cleared"
-
-
-@pytest.mark.parametrize(("extra", "code"), [(1024, None), (2 * 1024 * 1024, 1009)])
-async def test_frames_over_the_limit(running: Running, extra: int, code: int | None) -> None:
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
-        half = "x" * (512 * 1024 + extra // 2)
-        with contextlib.suppress(ConnectionClosed):
-            await socket.send([half, half])
-        if code is None:
-            assert (await first(socket))["type"] == "error"
-            return
-        assert await closed(socket) == code
-
-
-async def test_invalid_utf8_closes(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    handlers = logging.getLogger().handlers[:]
-    logs.configure("warning", ())
-    async with connect(running.url, additional_headers=BEARER) as socket:
-        await first(socket)
-        await socket.send(b"\xff\xfe", text=True)
-        assert await closed(socket) == 1007
-    logging.getLogger().handlers[:] = handlers
-    assert "Traceback" not in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- start and stop

@@ -17,7 +17,7 @@ from realtime.protocol.core import Settings as Wishes
 from realtime.server import client_secrets, keys
 from realtime.server.client_secrets import ClientSecrets
 from realtime.server.settings import Settings, make
-from tests.realtime.test_server import Running, closed, first, serve
+from tests.realtime.served import Running, closed, first, serve
 from tests.support.engines import Bench
 
 ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))

@@ -1,0 +1,94 @@
+"""What uvicorn leaves open to peers that hold on, closed.
+
+half a request                  aborted: its head after HEAD_S, its body after BODY_S
+sends on after we hung up       read and thrown away for LINGER_S, at most LINGER_BYTES, so that the
+                                close frame is not overtaken by a reset
+reads nothing, and the session  aborted: what waits for it would hold the socket
+has ended
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+HEAD_S = 10.0
+BODY_S = 60.0
+LINGER_S = 2.0
+LINGER_BYTES = 64 * 1024 * 1024
+
+
+class GuardedHttp(HttpToolsProtocol):
+    """Each request has a time to arrive in; the first begins with the connection."""
+
+    _guard: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._arm(HEAD_S)
+
+    def on_message_begin(self) -> None:
+        if self._guard is None:
+            self._arm(HEAD_S)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._arm(BODY_S)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._disarm()
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._disarm()
+        super().handle_websocket_upgrade()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        super().connection_lost(exc)
+
+    def _arm(self, seconds: float) -> None:
+        self._disarm()
+        self._guard = self.loop.call_later(seconds, self.transport.abort)
+
+    def _disarm(self) -> None:
+        if self._guard is not None:
+            self._guard.cancel()
+            self._guard = None
+
+
+class GuardedWebSocket(WebSocketsSansIOProtocol):
+    """A socket that is closed with bytes unread is reset, and the reset drops what the peer has not
+    read yet: our close frame among it."""
+
+    _lingering = False
+    _lingered_bytes = 0
+
+    def data_received(self, data: bytes) -> None:
+        if not self._lingering:
+            super().data_received(data)
+            return
+        self._lingered_bytes += len(data)
+        if self._lingered_bytes > LINGER_BYTES:
+            self.transport.abort()
+
+    def handle_parser_exception(self) -> None:
+        """Over-long, not masked, no UTF-8: says why, ends its own side, reads on for a while."""
+        assert self.conn.close_sent is not None, "what the parser refused is said"
+        code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self._lingering = self.close_sent = True
+        # While this timer runs the end of the session does not close the socket.
+        self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        if not self.writable.is_set():
+            self.transport.abort()

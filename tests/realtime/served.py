@@ -1,0 +1,59 @@
+"""The web server on a real port, in this process."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from realtime.server.app import Server, bind, build
+from realtime.server.settings import Settings
+from tests.support.engines import Bench
+
+KEY = "key-one"
+
+
+class Running:
+    def __init__(self, port: int, server: Server) -> None:
+        self.port = port
+        self.server = server
+        self.url = f"ws://127.0.0.1:{port}/v1/realtime"
+
+    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), json.loads(body)
+
+
+@contextlib.asynccontextmanager
+async def serve(bench: Bench, settings: Settings) -> AsyncIterator[Running]:
+    sock = bind("127.0.0.1", 0)
+    listening = asyncio.Event()
+    server = Server(build(bench.engine, settings), settings, listening.set)
+    serving = asyncio.create_task(server.serve([sock]))
+    await listening.wait()
+    yield Running(sock.getsockname()[1], server)
+    server.should_exit = True
+    await asyncio.wait_for(serving, 20)
+
+
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+async def closed(socket: ClientConnection) -> int:
+    """The code the server closes with, whatever it says before."""
+    try:
+        while True:
+            await first(socket)
+    except ConnectionClosed as end:
+        return end.rcvd.code if end.rcvd else 1006
+
+
+async def first(socket: ClientConnection) -> dict[str, object]:
+    return json.loads(await asyncio.wait_for(socket.recv(), 20))
