@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 import pytest
 
@@ -56,12 +56,20 @@ def server(model: str) -> Iterator[Server]:
     assert stop(running) == 0
 
 
+class Told(TypedDict):
+    """Of one flow: what went wrong, and the frames, each with the number of its connection and who
+    sent it, C or S."""
+
+    problem: str | None
+    transcript: list[tuple[int, str, str]]
+
+
 @pytest.fixture(scope="session")
-def flows(server: Server) -> dict[str, str | None]:
-    """What went wrong in each flow of openai_flows.py; None: nothing."""
+def flows(server: Server) -> dict[str, Told]:
     assert SDK.exists(), "make test prepares .venv-openai"
     run = subprocess.run(
-        [SDK, Path(__file__).with_name("openai_flows.py"), server.url, KEY],
+        [SDK, "-m", "tests.clients.flows", server.url, KEY],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,

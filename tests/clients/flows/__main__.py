@@ -1,0 +1,30 @@
+"""Prints a JSON object: of each flow what went wrong, or null, and its transcript."""
+
+import asyncio
+import importlib
+import json
+import pkgutil
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from tests.clients.flows.talk import FLOWS, Client
+
+
+async def main(url: str, key: str) -> None:
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        if module.name != "__main__":
+            importlib.import_module(f"tests.clients.flows.{module.name}")
+    told: dict[str, Any] = {}
+    for name, run in FLOWS.items():
+        client, problem = Client(url, key), None
+        try:
+            await asyncio.wait_for(run(client), 120)
+        except Exception:
+            problem = traceback.format_exc(limit=-4)
+        told[name] = {"problem": problem, "transcript": client.transcript}
+    print(json.dumps(told))
+
+
+asyncio.run(main(*sys.argv[1:]))

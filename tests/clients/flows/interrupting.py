@@ -1,0 +1,132 @@
+"""Answers that are stopped, and cut to what was heard."""
+
+from tests.clients.flows.talk import Client, flow, kinds, text_of
+
+
+@flow
+async def cancel_in_the_middle_of_an_answer(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.say("tell me a story")
+        await talk.connection.response.create()
+        events = await talk.until("response.output_text.delta")
+        await talk.connection.response.cancel()
+        events += await talk.until("response.done")
+        done = events[-1]["response"]
+        assert done["status"] == "cancelled", done
+        assert done["status_details"] == {"type": "cancelled", "reason": "client_cancelled"}
+        assert kinds(events)[-5:] == [
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "conversation.item.done",
+            "response.done",
+        ]
+        item = done["output"][0]
+        assert item["status"] == "incomplete"
+        said = "".join(event.get("delta", "") for event in events)
+        assert text_of(done) == said
+        await talk.expect("rate_limits.updated")
+        following = await talk.ask("hello", max_output_tokens=4)
+        spent = done["usage"]["total_tokens"]
+        assert following["usage"]["input_tokens"] > spent, "what was said stays in the history"
+
+
+@flow
+async def cancel_by_a_wrong_id(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.say("tell me a story")
+        await talk.connection.response.create()
+        await talk.until("response.output_text.delta")
+        await talk.send(type="response.cancel", response_id="resp_unknown", event_id="c1")
+        error = None
+        while error is None:
+            event = await talk.recv()
+            assert event["type"] != "response.done"
+            error = event.get("error")
+        assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "c1")
+        await talk.send(type="response.cancel")
+        assert (await talk.until("response.done"))[-1]["response"]["status"] == "cancelled"
+
+
+@flow
+async def cancel_when_nothing_runs(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.send(type="response.cancel", event_id="c1")
+        error = (await talk.expect("error"))["error"]
+        assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "c1")
+        assert error["message"].startswith("Cancellation failed")
+        await talk.usable()
+
+
+@flow
+async def a_second_response_is_refused(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.say("tell me a story")
+        await talk.connection.response.create()
+        await talk.until("response.output_text.delta")
+        await talk.send(type="response.create", event_id="second")
+        event = await talk.recv()
+        while event["type"] != "error":
+            assert event["type"] != "response.done"
+            event = await talk.recv()
+        assert event["error"]["code"] == "conversation_already_has_active_response"
+        assert event["error"]["event_id"] == "second"
+        await talk.send(type="response.cancel")
+        await talk.until("rate_limits.updated")
+        await talk.usable()
+
+
+@flow
+async def a_truncated_item_is_acknowledged(client: Client) -> None:
+    async with client.talk() as talk:
+        done = await talk.ask("hello", max_output_tokens=4)
+        item_id = done["output"][0]["id"]
+        await talk.connection.conversation.item.truncate(
+            item_id=item_id, content_index=0, audio_end_ms=100
+        )
+        truncated = await talk.expect("conversation.item.truncated")
+        assert (truncated["item_id"], truncated["audio_end_ms"]) == (item_id, 100)
+        await talk.usable()
+
+
+@flow
+async def barge_in_keeps_what_was_heard(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.ask("hello", max_output_tokens=8)
+        await talk.say("tell me a long story")
+        await talk.connection.response.create(response={"ignore_eos": True})
+        events = await talk.until("response.output_text.delta")
+        while sum(len(event.get("delta", "")) for event in events) < 40:
+            events.append(await talk.recv())
+        item_id = events[-1]["item_id"]
+        await talk.send(type="response.cancel")
+        await talk.send(
+            type="conversation.item.truncate", item_id=item_id, content_index=0, text_end=17
+        )
+        events += await talk.until("rate_limits.updated")
+        truncated = await talk.expect("conversation.item.truncated")
+        assert (truncated["text_end"], truncated["audio_end_ms"]) == (17, 0)
+        await talk.connection.conversation.item.retrieve(item_id=item_id)
+        item = (await talk.expect("conversation.item.retrieved"))["item"]
+        said = "".join(event.get("delta", "") for event in events)
+        assert item["content"] == [{"type": "output_text", "text": said[:17]}]
+        usage = (await talk.ask("stop", max_output_tokens=4))["usage"]
+        cached = usage["input_token_details"]["cached_tokens"]
+        assert usage["input_tokens"] - cached < 24, "only what is new, and the end of what was cut"
+
+
+@flow
+async def truncate_needs_to_say_where(client: Client) -> None:
+    async with client.talk() as talk:
+        item_id = (await talk.ask("hello", max_output_tokens=4))["output"][0]["id"]
+        for where, code, param in [
+            ({}, "missing_required_parameter", "audio_end_ms"),
+            ({"text_end": 10_000}, "invalid_value", "text_end"),
+            ({"text_end": -1}, "integer_below_min_value", "text_end"),
+        ]:
+            await talk.send(
+                type="conversation.item.truncate", item_id=item_id, content_index=0, **where
+            )
+            error = (await talk.expect("error"))["error"]
+            assert (error["code"], error["param"]) == (code, param), error
+        await talk.usable()
