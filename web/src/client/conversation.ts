@@ -1,0 +1,193 @@
+/**
+ * The conversation as the server has told it: items in their order, answers as they grow.
+ *
+ * Pure: events go in, what changed comes out.
+ */
+
+import type { Item, Part, Response, ServerEvent } from './events.js';
+
+/** One answer of the model. */
+export interface Turn {
+  readonly id: string;
+  response: Response;
+  /** Items it has made, in order. */
+  items: string[];
+}
+
+export type Change =
+  | { kind: 'order' }
+  | { kind: 'item'; id: string }
+  | { kind: 'turn'; id: string }
+  | null;
+
+export interface Saved {
+  items: Item[];
+  turns: Turn[];
+}
+
+export class Conversation {
+  #items: Item[] = [];
+  #byId = new Map<string, Item>();
+  #turns = new Map<string, Turn>();
+
+  get items(): readonly Item[] {
+    return this.#items;
+  }
+
+  get turns(): readonly Turn[] {
+    return [...this.#turns.values()];
+  }
+
+  /** The answer that is being made in this conversation. */
+  get running(): Turn | null {
+    for (const turn of this.#turns.values()) {
+      if (turn.response.status === 'in_progress' && turn.response.conversation_id !== null) {
+        return turn;
+      }
+    }
+    return null;
+  }
+
+  find(id: string): Item | undefined {
+    return this.#byId.get(id);
+  }
+
+  /** The answer an item belongs to. */
+  turnOf(itemId: string): Turn | undefined {
+    return this.turns.find((turn) => turn.items.includes(itemId));
+  }
+
+  apply(event: ServerEvent): Change {
+    switch (event.type) {
+      case 'session.updated':
+        if (event.session.resume?.resumed !== 'snapshot') return null;
+        this.clear();
+        return { kind: 'order' };
+      case 'conversation.item.added':
+        return this.#add(event.item, event.previous_item_id);
+      case 'conversation.item.done':
+      case 'conversation.item.retrieved':
+        return this.#replace(event.item);
+      case 'conversation.item.deleted':
+        return this.#delete(event.item_id);
+      case 'conversation.item.truncated':
+        return this.#truncate(event.item_id, event.content_index, event.text_end);
+      case 'response.created':
+      case 'response.done':
+        return this.#turn(event.response);
+      case 'response.output_item.added':
+        return this.#own(event.response_id, event.item.id);
+      case 'response.output_text.delta':
+        return this.#grow(event.item_id, event.content_index, event.delta);
+      case 'response.output_text.done':
+        return this.#setText(event.item_id, event.content_index, event.text);
+      case 'response.function_call_arguments.delta':
+        return this.#argue(event.item_id, (now) => now + event.delta);
+      case 'response.function_call_arguments.done':
+        return this.#argue(event.item_id, () => event.arguments);
+      default:
+        return null;
+    }
+  }
+
+  clear(): void {
+    this.#items = [];
+    this.#byId.clear();
+    this.#turns.clear();
+  }
+
+  /** A copy that JSON can hold. */
+  save(): Saved {
+    return structuredClone({ items: this.#items, turns: this.turns as Turn[] });
+  }
+
+  load(saved: Saved): void {
+    this.clear();
+    this.#items = structuredClone(saved.items);
+    for (const item of this.#items) this.#byId.set(item.id, item);
+    for (const turn of structuredClone(saved.turns)) this.#turns.set(turn.id, turn);
+  }
+
+  #add(item: Item, previous: string | null): Change {
+    if (this.#byId.has(item.id)) return this.#replace(item);
+    const after = previous === null ? -1 : this.#items.findIndex((one) => one.id === previous);
+    const at = previous !== null && after < 0 ? this.#items.length : after + 1;
+    this.#items.splice(at, 0, item);
+    this.#byId.set(item.id, item);
+    return { kind: 'order' };
+  }
+
+  #replace(item: Item): Change {
+    const at = this.#items.findIndex((one) => one.id === item.id);
+    if (at < 0) return null;
+    this.#items[at] = item;
+    this.#byId.set(item.id, item);
+    return { kind: 'item', id: item.id };
+  }
+
+  #delete(id: string): Change {
+    this.#items = this.#items.filter((item) => item.id !== id);
+    return this.#byId.delete(id) ? { kind: 'order' } : null;
+  }
+
+  #truncate(id: string, index: number, end: number | undefined): Change {
+    const part = this.#part(id, index);
+    if (part?.text === undefined || end === undefined) return null;
+    part.text = Array.from(part.text).slice(0, end).join('');
+    return { kind: 'item', id };
+  }
+
+  #turn(response: Response): Change {
+    const turn = this.#turns.get(response.id);
+    if (turn) turn.response = response;
+    else this.#turns.set(response.id, { id: response.id, response, items: [] });
+    return { kind: 'turn', id: response.id };
+  }
+
+  #own(turnId: string, itemId: string): Change {
+    const turn = this.#turns.get(turnId);
+    if (turn && !turn.items.includes(itemId)) turn.items.push(itemId);
+    return null;
+  }
+
+  #grow(id: string, index: number, delta: string): Change {
+    const part = this.#part(id, index);
+    if (!part) return null;
+    part.text = (part.text ?? '') + delta;
+    return { kind: 'item', id };
+  }
+
+  #setText(id: string, index: number, text: string): Change {
+    const part = this.#part(id, index);
+    if (!part) return null;
+    part.text = text;
+    return { kind: 'item', id };
+  }
+
+  #argue(id: string, change: (now: string) => string): Change {
+    const item = this.#byId.get(id);
+    if (item?.type !== 'function_call') return null;
+    item.arguments = change(item.arguments);
+    return { kind: 'item', id };
+  }
+
+  #part(id: string, index: number): Part | undefined {
+    const item = this.#byId.get(id);
+    if (item?.type !== 'message') return undefined;
+    while (item.content.length <= index) item.content.push({ type: 'output_text', text: '' });
+    return item.content[index];
+  }
+}
+
+/** What a message says. */
+export function textOf(item: Item): string {
+  if (item.type !== 'message') return '';
+  return item.content.map((part) => part.text ?? part.transcript ?? '').join('');
+}
+
+/** The length of a text as the server counts it. */
+export function codePoints(text: string): number {
+  let n = 0;
+  for (const _ of text) n += 1;
+  return n;
+}

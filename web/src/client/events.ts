@@ -1,0 +1,217 @@
+/**
+ * What is said on the wire, both ways: OpenAI's Realtime events for text, and Continuo's additions.
+ *
+ * Fields a client may want are typed; a server may send more.
+ */
+
+// ------------------------------------------------------------------ items
+
+export type Role = 'system' | 'user' | 'assistant';
+export type ItemStatus = 'in_progress' | 'completed' | 'incomplete';
+
+export interface Part {
+  type: 'input_text' | 'output_text' | 'input_audio' | 'text';
+  text?: string;
+  transcript?: string;
+}
+
+export interface MessageItem {
+  id: string;
+  type: 'message';
+  role: Role;
+  status?: ItemStatus;
+  content: Part[];
+}
+
+export interface FunctionCallItem {
+  id: string;
+  type: 'function_call';
+  status?: ItemStatus;
+  call_id: string;
+  name: string;
+  /** JSON, as the model wrote it. */
+  arguments: string;
+}
+
+export interface FunctionCallOutputItem {
+  id: string;
+  type: 'function_call_output';
+  status?: ItemStatus;
+  call_id: string;
+  output: string;
+}
+
+export type Item = MessageItem | FunctionCallItem | FunctionCallOutputItem;
+
+/** An item to be created: the client gives it an id if it has none. */
+type Unnamed<T> = T extends Item ? Omit<T, 'id'> & { id?: string } : never;
+export type NewItem = Unnamed<Item>;
+
+// ------------------------------------------------------------------ session and response
+
+export interface Tool {
+  type: 'function';
+  name: string;
+  description?: string;
+  /** A JSON schema. */
+  parameters: Record<string, unknown>;
+}
+
+export type ToolChoice = 'auto' | 'none' | 'required' | { type: 'function'; name: string };
+
+/** How tokens are drawn. `null` is the server's default again. */
+export interface Sampling {
+  temperature?: number | null;
+  top_p?: number | null;
+  top_k?: number | null;
+  min_p?: number | null;
+  seed?: number | null;
+  stop?: string | string[] | null;
+  repetition_penalty?: number | null;
+  presence_penalty?: number | null;
+  frequency_penalty?: number | null;
+}
+
+export interface SessionSettings extends Sampling {
+  instructions?: string | null;
+  tools?: Tool[] | null;
+  tool_choice?: ToolChoice | null;
+  max_output_tokens?: number | 'inf' | null;
+  truncation?: 'auto' | 'disabled' | { type: 'retention_ratio'; retention_ratio: number };
+}
+
+export type Residency = 'hot' | 'host' | 'recomputed' | 'none';
+
+/** What a client needs to come back, and how it came back. */
+export interface ResumeInfo {
+  session_id: string;
+  epoch?: string;
+  /** Seconds the session waits for a client that is gone. */
+  window_s?: number;
+  /** Shown only by the connection it was given to; a new one comes with each return. */
+  token?: string;
+  resumed?: 'exact' | 'snapshot';
+  kv?: Residency;
+}
+
+export interface Session extends SessionSettings {
+  id: string;
+  model: string;
+  expires_at?: number;
+  resume?: ResumeInfo;
+}
+
+export interface Usage {
+  total_tokens: number;
+  input_tokens: number;
+  output_tokens: number;
+  input_token_details: { cached_tokens: number };
+  /** Seconds: in the queue, then to the first token; of the device's work. */
+  timing?: { queued_s: number; prefill_s: number; model_s: number };
+  /** Where the KV of what was said before was found. */
+  residency?: Residency;
+}
+
+export type ResponseStatus = 'in_progress' | 'completed' | 'cancelled' | 'incomplete' | 'failed';
+
+export interface Response {
+  id: string;
+  status: ResponseStatus;
+  status_details: {
+    type: string;
+    reason?: string;
+    error?: { type: string; code: string; message: string };
+  } | null;
+  output: Item[];
+  conversation_id: string | null;
+  usage: Usage | null;
+  metadata: Record<string, string> | null;
+}
+
+export interface ResponseSettings extends Sampling {
+  conversation?: 'auto' | 'none';
+  input?: (NewItem | { type: 'item_reference'; id: string })[] | null;
+  instructions?: string | null;
+  tools?: Tool[] | null;
+  tool_choice?: ToolChoice | null;
+  max_output_tokens?: number | 'inf' | null;
+  metadata?: Record<string, string> | null;
+}
+
+export interface ErrorBody {
+  type: string;
+  code: string | null;
+  message: string;
+  param: string | null;
+  /** The client event it is about. */
+  event_id: string | null;
+}
+
+// ------------------------------------------------------------------ the events
+
+interface ClientEvents {
+  'session.update': { session: SessionSettings };
+  'session.close': object;
+  'conversation.item.create': { item: NewItem; previous_item_id?: string };
+  'conversation.item.retrieve': { item_id: string };
+  'conversation.item.truncate': {
+    item_id: string;
+    content_index: number;
+    /** Code points that were heard. */
+    text_end: number;
+  };
+  'conversation.item.delete': { item_id: string };
+  'response.create': { response?: ResponseSettings };
+  'response.cancel': { response_id?: string };
+  'input_text_buffer.append': { text: string };
+  'input_text_buffer.replace': { text: string };
+  'input_text_buffer.clear': object;
+  'input_text_buffer.commit': object;
+}
+
+interface InOutput {
+  response_id: string;
+  item_id: string;
+  output_index: number;
+}
+
+interface ServerEvents {
+  'session.created': { session: Session };
+  'session.updated': { session: Session };
+  'session.closed': { reason: string };
+  'conversation.item.added': { item: Item; previous_item_id: string | null };
+  'conversation.item.done': { item: Item; previous_item_id: string | null };
+  'conversation.item.retrieved': { item: Item };
+  'conversation.item.deleted': { item_id: string };
+  'conversation.item.truncated': { item_id: string; content_index: number; text_end?: number };
+  'response.created': { response: Response };
+  'response.done': { response: Response };
+  'response.output_item.added': { response_id: string; output_index: number; item: Item };
+  'response.output_item.done': { response_id: string; output_index: number; item: Item };
+  'response.content_part.added': InOutput & { content_index: number; part: Part };
+  'response.content_part.done': InOutput & { content_index: number; part: Part };
+  'response.output_text.delta': InOutput & { content_index: number; delta: string };
+  'response.output_text.done': InOutput & { content_index: number; text: string };
+  'response.function_call_arguments.delta': InOutput & { call_id: string; delta: string };
+  'response.function_call_arguments.done': InOutput & {
+    call_id: string;
+    name: string;
+    arguments: string;
+  };
+  'rate_limits.updated': { rate_limits: unknown[] };
+  'input_text_buffer.appended': { length: number };
+  'input_text_buffer.cleared': object;
+  'input_text_buffer.committed': { item_id: string; previous_item_id: string | null };
+  error: { error: ErrorBody };
+}
+
+export type ClientEvent = {
+  [T in keyof ClientEvents]: { type: T; event_id?: string } & ClientEvents[T];
+}[keyof ClientEvents];
+
+export type ServerEvent = {
+  [T in keyof ServerEvents]: { type: T; event_id: string } & ServerEvents[T];
+}[keyof ServerEvents];
+
+export type ServerEventType = ServerEvent['type'];
+export type ServerEventOf<T extends ServerEventType> = Extract<ServerEvent, { type: T }>;

@@ -1,0 +1,87 @@
+import { afterEach, beforeEach, expect, it } from 'vitest';
+import { heard, phase, Scripted } from './scripted.js';
+
+let server: Scripted;
+beforeEach(async () => {
+  server = await Scripted.start();
+});
+afterEach(() => {
+  server.stop();
+});
+
+it('sends only what is new, and gathers it while a piece is on its way', async () => {
+  const { client, peer } = await server.begun();
+  client.draft.set('Hel');
+  expect((await peer.hear('input_text_buffer.append')).text).toBe('Hel');
+  client.draft.set('Hello');
+  client.draft.set('Hello there');
+  peer.say('input_text_buffer.appended', { length: 3 });
+  expect((await peer.hear('input_text_buffer.append')).text).toBe('lo there');
+  peer.say('input_text_buffer.appended', { length: 11 });
+  await heard(client, 'input_text_buffer.appended');
+  client.draft.set('Hullo there');
+  expect((await peer.hear('input_text_buffer.replace')).text).toBe('Hullo there');
+  peer.say('input_text_buffer.appended', { length: 11 });
+  await heard(client, 'input_text_buffer.appended');
+  client.draft.set('');
+  await peer.hear('input_text_buffer.clear');
+});
+
+it('becomes a message at once, with what was not sent yet', async () => {
+  const { client, peer } = await server.begun();
+  client.draft.set('one');
+  client.draft.set('one two');
+  const receipt = client.draft.commit();
+  expect((await peer.hear('input_text_buffer.append')).text).toBe('one');
+  expect((await peer.hear('input_text_buffer.append')).text).toBe(' two');
+  await peer.hear('input_text_buffer.commit');
+  peer.say('input_text_buffer.appended', { length: 3 });
+  peer.say('input_text_buffer.appended', { length: 7 });
+  peer.say('input_text_buffer.committed', { item_id: 'i', previous_item_id: null });
+  expect(await receipt.acknowledged).toMatchObject({ item_id: 'i' });
+  expect(client.draft.text).toBe('');
+});
+
+it('says all of it after a loss, whatever the server has kept', async () => {
+  const { client, peer } = await server.begun();
+  client.draft.set('one');
+  await peer.hear('input_text_buffer.append');
+  peer.say('input_text_buffer.appended', { length: 3 });
+  await heard(client, 'input_text_buffer.appended');
+  client.draft.set('one two');
+  await peer.hear('input_text_buffer.append');
+  peer.cut();
+  await phase(client, 'waiting');
+  client.draft.commit();
+  const again = await server.accept();
+  again.resumed('snapshot');
+  expect((await again.hear('input_text_buffer.replace')).text).toBe('one two');
+  await again.hear('input_text_buffer.commit');
+});
+
+it('says all of it when the server counts otherwise', async () => {
+  const { client, peer } = await server.begun();
+  client.draft.set('naïve 👩‍🚀');
+  await peer.hear('input_text_buffer.append');
+  peer.say('input_text_buffer.appended', { length: 2 });
+  await heard(client, 'input_text_buffer.appended');
+  client.draft.set('naïve 👩‍🚀!');
+  expect((await peer.hear('input_text_buffer.replace')).text).toBe('naïve 👩‍🚀!');
+  peer.say('input_text_buffer.appended', { length: 10 });
+  await heard(client, 'input_text_buffer.appended');
+  client.draft.set('naïve 👩‍🚀!?');
+  expect((await peer.hear('input_text_buffer.append')).text).toBe('?');
+});
+
+it('is kept in a new session', async () => {
+  const { client, peer } = await server.begun();
+  client.draft.set('half a sent');
+  await peer.hear('input_text_buffer.append');
+  peer.say('input_text_buffer.appended', { length: 11 });
+  await heard(client, 'input_text_buffer.appended');
+  peer.cut();
+  (await server.accept()).created('sess_other');
+  const fresh = await server.accept();
+  fresh.created('sess_2');
+  expect((await fresh.hear('input_text_buffer.replace')).text).toBe('half a sent');
+});
