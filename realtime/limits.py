@@ -16,6 +16,10 @@ METADATA_VALUE_CHARS_MAX = 512
 STOP_STRINGS_MAX = 16
 STOP_CHARS_MAX = 256
 INPUT_ITEMS_MAX = 1024
+RESPONSE_INPUT_ITEMS_MAX = 4096
+"""Of one response; an agent may resend all it has."""
+FUNCTION_NAME_CHARS_MAX = 128
+STREAM_ID_CHARS_MAX = 128
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 
@@ -44,3 +48,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a connection may last; then an `error` event, and close 1000."""
     sessions_max: int = 10_000
     """Open sessions; more are told to come back (close 1013)."""
+    response_frame_bytes_max: int = 16 * 1024 * 1024
+    """A frame or a body of the Responses API; over it an error, over twice it close 1009."""
+    lanes_max: int = 32
+    """Named lanes of one connection that have work; more are refused."""
+    running_responses_max: int = 16
+    """Of one connection at the same time; more wait."""
+    waiting_responses_max: int = 256
+    """Of one connection; more are refused."""
+    steers_max: int = 16
+    """Accepted and not yet part of a response, of one connection; more are refused."""
+    points_max: int = 10_000
+    """Responses in memory that one can go on from; the least recently used go first. Those that are
+    stored can still be gone on from, their KV computed again."""
+    connection_points_max: int = 256
+    """Of them, those that only their own connection may go on from (`store: false`)."""
+    points_tokens_max: int = 50_000_000
+    """Tokens of their conversations, counted once a line."""
+    point_s_max: float = 3600.0
+    """How long a response that nobody goes on from stays in memory."""
+    kept_s: float = 30 * 86400.0
+    """How long a stored response can be gone on from."""
+    unfollowed_s_max: float = 30.0
+    """How long a stored response is made on after its last reader is gone; then it ends."""
+    send_s_max: float = 10.0
+    """How long one frame may take to leave; then close 1013."""

@@ -15,6 +15,8 @@ AnswerStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "f
 ItemRole = Literal["system", "user", "assistant"]
 Residency = Literal["hot", "host", "recomputed", "none"]
 """Where the KV of a prompt was found (`none`: there was nothing to find)."""
+Reason = Literal["client_cancelled", "max_output_tokens", "steered"]
+"""Why an answer is not whole."""
 PartKind = Literal["input_text", "output_text", "input_audio"]
 
 ROOT = "root"
@@ -117,10 +119,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     settings: Settings
     metadata: dict[str, str] | None = None
     status: AnswerStatus = "in_progress"
-    reason: Literal["client_cancelled", "max_output_tokens"] | None = None
+    reason: Reason | None = None
     error: AnswerError | None = None
     items: tuple[Item, ...] = ()
     usage: Usage | None = None
+    previous: str | None = None
+    """The answer it goes on from, where answers are what one goes on from."""
+    kept: bool = False
+    """Whether one can go on from it over another connection."""
+    created_s: int = 0
+    """Since 1970."""
+    ended_s: int | None = None
 
 
 # ---------------------------------------------------------------- what the core hears
@@ -164,6 +173,20 @@ class Respond(msgspec.Struct, frozen=True, kw_only=True):
     """Beside the conversation: nothing is added to it."""
     context: tuple[Item | ItemReference, ...] | None = None
     """Answer to this instead of the conversation."""
+
+
+class GoOn(msgspec.Struct, frozen=True, kw_only=True):
+    """Answer to what was said up to and including another answer, and to `input`."""
+
+    settings: Settings
+    input: tuple[Item | ItemReference, ...] = ()
+    previous: str | None = None
+    """An answer's id; None: nothing was said before."""
+    metadata: dict[str, str] | None = None
+    keep: bool = True
+    """So that one can go on from it over another connection."""
+    generate: bool = True
+    """False: only take it in."""
 
 
 class Cancel(msgspec.Struct, frozen=True):
@@ -239,11 +262,11 @@ class TextCommitted(msgspec.Struct, frozen=True):
     previous: str | None
 
 
-class AnswerStarted(msgspec.Struct, frozen=True):
+class AnswerStarted(msgspec.Struct, frozen=True, tag=True):
     answer: Answer
 
 
-class OutputStarted(msgspec.Struct, frozen=True):
+class OutputStarted(msgspec.Struct, frozen=True, tag=True):
     answer_id: str
     index: int
     item: MessageItem | CallItem
@@ -251,14 +274,14 @@ class OutputStarted(msgspec.Struct, frozen=True):
     apart: bool
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class TextDelta(msgspec.Struct, frozen=True, tag=True):
     answer_id: str
     index: int
     item_id: str
     text: str
 
 
-class ArgumentsDelta(msgspec.Struct, frozen=True):
+class ArgumentsDelta(msgspec.Struct, frozen=True, tag=True):
     answer_id: str
     index: int
     item_id: str
@@ -266,7 +289,7 @@ class ArgumentsDelta(msgspec.Struct, frozen=True):
     text: str
 
 
-class OutputEnded(msgspec.Struct, frozen=True):
+class OutputEnded(msgspec.Struct, frozen=True, tag=True):
     answer_id: str
     index: int
     item: MessageItem | CallItem
@@ -274,9 +297,21 @@ class OutputEnded(msgspec.Struct, frozen=True):
     apart: bool
 
 
-class AnswerEnded(msgspec.Struct, frozen=True):
+class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
     answer: Answer
 
+
+class Steered(msgspec.Struct, frozen=True, tag=True):
+    """More was said to the answer while it was made; it is ours, and goes into the next one."""
+
+    answer_id: str
+    steer_id: str
+
+
+Told = (
+    AnswerStarted | OutputStarted | TextDelta | ArgumentsDelta | OutputEnded | AnswerEnded | Steered
+)
+"""Of one answer, from AnswerStarted to AnswerEnded: a recording of it."""
 
 Tell = (
     Opened

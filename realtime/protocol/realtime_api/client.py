@@ -12,20 +12,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from realtime import limits
+from realtime.protocol.wishes import ItemId, Metadata, Name, Sampled, Text
 
 EventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
-ItemId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
-Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
-Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
-StopString = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS_MAX)]
-StopStrings = Annotated[list[StopString], Meta(max_length=limits.STOP_STRINGS_MAX)]
-Metadata = Annotated[
-    dict[
-        Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)],
-        Annotated[str, Meta(max_length=limits.METADATA_VALUE_CHARS_MAX)],
-    ],
-    Meta(max_length=limits.METADATA_PAIRS_MAX),
-]
 
 
 # ---------------------------------------------------------------- in session and response
@@ -45,23 +34,9 @@ class ToolChoiceIn(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """Our extra keys: how tokens are drawn. Names and ranges as vLLM has them."""
-
-    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
-    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
-    top_k: Annotated[int, Meta(ge=0, le=limits.TOP_K_MAX)] | UnsetType | None = UNSET
-    min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
-    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType | None = UNSET
-    stop: StopString | StopStrings | UnsetType | None = UNSET
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
-    ignore_eos: bool | UnsetType | None = UNSET
-
-
 class Wishes(Sampled, frozen=True, kw_only=True):
-    """What both a session and a single response may wish."""
+    """What both a session and a single response may wish. How tokens are drawn are extra keys of
+    ours."""
 
     instructions: Text | UnsetType | None = UNSET
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | UnsetType | None = UNSET

@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from realtime.errors import BadFrame
+from realtime.protocol.explaining import Choices, explain
 from realtime.protocol.realtime_api.client import (
     EVENT_TYPES,
     ITEM_TYPES,
@@ -27,16 +28,7 @@ class _Envelope(msgspec.Struct):
 
 _envelope = msgspec.json.Decoder(_Envelope)
 _EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]{1,512})"')
-_AT = re.compile(r" - at `(?P<path>[^`]*)`$")
-_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
-_INVALID = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$", re.DOTALL)
-_BELOW = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign>>=?) (?P<limit>\S+)$")
-_ABOVE = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign><=?) (?P<limit>\S+)$")
-_LENGTH = re.compile(r"^Expected `(?P<type>[^`]+)` of length (?P<sign>[<>]=) (?P<limit>\d+)$")
-_TYPE = re.compile(r"^Expected `(?P<want>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
-_INDEX = re.compile(r"\[[^]]*\]")
-
-_CHOICES: dict[str, tuple[str, ...]] = {
+_CHOICES: Choices = {
     "type": EVENT_TYPES,
     "item.type": ITEM_TYPES,
     "response.input[].type": (*ITEM_TYPES, "item_reference"),
@@ -54,14 +46,14 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "session.truncation.type": ("retention_ratio",),
     "response.tool_choice": ("auto", "none", "required", "an object"),
 }
-"""What may stand where msgspec says only that a value is not one of the allowed."""
+"""See explaining.Choices."""
 
 
 def decode(frame: str | bytes) -> ClientEvent:
     try:
         return _decoder.decode(frame)
     except msgspec.ValidationError as error:
-        message, code, param = explain(str(error))
+        message, code, param = explain(str(error), _CHOICES)
     except msgspec.DecodeError as error:
         message, code, param = f"The frame is not valid JSON: {error}.", "invalid_json", None
     except UnicodeDecodeError:
@@ -84,37 +76,3 @@ def event_id_of(frame: str | bytes) -> str | None:
     text = frame if isinstance(frame, str) else frame.decode(errors="replace")
     found = _EVENT_ID.search(text)
     return found[1] if found else None
-
-
-def explain(problem: str) -> tuple[str, str, str | None]:
-    """msgspec's words to ours: (message, code, path of the field)."""
-    path = ""
-    if at := _AT.search(problem):
-        path = at["path"].removeprefix("$").removeprefix(".")
-        problem = problem[: at.start()]
-    if match := _MISSING.match(problem):
-        param = f"{path}.{match['field']}" if path else match["field"]
-        return f"Missing required parameter: '{param}'.", "missing_required_parameter", param
-    name = f"'{path}'" if path else "the frame"
-    if match := _INVALID.match(problem):
-        choices = _CHOICES.get(_INDEX.sub("[]", path), ())
-        listed = f" Supported values are: {', '.join(map(repr, choices))}." if choices else ""
-        value = match["value"][:200]
-        return f"Invalid value for {name}: {value}.{listed}", "invalid_value", path or None
-    if match := _LENGTH.match(problem):
-        more = match["sign"] == "<="
-        kind = {"str": "string", "object": "object"}.get(match["type"], "array")
-        unit = {"string": "characters", "object": "keys"}.get(kind, "elements")
-        bound = "above_max_length" if more else "below_min_length"
-        words = f"at {'most' if more else 'least'} {match['limit']} {unit}"
-        return f"Invalid {name}: expected {words}.", f"{kind}_{bound}", path or None
-    if match := _BELOW.match(problem) or _ABOVE.match(problem):
-        kind = "integer" if match["type"].startswith("int") else "decimal"
-        bound = "below_min_value" if match["sign"].startswith(">") else "above_max_value"
-        words = f"expected a value {match['sign']} {match['limit']}"
-        return f"Invalid {name}: {words}.", f"{kind}_{bound}", path or None
-    if match := _TYPE.match(problem):
-        got = f", but got {match['got']}" if match["got"] else ""
-        want = match["want"].replace(" | ", " or ")
-        return f"Invalid type for {name}: expected {want}{got}.", "invalid_type", path or None
-    return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None

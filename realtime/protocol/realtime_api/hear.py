@@ -1,18 +1,17 @@
 """Client events to Asks. Pure; raises Refusal for what the shapes alone cannot forbid."""
 
 from collections.abc import Callable
-from typing import TypeVar, assert_never
+from typing import assert_never
 
 import msgspec
 from msgspec import UnsetType
 
-from engine import Sampling
 from realtime.errors import Refusal
 from realtime.protocol import core
 from realtime.protocol.realtime_api import client
 from realtime.protocol.realtime_api.extras import Extras
+from realtime.protocol.wishes import missing, named, pick, sampling_of, tool_of
 
-T = TypeVar("T")
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""
 
@@ -40,7 +39,7 @@ def hear(
             return core.FetchItem(item_id)
         case client.ItemTruncate(item_id=item_id, content_index=index):
             if event.audio_end_ms is None and event.text_end is None:
-                raise _missing("audio_end_ms")
+                raise missing("audio_end_ms")
             return core.TruncateItem(item_id, index, event.audio_end_ms, event.text_end)
         case client.ItemDelete(item_id=item_id):
             return core.DropItem(item_id)
@@ -91,12 +90,6 @@ def _respond(response: client.ResponseIn, now: core.Settings, fresh: Fresh) -> c
 # ---------------------------------------------------------------- settings
 
 
-def _pick(value: T | UnsetType | None, now: T, default: T) -> T:
-    if isinstance(value, UnsetType):
-        return now
-    return default if value is None else value
-
-
 def settings_of(
     session: client.SessionIn, now: core.Settings, default: core.Settings
 ) -> core.Settings:
@@ -125,11 +118,11 @@ def _settings(
     elif not isinstance(wishes.tool_choice, UnsetType):
         choice = _tool_choice(wishes.tool_choice, tools, where)
     return core.Settings(
-        instructions=_pick(wishes.instructions, now.instructions, default.instructions),
+        instructions=pick(wishes.instructions, now.instructions, default.instructions),
         tools=tools,
         tool_choice=choice,
         max_output_tokens=tokens,
-        sampling=_sampling(wishes, now.sampling, default.sampling),
+        sampling=sampling_of(wishes, now.sampling, default.sampling),
         truncation=now.truncation,
         extras=_extras(wishes, now, default),
     )
@@ -152,53 +145,14 @@ def _truncation(
             return now
 
 
-def _sampling(wishes: client.Wishes, now: Sampling, default: Sampling) -> Sampling:
-    stop = wishes.stop
-    if isinstance(stop, str):
-        stops = (stop,)
-    elif stop is None:
-        stops = default.stop
-    else:
-        stops = now.stop if isinstance(stop, UnsetType) else tuple(stop)
-    if isinstance(wishes.seed, UnsetType):
-        seed = now.seed
-    else:
-        seed = default.seed if wishes.seed is None else wishes.seed
-    return msgspec.structs.replace(
-        now,
-        temperature=_pick(wishes.temperature, now.temperature, default.temperature),
-        top_p=_pick(wishes.top_p, now.top_p, default.top_p),
-        top_k=_pick(wishes.top_k, now.top_k, default.top_k),
-        min_p=_pick(wishes.min_p, now.min_p, default.min_p),
-        repetition_penalty=_pick(
-            wishes.repetition_penalty, now.repetition_penalty, default.repetition_penalty
-        ),
-        presence_penalty=_pick(
-            wishes.presence_penalty, now.presence_penalty, default.presence_penalty
-        ),
-        frequency_penalty=_pick(
-            wishes.frequency_penalty, now.frequency_penalty, default.frequency_penalty
-        ),
-        seed=seed,
-        stop=stops,
-        ignore_eos=_pick(wishes.ignore_eos, now.ignore_eos, default.ignore_eos),
-    )
-
-
 def _tools(tools: list[client.ToolIn], where: str) -> tuple[core.Tool, ...]:
     taken: list[core.Tool] = []
     for n, tool in enumerate(tools):
         if tool.type != "function":
             continue
         if tool.name is None:
-            param = f"{where}.tools[{n}].name"
-            raise Refusal(
-                f"Missing required parameter: '{param}'.",
-                code="missing_required_parameter",
-                param=param,
-            )
-        schema = msgspec.json.encode(tool.parameters or {}).decode()
-        taken.append(core.Tool(name=tool.name, description=tool.description, parameters=schema))
+            raise missing(f"{where}.tools[{n}].name")
+        taken.append(tool_of(tool.name, tool.description, tool.parameters))
     return tuple(taken)
 
 
@@ -209,13 +163,7 @@ def _tool_choice(
         case "auto" | "none" | "required":
             return core.ToolChoice(choice)
         case client.ToolChoiceIn(type="function", name=name) if name is not None:
-            if name not in {tool.name for tool in tools}:
-                raise Refusal(
-                    f"Invalid '{where}.tool_choice.name': no tool is called {name!r}.",
-                    code="invalid_value",
-                    param=f"{where}.tool_choice.name",
-                )
-            return core.ToolChoice("function", name)
+            return named(name, tools, f"{where}.tool_choice.name")
         case _:
             raise Refusal(
                 f"Invalid '{where}.tool_choice': expected 'auto', 'none', 'required' or "
@@ -228,7 +176,7 @@ def _tool_choice(
 def _extras(wishes: client.Wishes, now: core.Settings, default: core.Settings) -> str:
     was, cleared = Extras.of(now), Extras.of(default)
     return Extras(
-        parallel_tool_calls=_pick(
+        parallel_tool_calls=pick(
             wishes.parallel_tool_calls, was.parallel_tool_calls, cleared.parallel_tool_calls
         ),
         voice=_voice(wishes.audio) or was.voice,
@@ -277,7 +225,7 @@ def _part(part: client.PartIn, role: core.ItemRole, where: str) -> core.Part:
     match part.type:
         case "input_text" | "output_text" | "text":
             if part.text is None:
-                raise _missing(f"{where}.text")
+                raise missing(f"{where}.text")
             return core.Part("output_text" if role == "assistant" else "input_text", part.text)
         case "input_audio" | "output_audio" | "audio":
             if part.transcript is None:
@@ -298,9 +246,3 @@ def _part(part: client.PartIn, role: core.ItemRole, where: str) -> core.Part:
             )
         case _:
             assert_never(part.type)
-
-
-def _missing(param: str) -> Refusal:
-    return Refusal(
-        f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
-    )

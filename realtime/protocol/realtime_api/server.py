@@ -6,7 +6,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from realtime.errors import Fault
-from realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus, Residency
+from realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus, Reason, Residency
 
 # ---------------------------------------------------------------- items
 
@@ -137,7 +137,7 @@ class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
 
 class StatusDetails(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["cancelled", "incomplete", "failed"]
-    reason: Literal["client_cancelled", "max_output_tokens"] | UnsetType = UNSET
+    reason: Reason | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
 
 

@@ -1,0 +1,36 @@
+"""The vocabulary of the OpenAI Responses API, text; the same over a WebSocket and over HTTP.
+
+frame, body ──codec──▶ Create ──hear──▶ GoOn          (core)
+frame, SSE  ◀─codec─── event  ◀──say─── Told          (core)
+"""
+
+from realtime.protocol.responses_api.client import Cancel, Create, Steer
+from realtime.protocol.responses_api.codec import (
+    decode,
+    decode_body,
+    decode_input,
+    encode,
+    encode_sse,
+    stream_id_of,
+)
+from realtime.protocol.responses_api.hear import hear, steering
+from realtime.protocol.responses_api.say import Voice, error_out, response_out
+from realtime.protocol.responses_api.server import ServerEvent
+
+__all__ = [
+    "Cancel",
+    "Create",
+    "ServerEvent",
+    "Steer",
+    "Voice",
+    "decode",
+    "decode_body",
+    "decode_input",
+    "encode",
+    "encode_sse",
+    "error_out",
+    "hear",
+    "response_out",
+    "steering",
+    "stream_id_of",
+]

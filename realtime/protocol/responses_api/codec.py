@@ -1,0 +1,85 @@
+"""Frames and bodies to what clients ask, server events to frames. Whatever the bytes, decoding
+gives a value or raises BadFrame."""
+
+import re
+from typing import TypeVar
+
+import msgspec
+
+from realtime.errors import BadFrame
+from realtime.protocol.explaining import Choices, explain
+from realtime.protocol.responses_api import client
+from realtime.protocol.responses_api.server import ResponseEvent, ResponseOut, ServerEvent
+
+T = TypeVar("T")
+
+_frame = msgspec.json.Decoder(client.ClientEvent)
+_body = msgspec.json.Decoder(client.Create)
+_input = msgspec.json.Decoder(client.Input)
+_encoder = msgspec.json.Encoder()
+_STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
+
+_ROLES = ("user", "assistant", "system", "developer")
+_CHOICES: Choices = {
+    "type": client.EVENT_TYPES,
+    "input[].role": _ROLES,
+    "[].role": _ROLES,
+    "tool_choice": ("auto", "none", "required", "an object"),
+    "text.format.type": ("text", "json_object", "json_schema"),
+    "text.verbosity": ("low", "medium", "high"),
+    "truncation": ("auto", "disabled"),
+}
+
+
+class _Envelope(msgspec.Struct):
+    """What of a frame may be good even when the rest is bad."""
+
+    stream_id: client.StreamId | None = None
+
+
+_envelope = msgspec.json.Decoder(_Envelope)
+
+
+def decode(frame: str | bytes) -> client.ClientEvent:
+    return _decoded(_frame, frame, "frame")
+
+
+def decode_body(body: bytes) -> client.Create:
+    """`type` may be missing there, and must be right if it is not."""
+    return _decoded(_body, body, "body")
+
+
+def decode_input(raw: msgspec.Raw) -> client.Input:
+    return _decoded(_input, bytes(raw), "input")
+
+
+def encode(event: ServerEvent | ResponseOut) -> bytes:
+    return _encoder.encode(event)
+
+
+def encode_sse(event: ResponseEvent) -> bytes:
+    name = event.__struct_config__.tag
+    return b"event: %s\ndata: %s\n\n" % (str(name).encode(), _encoder.encode(event))
+
+
+def stream_id_of(frame: str) -> str | None:
+    """The lane, from a frame of which nothing else may be good."""
+    try:
+        return _envelope.decode(frame).stream_id
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        found = _STREAM_ID.search(frame)
+        return found[1] if found else None
+
+
+def _decoded(decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str) -> T:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, code, param = explain(str(error), _CHOICES)
+    except msgspec.DecodeError as error:
+        message, code, param = f"The {what} is not valid JSON: {error}.", "invalid_json", None
+    except UnicodeError:
+        message, code, param = f"The {what} is not valid UTF-8.", "invalid_json", None
+    except RecursionError:
+        message, code, param = f"The {what} is nested too deeply.", "invalid_json", None
+    raise BadFrame(message, code=code, param=param)

@@ -1,0 +1,21 @@
+"""Settings that mean something to this vocabulary alone; the core carries them as text."""
+
+import msgspec
+
+from realtime.protocol.core import Settings
+
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True):
+    """Said back to the client in the response. `text` is what its text shall look like."""
+
+    model: str = ""
+    parallel_tool_calls: bool = True
+    background: bool = False
+    text: msgspec.Raw = msgspec.Raw(b'{"format":{"type":"text"}}')
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Extras":
+        return msgspec.json.decode(settings.extras, type=cls)
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()

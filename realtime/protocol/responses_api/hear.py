@@ -1,0 +1,211 @@
+"""What clients ask, to what the session layer does. Pure; raises Refusal for what the shapes alone
+cannot forbid."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from realtime.errors import Refusal
+from realtime.protocol import core
+from realtime.protocol.responses_api import client
+from realtime.protocol.responses_api.extras import Extras
+from realtime.protocol.wishes import missing, named, sampling_of, tool_of
+
+T = TypeVar("T")
+Fresh = Callable[[str], str]
+"""Makes an id from a prefix."""
+
+
+def hear(create: client.Create, default: core.Settings, model: str, fresh: Fresh) -> core.GoOn:
+    """`default` is how answers are made that wish for nothing, `model` what is served."""
+    _unsupported(create)
+    settings = settings_of(create, default, create.model or model)
+    items = items_of("" if create.input is None else create.input, "input", fresh)
+    if not items and create.previous_response_id is None:
+        raise missing("input")
+    return core.GoOn(
+        settings=settings,
+        metadata=create.metadata,
+        previous=create.previous_response_id,
+        input=items,
+        keep=create.store is not False,
+        generate=create.generate is not False,
+    )
+
+
+def settings_of(create: client.Create, default: core.Settings, model: str) -> core.Settings:
+    tools = _tools(create.tools or [])
+    text = create.text or client.TextIn()
+    extras = Extras(
+        model=model,
+        parallel_tool_calls=create.parallel_tool_calls is not False,
+        background=bool(create.background),
+        text=msgspec.Raw(msgspec.json.encode(_text(text))),
+    )
+    return core.Settings(
+        instructions=create.instructions or "",
+        tools=tools,
+        tool_choice=_tool_choice(create.tool_choice, tools),
+        max_output_tokens=create.max_output_tokens,
+        sampling=sampling_of(create, default.sampling, default.sampling),
+        truncation=core.Truncation(mode=create.truncation or "disabled"),
+        extras=extras.encode(),
+    )
+
+
+def items_of(
+    given: client.Input, where: str, fresh: Fresh
+) -> tuple[core.Item | core.ItemReference, ...]:
+    """A text is a user's message. What a model has thought is left out."""
+    if isinstance(given, str):
+        part = core.Part("input_text", given)
+        return (core.MessageItem(id=fresh("msg"), role="user", parts=(part,)),) if given else ()
+    return tuple(
+        _item(item, f"{where}[{n}]", fresh)
+        for n, item in enumerate(given)
+        if item.type != "reasoning"
+    )
+
+
+def steering(given: client.Input, fresh: Fresh) -> tuple[core.Item, ...]:
+    """What may be said to an answer while it is made: user's messages."""
+    items = items_of(given, "input", fresh)
+    if not items:
+        raise missing("input")
+    said: list[core.Item] = []
+    for n, item in enumerate(items):
+        if not isinstance(item, core.MessageItem) or item.role != "user":
+            raise Refusal(
+                f"Invalid 'input[{n}]': only messages of the role 'user' can steer a response.",
+                code="invalid_value",
+                param=f"input[{n}]",
+            )
+        said.append(item)
+    return tuple(said)
+
+
+# ---------------------------------------------------------------- settings
+
+
+def _unsupported(create: client.Create) -> None:
+    for name, instead in (
+        ("conversation", "go on from a response with 'previous_response_id'"),
+        ("prompt", "say it in 'instructions' and 'input'"),
+    ):
+        if getattr(create, name) is not None:
+            raise Refusal(
+                f"'{name}' is not supported by this server: {instead}.",
+                code="unsupported_parameter",
+                param=name,
+            )
+
+
+def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
+    taken: list[core.Tool] = []
+    for n, tool in enumerate(tools):
+        if tool.type != "function":
+            continue
+        if tool.name is None:
+            raise missing(f"tools[{n}].name")
+        taken.append(tool_of(tool.name, tool.description, tool.parameters))
+    return tuple(taken)
+
+
+def _tool_choice(
+    choice: str | client.ToolChoiceIn | None, tools: Sequence[core.Tool]
+) -> core.ToolChoice:
+    """A choice among tools that we left out is no choice."""
+    match choice:
+        case "none" | "required":
+            return core.ToolChoice(choice)
+        case client.ToolChoiceIn(type="function", name=name):
+            if name is None:
+                raise missing("tool_choice.name")
+            return named(name, tools, "tool_choice.name")
+        case client.ToolChoiceIn(type="allowed_tools", mode="required"):
+            return core.ToolChoice("required")
+        case _:
+            return core.ToolChoice()
+
+
+def _text(text: client.TextIn) -> dict[str, object]:
+    format: dict[str, object] = {"type": "text"}
+    if text.format is not None:
+        if text.format.type == "json_schema":
+            for name in ("name", "schema"):
+                if getattr(text.format, name) is None:
+                    raise missing(f"text.format.{name}")
+        given = msgspec.to_builtins(text.format)
+        format = {name: value for name, value in given.items() if value is not None}
+    verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
+    return {"format": format, **verbosity}
+
+
+# ---------------------------------------------------------------- items
+
+
+def _item(item: client.ItemIn, where: str, fresh: Fresh) -> core.Item | core.ItemReference:
+    match item.type:
+        case "message":
+            return _message(item, where, fresh)
+        case "function_call":
+            return core.CallItem(
+                id=item.id or fresh("fc"),
+                call_id=_given(item.call_id, f"{where}.call_id"),
+                name=_given(item.name, f"{where}.name"),
+                arguments=_given(item.arguments, f"{where}.arguments"),
+            )
+        case "function_call_output":
+            output = _given(item.output, f"{where}.output")
+            return core.CallOutputItem(
+                id=item.id or fresh("fco"),
+                call_id=_given(item.call_id, f"{where}.call_id"),
+                output="\n".join(_texts(output, f"{where}.output")),
+            )
+        case "item_reference":
+            return core.ItemReference(_given(item.id, f"{where}.id"))
+        case kind:
+            listed = ", ".join(map(repr, client.ITEM_TYPES))
+            raise Refusal(
+                f"Invalid value for '{where}.type': {kind[:64]!r}. Supported values are: {listed}.",
+                code="invalid_value",
+                param=f"{where}.type",
+            )
+
+
+def _message(item: client.ItemIn, where: str, fresh: Fresh) -> core.MessageItem:
+    role = _given(item.role, f"{where}.role")
+    kind = "output_text" if role == "assistant" else "input_text"
+    texts = _texts(_given(item.content, f"{where}.content"), f"{where}.content")
+    return core.MessageItem(
+        id=item.id or fresh("msg"),
+        role="system" if role == "developer" else role,
+        parts=tuple(core.Part(kind, text) for text in texts),
+    )
+
+
+def _texts(content: client.Content, where: str) -> list[str]:
+    """Any spelling of text is text."""
+    if isinstance(content, str):
+        return [content]
+    texts: list[str] = []
+    for n, part in enumerate(content):
+        match part.type:
+            case "input_text" | "output_text" | "text":
+                texts.append(_given(part.text, f"{where}[{n}].text"))
+            case "refusal":
+                texts.append(_given(part.refusal, f"{where}[{n}].refusal"))
+            case kind:
+                raise Refusal(
+                    f"Invalid '{where}[{n}].type': this server takes text only, not {kind[:64]!r}.",
+                    code="invalid_value",
+                    param=f"{where}[{n}].type",
+                )
+    return texts
+
+
+def _given(value: T | None, param: str) -> T:
+    if value is None:
+        raise missing(param)
+    return value
