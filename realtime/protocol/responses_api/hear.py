@@ -15,6 +15,12 @@ from realtime.protocol.wishes import missing, named, sampling_of, tool_of
 T = TypeVar("T")
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""
+_ROLES: dict[str, core.ItemRole] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "system",
+}
 
 
 def hear(create: client.Create, default: core.Settings, model: str, fresh: Fresh) -> core.GoOn:
@@ -180,7 +186,7 @@ def _message(item: client.ItemIn, where: str, fresh: Fresh) -> core.MessageItem:
     texts = _texts(_given(item.content, f"{where}.content"), f"{where}.content")
     return core.MessageItem(
         id=item.id or fresh("msg"),
-        role="system" if role == "developer" else role,
+        role=_ROLES[role],
         parts=tuple(core.Part(kind, text) for text in texts),
     )
 
