@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients import transcripts
 from tests.clients.conftest import Told
 
 SOURCES = sorted((Path(__file__).parent / "flows").glob("*.py"))
@@ -32,5 +33,29 @@ def test_flow(name: str, flows: dict[str, Told], model: str) -> None:
     assert flows[name]["problem"] is None, flows[name]["problem"]
 
 
+NO_FRAMES = {"a_wrong_key", "models_are_listed"}
+RACES = {
+    "a_conversation_longer_than_the_context_goes_on",  # until it has overflowed, however long
+    "a_response_beside_a_running_one",
+    "an_item_sent_during_an_answer_follows_it",
+    "responses_beside_the_conversation_share_its_kv",
+}
+"""Flows in which the order of some events is nobody's promise."""
+RECORDED = [name for name in names() if name not in NO_FRAMES | RACES]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", RECORDED)
+def test_transcript(
+    name: str, flows: dict[str, Told], model: str, request: pytest.FixtureRequest
+) -> None:
+    if model != "demo":
+        pytest.skip("the recorded transcripts are of the bundled model")
+    record = bool(request.config.getoption("--record"))
+    transcripts.check("python", name, flows[name]["transcript"], record=record)
+
+
 def test_no_flow_is_forgotten(flows: dict[str, Told]) -> None:
     assert sorted(flows) == sorted(names())
+    recorded = {path.stem for path in (transcripts.GOLDEN / "python").iterdir()}
+    assert recorded == set(RECORDED)

@@ -1,0 +1,118 @@
+"""A conversation as it was on the wire, and as a reader can compare it with another run.
+
+What differs from run to run is levelled: ids are numbered as they come, the model's words, counts
+and times are "…" or 0, and of the pieces of one text only the first stays, for how many there are
+depends on how fast they are read. What is left is who says what when, and every field of it.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+GOLDEN = Path(__file__).with_name("golden")
+SHORT = 160
+"""Characters; longer texts are described."""
+ELLIPSIS = "…"
+_ID = re.compile(r"\b(sess|conv|item|resp|call|ek)_[0-9A-Za-z_-]*[0-9a-f]{20}\b")
+_LEVELLED = {"seed", "residency", "expires_at", "created", "epoch", "last_seq"}
+
+Entry = tuple[int, str, str]
+"""(number of the connection, "C" or "S", frame)"""
+
+
+def level(transcript: Iterable[Entry]) -> str:
+    """One line a frame."""
+    ids: dict[str, str] = {}
+    return "".join(f"{line}\n" for line in _lines(transcript, ids))
+
+
+def _lines(transcript: Iterable[Entry], ids: dict[str, str]) -> Iterator[str]:
+    begun: set[tuple[int, str]] = set()
+    for number, side, frame in transcript:
+        try:
+            event = json.loads(frame)
+        except ValueError:
+            yield f"{number} {side} {_short(frame)}"
+            continue
+        if side == "S" and event["type"].endswith(".delta"):
+            if (number, event["item_id"]) in begun:
+                continue
+            begun.add((number, event["item_id"]))
+        if side == "S":
+            event = _said(event)
+        yield f"{number} {side} {_named(json.dumps(_shortened(event), ensure_ascii=False), ids)}"
+
+
+def _said(event: Any) -> Any:
+    """An event of the server without what a model, a clock or chance decide."""
+    event = {**event, "event_id": ELLIPSIS}
+    if event["type"].startswith("response."):
+        event |= {key: ELLIPSIS for key in ("delta", "text") if key in event}
+        if "part" in event:
+            event["part"] = {**event["part"], "text": ELLIPSIS}
+    return _levelled(event)
+
+
+def _levelled(value: Any, *, counts: bool = False) -> Any:
+    match value:
+        case {"role": "assistant", "content": [*parts], **rest}:
+            said = [{**part, "text": ELLIPSIS} for part in parts]
+            return {**_levelled(rest), "role": "assistant", "content": said}
+        case dict():
+            return {
+                key: ELLIPSIS
+                if key in _LEVELLED and inner is not None
+                else _levelled(inner, counts=counts or key == "usage")
+                for key, inner in value.items()
+            }
+        case list():
+            return [_levelled(inner, counts=counts) for inner in value]
+        case int() | float() if counts:
+            return 0
+        case _:
+            return value
+
+
+def _named(line: str, ids: dict[str, str]) -> str:
+    def name(found: re.Match[str]) -> str:
+        kind = found[1]
+        taken = sum(known.startswith(f"{kind}_") for known in ids.values())
+        return ids.setdefault(found[0], f"{kind}_{taken + 1}")
+
+    return _ID.sub(name, line)
+
+
+def _shortened(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _shortened(inner) for key, inner in value.items()}
+        case list():
+            return [_shortened(inner) for inner in value]
+        case str():
+            return _short(value)
+        case _:
+            return value
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= SHORT else f"{text[:20]}… ({len(text):,} characters)"
+
+
+def golden(client: str, flow: str) -> Path:
+    return GOLDEN / client / f"{flow}.txt"
+
+
+def check(client: str, flow: str, transcript: Iterable[Entry], *, record: bool) -> None:
+    """Against the recorded one; `record` writes it instead."""
+    path, now = golden(client, flow), level(transcript)
+    if record:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(now)
+        return
+    assert path.exists(), f"not recorded yet: pytest tests/clients --record writes {path.name}"
+    before = path.read_text()
+    assert now.splitlines() == before.splitlines(), (
+        f"the wire has changed; if that is meant, pytest tests/clients --record writes {path.name}"
+    )
