@@ -61,11 +61,14 @@ class Answering:
             self._finish(tell, ended)
 
     async def _turn(self, prompt: Prompt, tell: Teller) -> TurnEnded | None:
-        await self.strand.sync(prompt.conversation.all_spans, prompt.header)
         if self._cancelled:
             return None
+        turn = await self.strand.answer(
+            prompt.conversation.all_spans, prompt.header, prompt.sampling, self.answer.id
+        )
         self._generating = True
-        turn = await self.strand.generate(prompt.sampling, self.answer.id)
+        if self._cancelled:
+            await self.strand.cancel(self.answer.id)
         with contextlib.suppress(TurnFailed):  # `ended` says so too
             async for piece in turn:
                 self.sampled.extend(piece.ids)

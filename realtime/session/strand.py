@@ -3,7 +3,7 @@ fewest tokens: rewinds to the first that differs, appends what follows."""
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -99,13 +99,23 @@ class Strand:
                 self._spans = None
                 return await self._sync(tuple(spans), list(tail), draft)
 
-    async def generate(self, sampling: Sampling, turn: str) -> Turn:
-        self._answering = True
-        try:
-            return await self._door.generate(self.session, sampling, turn)
-        except BaseException:
-            self._answering = False
-            raise
+    async def answer(
+        self, spans: Sequence[Span], header: Sequence[int], sampling: Sampling, turn: str
+    ) -> Turn:
+        """The engine's log becomes the ids of `spans` and `header`, and a turn starts there. Both
+        are said to the engine at once, so that nothing of the prompt is prefilled in between: the
+        turn finds in KV what was there before. Raises EngineError."""
+        async with self._lock:
+            self._answering = True
+            try:
+                try:
+                    return await self._answer(tuple(spans), list(header), sampling, turn)
+                except UnknownSession:
+                    self._spans = None
+                    return await self._answer(tuple(spans), list(header), sampling, turn)
+            except BaseException:
+                self._answering = False
+                raise
 
     def drawn(self, ids: Sequence[int]) -> None:
         """The turn has ended; it has put these into the log."""
@@ -146,6 +156,30 @@ class Strand:
             await self._door.append(self.session, draft, "provisional")
             self._draft = list(draft)
         return Synced(rewound=len(old) - keep, appended=len(new) - keep)
+
+    async def _answer(
+        self, wanted: tuple[Span, ...], header: list[int], sampling: Sampling, turn: str
+    ) -> Turn:
+        if self._spans is None:
+            self._spans, self._tail = await self._begin(wanted, header)
+            self._draft = []
+        _, old, new, keep = self._compare(self._spans, wanted, header)
+        base = self.length - len(old)
+        changes: list[Awaitable[object]] = []
+        if keep < len(old):
+            changes.append(self._door.rewind(self.session, base + keep))
+        if keep < len(new):
+            changes.append(self._door.append(self.session, new[keep:]))
+        starting = self._door.generate(self.session, sampling, turn)
+        *results, started = await asyncio.gather(*changes, starting, return_exceptions=True)
+        failed = next((result for result in results if isinstance(result, BaseException)), None)
+        if failed is None and isinstance(started, Turn):
+            self._spans, self._tail = wanted, header
+            return started
+        if isinstance(started, Turn):
+            await self._door.cancel(self.session, turn, drop=True)
+            self.forget()
+        raise failed or started  # type: ignore[misc]
 
     def _compare(
         self, spans: tuple[Span, ...], wanted: Sequence[Span], tail: Sequence[int]
