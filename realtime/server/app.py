@@ -20,10 +20,13 @@ from realtime.errors import SetupError
 from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import ClientSecrets
+from realtime.server.logs import Recent
+from realtime.server.page import Page
 from realtime.server.peers import GuardedHttp, GuardedWebSocket
 from realtime.server.routes import Model, Routes
 from realtime.server.sessions import SessionRoutes
 from realtime.server.settings import Settings
+from realtime.server.stats import StatsRoutes
 from realtime.session import Registry
 
 PING_S = 20.0
@@ -31,7 +34,7 @@ USER_TIMEOUT_MS = 20_000
 SHUTDOWN_S = 5
 
 
-def build(engine: Engine, settings: Settings) -> Starlette:
+def build(engine: Engine, settings: Settings, recent: Recent | None = None) -> Starlette:
     """Raises SetupError where the model cannot hold a conversation."""
     template = engine.text.template
     if template is None:
@@ -54,7 +57,15 @@ def build(engine: Engine, settings: Settings) -> Starlette:
     gate = Gate(settings.tenants, settings.allowed_origins, secrets)
     routes = Routes(registry, gate, models, settings.limits, lambda: engine.up)
     sessions = SessionRoutes(registry, gate, secrets, settings.limits, names[0])
-    return Starlette(routes=[*routes.all(), *sessions.all()])
+    stats = StatsRoutes(
+        engine,
+        registry,
+        gate,
+        recent or Recent(),
+        show_warnings=len({*settings.tenants.values()}) <= 1,
+    )
+    page = Page().all() if settings.web else []
+    return Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *page])
 
 
 BACKLOG = 2048

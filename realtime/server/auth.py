@@ -1,10 +1,11 @@
 """Who may enter: a key, shown as a bearer token or a browser's subprotocol, and the page's origin.
 
-Cookies are never looked at. A browser always says which page it is (Origin), and only pages of this
-machine or of the allowed origins are let in, whatever key they show.
+Cookies are never looked at. A browser always says which page it is (Origin), and only our own page,
+pages of this machine and those of the allowed origins are let in, whatever key they show.
 """
 
 import hmac
+import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -36,7 +37,8 @@ class Gate:
 
     def check(self, headers: Headers) -> Denied | Guest:
         origin = headers.get("origin")
-        if origin is not None and not self._origin_allowed(origin):
+        allowed = origin is None or self._origin_allowed(origin, headers.get("host", ""))
+        if not allowed:
             return Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
         key = _key(headers)
         guest = self._secrets.find(key) if key is not None else None
@@ -61,14 +63,27 @@ class Gate:
         found = [tenant for known, tenant in self._keys if hmac.compare_digest(shown, known)]
         return found[0] if found else None
 
-    def _origin_allowed(self, origin: str) -> bool:
+    def _origin_allowed(self, origin: str, host: str) -> bool:
         if origin.lower() in self._origins:
             return True
         try:
             parts = urlsplit(origin)
-            return parts.scheme in ("http", "https") and parts.hostname in _LOOPBACK_HOSTS
+            name = parts.hostname or ""
         except ValueError:
             return False
+        if parts.scheme not in ("http", "https"):
+            return False
+        # Our own page. A name proves nothing by itself: it may be made to lead to this machine.
+        ours = parts.netloc.lower() == host.lower() and (bool(self._keys) or _is_address(name))
+        return ours or name in _LOOPBACK_HOSTS
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def offered(headers: Headers) -> list[str]:

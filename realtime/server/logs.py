@@ -7,7 +7,10 @@ write and for what stands in tracebacks.
 import logging
 import re
 import sys
+from collections import deque
 from collections.abc import Iterable
+
+import msgspec
 
 _SECRETS = re.compile(
     r"(?i)(bearer\s+|openai-insecure-api-key\.|api[-_]key[=:]\s*|token=)[^\s,;\"'&]+"
@@ -15,6 +18,8 @@ _SECRETS = re.compile(
 _QUERY = re.compile(r"(?<=\w)\?[^\s\"'?]*=[^\s\"']*")
 
 
+RECENT_MAX = 50
+MESSAGE_CHARS_MAX = 500
 _THEIRS = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
 
 
@@ -38,13 +43,41 @@ def _ours(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith(_THEIRS)
 
 
-def configure(level: str, keys: Iterable[str]) -> None:
+class Warned(msgspec.Struct, frozen=True):
+    at: float
+    """Unix time."""
+    level: str
+    message: str
+
+
+class Recent(logging.Handler):
+    """Keeps the last RECENT_MAX warnings and errors, redacted, without their tracebacks."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        super().__init__(logging.WARNING)
+        self._redacting = Redacting(keys)
+        self._kept: deque[Warned] = deque(maxlen=RECENT_MAX)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = self._redacting.redact(record.getMessage())[:MESSAGE_CHARS_MAX]
+        self._kept.append(Warned(record.created, record.levelname.lower(), message))
+
+    @property
+    def warnings(self) -> tuple[Warned, ...]:
+        """The youngest first."""
+        return tuple(reversed(self._kept))
+
+
+def configure(level: str, keys: Iterable[str]) -> Recent:
+    keys = tuple(keys)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Redacting(keys))
+    recent = Recent(keys)
     root = logging.getLogger()
-    root.handlers[:] = [handler]
+    root.handlers[:] = [handler, recent]
     root.setLevel(level.upper())
     # uvicorn logs the whole path of every connection, its query with it.
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("uvicorn.error").addFilter(_ours)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
+    return recent

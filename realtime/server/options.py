@@ -88,6 +88,7 @@ OPTIONS: tuple[Option, ...] = (
         "(pages from this machine always may)",
         "ORIGIN",
     ),
+    Option("no-web", "switch", "server", "serve no page, the API alone"),
     Option(
         "temperature",
         "number",

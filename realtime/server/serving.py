@@ -7,6 +7,8 @@ import socket
 import ssl
 import sys
 
+from starlette.applications import Starlette
+
 from engine import Engine, EngineError
 from realtime.errors import SetupError
 from realtime.server import logs
@@ -16,7 +18,7 @@ from realtime.server.settings import DEFAULT_PORT, Settings
 
 async def serve(settings: Settings) -> int:
     """Returns the exit status. Raises SetupError."""
-    logs.configure(settings.log_level, settings.tenants)
+    recent = logs.configure(settings.log_level, settings.tenants)
     tls = _tls(settings)
     stop = _on_signals()
     with bind(settings.host, settings.port) as sock:
@@ -24,7 +26,7 @@ async def serve(settings: Settings) -> int:
         if engine is None:
             return 0
         try:
-            return await _serve(engine, settings, sock, stop, tls)
+            return await _serve(build(engine, settings, recent), engine, settings, sock, stop, tls)
         finally:
             await engine.stop()
 
@@ -79,13 +81,13 @@ async def _load(settings: Settings, stop: asyncio.Event) -> Engine | None:
 
 
 async def _serve(
+    app: Starlette,
     engine: Engine,
     settings: Settings,
     sock: socket.socket,
     stop: asyncio.Event,
     tls: ssl.SSLContext | None,
 ) -> int:
-    app = build(engine, settings)
     server = Server(app, settings, lambda: _welcome(engine, settings, sock), tls)
     serving = asyncio.create_task(server.serve([sock]))
     stopping = asyncio.create_task(stop.wait())
@@ -133,10 +135,12 @@ def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
         chat += f" --url {url}"
     if settings.tenants:
         chat += " --api-key YOUR_KEY"
+    page = f"  Open           http{url.removeprefix('ws')}/\n" if settings.web else ""
     _say(
         f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
         f"{ready.max_model_len:,} tokens of context.\n"
         f"\n"
+        f"{page}"
         f"  Listening on   {url}/v1/realtime\n"
         f"  Talk to it     {chat}\n"
         f"  Stop it        Ctrl-C\n"

@@ -30,6 +30,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ssl_keyfile: str | None = None
     """None: in the same file."""
     temperature: float = 0.0
+    web: bool = True
+    """Whether browsers find a page at `/`."""
     log_level: str = "warning"
     limits: Limits = Limits()
 
@@ -46,6 +48,7 @@ def make(options: Mapping[str, Value]) -> Settings:
         engine=_engine(engine),
         served_model_name=_list(options, "served_model_name"),
         tenants=_tenants(options),
+        web=not options.get("no_web"),
         allowed_origins=frozenset(_origin(text) for text in _list(options, "allowed_origins")),
     )
     chosen = {key: value for key, value in options.items() if key in fields}

@@ -96,6 +96,10 @@ class Registry:
         found = self._sessions.get(session_id)
         return found.session if found is not None and found.tenant == tenant else None
 
+    def of(self, tenant: str) -> list[Session]:
+        """A tenant's, the oldest first."""
+        return [one.session for one in self._sessions.values() if one.tenant == tenant]
+
     def end(self, session: Session, code: CloseCode, reason: str) -> None:
         """Its connection closes with this code, and the session with it."""
         self._sessions[session.id].hang_up(code, reason)

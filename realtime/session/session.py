@@ -7,10 +7,10 @@ in order. Limits are checked before anything changes; a Refusal means that nothi
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import assert_never
 
-from engine import ChatTemplate, EngineError, EngineLost, UnknownSession
+from engine import ChatTemplate, EngineError, EngineLost, SessionInfo, UnknownSession
 from realtime.errors import Refusal
 from realtime.limits import TEXT_CHARS_MAX, Limits
 from realtime.names import fresh
@@ -111,6 +111,11 @@ class Session:
             info = None
         except EngineError as error:
             raise refusal_of(error) from error
+        return self.status_with({} if info is None else {info.session: info})
+
+    def status_with(self, infos: Mapping[str, SessionInfo]) -> Status:
+        """How it is, by what the engine says of its sessions."""
+        info = infos.get(self._history.strand.session)
         return Status(
             state=self._state.value,
             tokens=self.conversation.length,

@@ -27,6 +27,7 @@ CLOSED = Gate(
         {"authorization": "Bearer key-one", "origin": "http://localhost:3000"},
         {"authorization": "Bearer key-one", "origin": "https://app.example.org"},
         {"authorization": "Bearer key-one", "origin": "HTTPS://APP.example.org"},
+        {"authorization": "Bearer key-one", "origin": "https://own.org", "host": "own.org"},
     ],
 )
 def test_let_in(headers: dict[str, str]) -> None:
@@ -129,3 +130,18 @@ def test_nor_in_a_traceback() -> None:
 
 def test_questions_are_not_queries() -> None:
     assert Redacting([]).redact("ready? yes") == "ready? yes"
+
+
+@pytest.mark.parametrize(
+    ("origin", "host", "allowed"),
+    [
+        ("http://192.168.1.7:8000", "192.168.1.7:8000", True),
+        ("http://[fd00::7]:8000", "[fd00::7]:8000", True),
+        ("http://192.168.1.7:8001", "192.168.1.7:8000", False),
+        ("http://made-to-lead-here.org:8000", "made-to-lead-here.org:8000", False),
+        ("file://192.168.1.7", "192.168.1.7", False),
+    ],
+)
+def test_our_own_page_without_a_key(origin: str, host: str, allowed: bool) -> None:
+    guest = OPEN.check(Headers({"origin": origin, "host": host}))
+    assert isinstance(guest, Guest) is allowed
