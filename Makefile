@@ -37,7 +37,7 @@ format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-openai .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf .venv .venv-openai tests/clients/node/node_modules .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
 	@sh tools/make_venv.sh $(VENV)

@@ -33,8 +33,8 @@ def start(*options: str, env: dict[str, str] | None = None) -> Server:
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if found := re.search(r"ws://(\S+)/v1/realtime", line):
-            return Server(f"http://{found[1]}/v1", process)
+        if found := re.search(r"ws(s?)://(\S+)/v1/realtime", line):
+            return Server(f"http{found[1]}://{found[2]}/v1", process)
     raise AssertionError(f"the server ended with status {process.wait()} before it listened")
 
 
