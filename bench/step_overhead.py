@@ -6,19 +6,23 @@ ids, whose cost must not depend on H.
 
 import argparse
 import time
+from pathlib import Path
 
+import engine
 from bench.null_device import NullRunner
 from bench.report import Report, Row, median, percentile
 from engine.batch import Geometry
 from engine.cache import SessionAwareCache
+from engine.config import BUNDLED
 from engine.loop import Loop
 from engine.messages import Append, Generate, Open, Sampling
 from engine.metrics import Counters
 from engine.schedule import Scheduler
 from engine.sessions import Sessions
-from engine.text import StopWatch
+from engine.text import StopWatch, Text
 
 PAGE = 16
+TEXT = Text(str(Path(engine.__file__).parent / "bundled" / BUNDLED))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +55,7 @@ class _Rig:
             geometry,
             counters,
             watch=_no_stops,
+            grammars=TEXT.grammars(geometry.vocab_size, self.loop.wake),
             emit=self.loop.emit,
             clock=time.monotonic,
         )

@@ -30,11 +30,21 @@ class Penalties(msgspec.Struct, frozen=True):
     counts: dict[int, int]
 
 
+class Mask(Protocol):
+    """Which ids may be drawn, as its turn stands when the step runs. Asked on the device thread,
+    where it takes its time beside the model."""
+
+    def allowed(self) -> bytes:
+        """One bit for each id, the least significant first; there may be more than ids."""
+        ...
+
+
 class Sample(msgspec.Struct, frozen=True):
     """How to draw one id. Greedy where temperature is 0; else inverse CDF of `uniform`.
 
-    Order of operations: penalties, logit bias, temperature, top-k, top-p, min-p. Candidates are
-    ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that order.
+    Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. Candidates
+    are ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that
+    order.
     """
 
     temperature: float = 0.0
@@ -44,9 +54,11 @@ class Sample(msgspec.Struct, frozen=True):
     min_p: float = 0.0
     uniform: float = 0.0
     logprobs: int = -1
-    """-1: none; n: log-probability of the drawn id and of the n likeliest (before temperature)."""
+    """-1: none; n: log-probability of the drawn id and of the n likeliest (before mask and
+    temperature)."""
     bias: tuple[tuple[int, float], ...] = ()
     penalties: Penalties | None = None
+    mask: Mask | None = None
 
 
 class Row(msgspec.Struct, frozen=True):

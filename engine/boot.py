@@ -97,6 +97,7 @@ def _build(runner: TorchRunner, text: Text, config: EngineConfig) -> tuple[Loop[
         geometry,
         counters,
         watch=lambda stops: StopWatch(stops, text.detokenizer()),
+        grammars=text.grammars(geometry.vocab_size, loop.wake),
         emit=loop.emit,
         clock=time.monotonic,
     )

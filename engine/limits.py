@@ -29,11 +29,21 @@ def check(sampling: Sampling, vocab_size: int) -> None:
         _within("seed", s.seed, -(1 << 63), (1 << 63) - 1)
     _within("number of stop strings", len(s.stop), 0, STOP_STRINGS_MAX)
     _within("number of logit_bias entries", len(s.logit_bias), 0, LOGIT_BIASES_MAX)
+    if s.grammar is not None:
+        _check_ends(s)
     for stop in s.stop:
         _within("length of a stop string", len(stop), 1, STOP_CHARACTERS_MAX)
     for id, bias in s.logit_bias.items():
         _within("logit_bias id", id, 0, vocab_size - 1)
         _within("logit_bias value", bias, -100, 100)
+
+
+def _check_ends(sampling: Sampling) -> None:
+    """At the end of a grammar nothing but a stop id can follow."""
+    if sampling.ignore_eos:
+        raise BadRequest("ignore_eos cannot be used with a grammar", field="ignore_eos")
+    if not sampling.stop_ids:
+        raise BadRequest("a grammar needs stop_ids: nothing else ends it", field="stop_ids")
 
 
 def _within(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:

@@ -68,12 +68,18 @@ class Loop(Generic[Ticket]):
         self._work = asyncio.Event()
         self._flying: deque[Flight] = deque()
         self._stopping = False
+        self._running: asyncio.AbstractEventLoop | None = None
         self._audited_s = time.monotonic()
 
     def tell(self, commands: list[AnyCommand]) -> None:
         """Commands from the link; they take effect at the next receive."""
         self._inbox.extend(commands)
         self._work.set()
+
+    def wake(self) -> None:
+        """From any thread: there may be something to do."""
+        if self._running is not None:
+            self._running.call_soon_threadsafe(self._work.set)
 
     def emit(self, event: AnyEvent) -> None:
         self._outbox.append(event)
@@ -84,6 +90,7 @@ class Loop(Generic[Ticket]):
 
     async def run(self, sessions: Sessions, send: SendAll) -> None:
         """Until `stop`."""
+        self._running = asyncio.get_running_loop()
         while not self._stopping:
             self._receive(sessions)
             launched = self._launch()
@@ -94,6 +101,7 @@ class Loop(Generic[Ticket]):
                 await self._sleep(sessions.expire())
             send(self.take_events())
             self._audit()
+        self._running = None
         self._device.shutdown(wait=True, cancel_futures=True)
 
     # ---- the verbs of a step --------------------------------------------------------------
@@ -101,6 +109,7 @@ class Loop(Generic[Ticket]):
     def _receive(self, sessions: Sessions) -> None:
         while self._inbox:
             sessions.apply(self._inbox.popleft())
+        sessions.resume()
         sessions.expire()
 
     def _launch(self) -> bool:

@@ -14,6 +14,14 @@ Residency = Literal["hot", "host", "recomputed", "none"]
 """Where a session's KV was found when its turn began (`none`: there was nothing to find)."""
 
 
+class Grammar(msgspec.Struct, frozen=True):
+    """What a turn may say. `json`: an object; `json_schema`: what the schema in `source` describes;
+    `lark`: what a grammar in llguidance's Lark accepts."""
+
+    kind: Literal["json", "json_schema", "lark"]
+    source: str = ""
+
+
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """How a turn's ids are drawn, and when it ends. Checked by `Engine.generate`, trusted after."""
 
@@ -35,6 +43,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     """Go on past `stop_ids` and `stop`, to max_tokens."""
+    grammar: Grammar | None = None
+    """None: anything. At its end only `stop_ids` may follow; there must be one."""
 
 
 class Command(msgspec.Struct, frozen=True, tag=True):

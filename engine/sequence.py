@@ -15,7 +15,7 @@ from engine.batch import Penalties, Sample
 from engine.cache import Lease
 from engine.log import Log
 from engine.messages import Append, Close, Fork, Generate, Residency, Rewind, Sampling
-from engine.text import StopWatch
+from engine.text import Matcher, StopWatch
 
 _MASK = (1 << 64) - 1
 
@@ -42,6 +42,7 @@ class Turn:
         "id",
         "limit",
         "mark_s",
+        "matcher",
         "ordered",
         "outputs",
         "penalties",
@@ -60,6 +61,7 @@ class Turn:
         seed: int,
         limit: int,
         watch: StopWatch | None,
+        matcher: Matcher | None,
         now: float,
     ) -> None:
         self.id = id
@@ -68,6 +70,7 @@ class Turn:
         self.limit = limit
         """Output ids at most."""
         self.watch = watch
+        self.matcher = matcher
         self.stop_ids = frozenset[int]() if sampling.ignore_eos else frozenset(sampling.stop_ids)
         self.began = 0
         """Length of the log when the turn began: its prompt."""
@@ -90,7 +93,7 @@ class Turn:
     @property
     def runs_ahead(self) -> bool:
         """Whether a row may be launched while its last id is still promised."""
-        return self.penalties is None
+        return self.penalties is None and self.matcher is None
 
     def begin(self, ids: "array[int]", said: int = 0) -> None:
         """The turn's prompt is all of `ids` but the last `said`, which it has said already."""
@@ -99,6 +102,9 @@ class Turn:
         self.ordered = self.outputs = said
         if said and self.watch is not None:
             self.watch.push(ids[self.began :])
+        if self.matcher is not None:
+            for id in ids[self.began :]:
+                self.matcher.accept(id)
         if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
             seen = set(ids) if s.repetition_penalty != 1.0 else set[int]()
             self.penalties = Penalties(
@@ -130,11 +136,14 @@ class Turn:
             logprobs=-1 if s.logprobs is None else s.logprobs,
             bias=tuple(s.logit_bias.items()),
             penalties=self.penalties,
+            mask=self.matcher,
         )
 
     def took(self, id: int) -> None:
         """An id has come back and is part of the log."""
         self.outputs += 1
+        if self.matcher is not None:
+            self.matcher.accept(id)
         if self.penalties is not None:
             self.penalties.seen.add(id)
             self.penalties.counts[id] = self.penalties.counts.get(id, 0) + 1

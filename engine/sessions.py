@@ -40,7 +40,7 @@ from engine.messages import (
 from engine.metrics import Counters
 from engine.schedule import Scheduler
 from engine.sequence import Sequence, Turn
-from engine.text import StopWatch
+from engine.text import Grammars, StopWatch
 
 DEFERRED_MAX = 256
 """Commands that may wait on one session."""
@@ -60,6 +60,7 @@ class Sessions:
         geometry: Geometry,
         counters: Counters,
         watch: Callable[[tuple[str, ...]], StopWatch],
+        grammars: Grammars,
         emit: Callable[[AnyEvent], None],
         clock: Callable[[], float],
     ) -> None:
@@ -68,11 +69,14 @@ class Sessions:
         self._geometry = geometry
         self._counters = counters
         self._watch = watch
+        self._grammars = grammars
         self._emit = emit
         self._clock = clock
         self._table: dict[str, Sequence] = {}
         self._deadlines: list[tuple[float, str, Sequence]] = []
         """Heap of (not before, session, its sequence), one for each session with a timeout."""
+        self._unprepared: dict[Sequence, None] = {}
+        """Quiet sessions whose next command waits until its grammar is compiled."""
 
     # ---- commands -------------------------------------------------------------------------
 
@@ -108,15 +112,30 @@ class Sessions:
         if isinstance(command, Append):
             sequence.log.check_append(command, self._geometry.vocab_size)
         waiting = sequence.deferred
+        prepared = self._prepared(command)
         if not sequence.busy and not waiting:
-            self._change(sequence, command)
-            return
+            if prepared:
+                self._change(sequence, command)
+                return
+            self._unprepared[sequence] = None
         last = waiting[-1] if waiting else None
         if _is_provisional(last) and _is_provisional(command):
             waiting.pop()
             self._emit(Done(last.n, sequence.log.length))
         self._check_bounds(sequence, command)
         waiting.append(command)
+
+    def _prepared(self, command: Deferrable) -> bool:
+        """Whether it may take effect. A grammar is compiled from when it is first heard of."""
+        grammar = command.sampling.grammar if isinstance(command, Generate) else None
+        return grammar is None or self._grammars.prepared(grammar)
+
+    def resume(self) -> None:
+        """Sessions whose next command has its grammar now go on."""
+        for sequence in tuple(self._unprepared):
+            del self._unprepared[sequence]
+            if sequence.closing is None:
+                self.settle(sequence)
 
     def _check_bounds(self, sequence: Sequence, command: Deferrable) -> None:
         waiting = sequence.deferred
@@ -183,7 +202,10 @@ class Sessions:
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         watch = self._watch(sampling.stop) if sampling.stop and not sampling.ignore_eos else None
-        turn = Turn(command.turn, sampling, seed, limit, watch, self._clock())
+        matcher = None
+        if sampling.grammar is not None:
+            matcher = self._grammars.matcher(sampling.grammar, sampling.stop_ids)
+        turn = Turn(command.turn, sampling, seed, limit, watch, matcher, self._clock())
         sequence.aside = log.take_span()
         self._forget(sequence, log.length)
         turn.begin(sequence.ids, command.resumed)
@@ -309,6 +331,10 @@ class Sessions:
         while sequence.deferred and not sequence.busy:
             command = sequence.deferred.popleft()
             try:
+                if not self._prepared(command):
+                    sequence.deferred.appendleft(command)
+                    self._unprepared[sequence] = None
+                    return
                 self._change(sequence, command)
             except EngineError as error:
                 self._emit(Refused(command.n, error.code, error.message, error.field))

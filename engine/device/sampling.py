@@ -2,7 +2,8 @@
 """From logits to ids, for one batch on the device. Knows no model and no sequence.
 
 Order of operations: repetition penalty, frequency and presence penalty, logit bias; here
-log-probabilities are taken; then temperature, top-k, top-p (of what top-k has left), min-p.
+log-probabilities are taken; then the mask of a grammar, temperature, top-k, top-p (of what top-k
+has left), min-p.
 
 Candidates stand in the order of their logits, ties by id. In that order each of the three cuts
 keeps a prefix, so that all of them together are one number per row: how many candidates stay.
@@ -32,7 +33,8 @@ class Draw:
     ids: Tensor
     """[S] int64; any id of the vocabulary where the row failed."""
     peak: Tensor
-    """[S] the largest logit: not finite where a logit is NaN or +inf, or all are -inf."""
+    """[S] the largest logit that may be drawn: not finite where a logit is NaN or +inf, or all are
+    -inf."""
     logprobs: tuple[Tensor, Tensor, Tensor] | None
     """Of the drawn ids [S]; of the likeliest [S, n]; their ids [S, n]."""
 
@@ -51,7 +53,7 @@ class Draw:
         return [
             Drawn(ids[row], self._logprobs(row, sample.logprobs))
             if sound[row]
-            else Drawn(ids[row], failure="the model's logits are not finite")
+            else Drawn(ids[row], failure=_failure(sample))
             for row, sample in enumerate(samples)
         ]
 
@@ -61,6 +63,12 @@ class Draw:
         drawn, top, ids = self.logprobs
         pairs = zip(ids[row, :wanted].tolist(), top[row, :wanted].tolist(), strict=True)
         return Logprobs(float(drawn[row]), sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _failure(sample: Sample) -> str:
+    if sample.mask is None:
+        return "the model's logits are not finite"
+    return "the grammar has become too complex, or the model's logits are not finite"
 
 
 def _to_host(tensor: Tensor) -> Tensor:
@@ -80,6 +88,9 @@ def draw(logits: Tensor, samples: list[Sample]) -> Draw:
         logits = logits.clone()
         _penalise(logits, samples)
         _add_bias(logits, samples)
+    told = logits
+    if any(sample.mask for sample in samples):
+        logits = _mask(logits, samples)
     peak, ids = logits.max(-1)
     warm = [row for row, sample in enumerate(samples) if sample.temperature > 0]
     if len(warm) == len(samples):
@@ -87,7 +98,7 @@ def draw(logits: Tensor, samples: list[Sample]) -> Draw:
     elif warm:
         rows = upload(np.array(warm), logits.device)
         ids = ids.index_copy(0, rows, _sample(logits[rows], [samples[row] for row in warm]))
-    return Draw(ids, peak, _take_logprobs(logits, ids, samples))
+    return Draw(ids, peak, _take_logprobs(told, ids, samples))
 
 
 def _plain(sample: Sample) -> bool:
@@ -96,6 +107,7 @@ def _plain(sample: Sample) -> bool:
         and sample.logprobs < 0
         and sample.penalties is None
         and not sample.bias
+        and sample.mask is None
     )
 
 
@@ -146,6 +158,18 @@ def _add_bias(logits: Tensor, samples: list[Sample]) -> None:
             upload(np.array(where), logits.device),
             upload(np.array(biases, dtype=np.float32), logits.device),
         )
+
+
+def _mask(logits: Tensor, samples: list[Sample]) -> Tensor:
+    """[S, vocab] with -inf where a row's grammar does not allow the id. A NaN stays one."""
+    vocab = logits.shape[1]
+    packed = np.full((len(samples), -(-vocab // 8)), 0xFF, dtype=np.uint8)
+    for row, sample in enumerate(samples):
+        if sample.mask is not None:
+            packed[row] = np.frombuffer(sample.mask.allowed(), np.uint8)[: packed.shape[1]]
+    bits = upload(packed, logits.device)[:, :, None] >> torch.arange(8, device=logits.device)
+    allowed = (bits & 1).view(len(samples), -1)[:, :vocab].bool()
+    return logits.masked_fill(~allowed & ~logits.isnan(), -torch.inf)
 
 
 def _take_logprobs(
@@ -210,7 +234,8 @@ def _pick(ids: Tensor, clear: Tensor, probs: Tensor, wishes: Tensor) -> tuple[Te
     kept = torch.minimum(torch.minimum(by_k, by_p), by_min)
     total = torch.where(kept < vocab, reached.gather(1, (kept - 1).clamp(0, count - 1)), 1.0)
     place = (reached <= uniform * total).sum(-1, keepdim=True)
+    possible = (prob > 0).sum(-1, keepdim=True)  # beyond them rounding alone would lead
     enough = (kept <= count) | ((kept == vocab) & (place < count))
     enough &= (top_k == 0) | (by_k <= count)
-    place = place.minimum(kept - 1).clamp(0, count - 1)
+    place = place.minimum(kept.minimum(possible) - 1).clamp(0, count - 1)
     return ids.gather(1, place)[:, 0], enough[:, 0] & clear

@@ -1,6 +1,7 @@
 """Text of one model: its tokenizer, its chat template, its detokenizer. Knows no torch."""
 
 from engine.text.detokenizer import Detokenizer
+from engine.text.grammar import Grammars, Matcher, SchemaError, check_schema
 from engine.text.message import Message, Role, Tool, ToolCall
 from engine.text.stop import Holdback, StopWatch
 from engine.text.template import ChatTemplate, Extension
@@ -22,9 +23,12 @@ __all__ = [
     "ChatTemplate",
     "Detokenizer",
     "Extension",
+    "Grammars",
     "Holdback",
+    "Matcher",
     "Message",
     "Role",
+    "SchemaError",
     "StopWatch",
     "Text",
     "TextDelta",
@@ -33,4 +37,5 @@ __all__ = [
     "ToolEvent",
     "ToolFormat",
     "ToolParser",
+    "check_schema",
 ]

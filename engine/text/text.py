@@ -1,11 +1,12 @@
 """Text: everything about words that a checkpoint folder says, in one place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from engine.errors import ModelError
 from engine.text.detokenizer import Detokenizer
+from engine.text.grammar import Grammars
 from engine.text.jinja import Program
 from engine.text.template import ChatTemplate
 from engine.text.tokenizer import Tokenizer, read_json, special_names
@@ -56,6 +57,10 @@ class Text:
         markers = (format.marker, format.close, format.args_marker) if format else ()
         ids = {id for marker in markers if (id := self._tokenizer.id_of(marker)) is not None}
         return Detokenizer(self._tokenizer, keep=ids & self._tokenizer.special_ids)
+
+    def grammars(self, vocab_size: int, wake: Callable[[], None]) -> Grammars:
+        """For a model of so many ids; `wake` as Grammars wants it."""
+        return Grammars(self._tokenizer, vocab_size, self.stop_ids, wake)
 
 
 def _template_source(folder: Path) -> str | None:

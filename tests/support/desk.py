@@ -29,8 +29,10 @@ from engine.metrics import Counters
 from engine.schedule import Scheduler
 from engine.sequence import Sequence
 from engine.sessions import Sessions
-from engine.text import StopWatch
+from engine.text import Grammars, StopWatch
+from engine.text.tokenizer import Tokenizer
 from tests.support.digest_runner import VOCABULARY, DigestRunner
+from tests.support.engines import tiny_tokenizer
 
 Kind = TypeVar("Kind")
 
@@ -64,6 +66,7 @@ class Desk:
             geometry,
             self.counters,
             watch=_no_stops,
+            grammars=Grammars(Tokenizer(tiny_tokenizer()), VOCABULARY, (), self._loop.wake),
             emit=self._loop.emit,
             clock=lambda: self.now,
         )

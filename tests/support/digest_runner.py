@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Sample, Sampled
+from engine.text import Matcher
 
 VOCABULARY = 97
 Digest = bytes
@@ -20,18 +21,31 @@ def extend(past: Digest, id: int) -> Digest:
 
 
 def draw(past: Digest, sample: Sample) -> int:
+    """The first id from one that the whole past names that the mask allows; -1: it allows none."""
     salt = b"%.17g" % (sample.uniform if sample.temperature else 0.0)
-    return hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
+    named = hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
+    if sample.mask is None:
+        return named
+    allowed = sample.mask.allowed()
+    order = ((named + n) % VOCABULARY for n in range(VOCABULARY))
+    return next((id for id in order if allowed[id >> 3] >> (id & 7) & 1), -1)
 
 
-def oracle(ids: Sequence[int], count: int, stop_ids: Sequence[int] = ()) -> list[int]:
+def oracle(
+    ids: Sequence[int],
+    count: int,
+    stop_ids: Sequence[int] = (),
+    matcher: Matcher | None = None,
+) -> list[int]:
     """The greedy continuation of `ids`: what one fresh prefill would give."""
     past = b""
     for id in ids:
         past = extend(past, id)
     out: list[int] = []
     while len(out) < count and not (out and out[-1] in stop_ids):
-        out.append(draw(past, Sample()))
+        out.append(draw(past, Sample(mask=matcher)))
+        if matcher is not None:
+            matcher.accept(out[-1])
         past = extend(past, out[-1])
     return out
 
@@ -107,6 +121,8 @@ class DigestRunner:
             return None
         if last in self.poison:
             return Drawn(-1, failure="the logits are not finite")
+        if id < 0:
+            return Drawn(-1, failure="the grammar allows nothing")
         if sample.logprobs < 0:
             return Drawn(id)
         return Drawn(id, logprobs(past, id, sample.logprobs))

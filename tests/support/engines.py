@@ -27,15 +27,20 @@ from engine.text import StopWatch, Text
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 
 
-def tiny_text(folder: Path) -> Path:
-    """A tokenizer folder in which id n reads as one letter: 0 is 'a', 26 is 'A', then digits."""
+def tiny_tokenizer() -> Tokenizer:
+    """Id n reads as one letter: 0 is 'a', 26 is 'A', then digits."""
     letters = (
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789!#$%&()*+,-./:;<=>?@[]^_"
     )
     names = [*letters, *(f"~{n}" for n in range(VOCABULARY))][:VOCABULARY]
     tokenizer = Tokenizer(WordLevel({name: n for n, name in enumerate(names)}, unk_token="a"))
     tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]
-    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def tiny_text(folder: Path) -> Path:
+    """A folder with that tokenizer; its answers end with 'a'."""
+    tiny_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
     )
@@ -83,6 +88,7 @@ class Bench:
             geometry,
             counters,
             watch=lambda stops: StopWatch(stops, self._text.detokenizer()),
+            grammars=self._text.grammars(geometry.vocab_size, loop.wake),
             emit=loop.emit,
             clock=time.monotonic,
         )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Drawn, Penalties, Sample
+from engine.batch import Drawn, Mask, Penalties, Sample
 from engine.device import sampling
 from engine.device.sampling import draw
 
@@ -30,13 +31,25 @@ def penalised(logits: list[float], sample: Sample) -> np.ndarray:
     return out
 
 
+class Only(Mask):
+    """Allows these ids."""
+
+    def __init__(self, ids: set[int], vocab: int) -> None:
+        self.ids = ids
+        self._bytes = np.packbits([id in ids for id in range(vocab)], bitorder="little").tobytes()
+
+    def allowed(self) -> bytes:
+        return self._bytes + b"\xff\xff"  # of a tokenizer larger than the model
+
+
 def obvious(logits: list[float], sample: Sample) -> set[int]:
     """The ids that may be drawn: one, or two where `uniform` lies on their border but for rounding.
 
     Every step of the documented order, with a loop over a list of (probability, id).
     """
     scores = penalised(logits, sample).astype(np.float64)
-    order = sorted(range(len(scores)), key=lambda id: (-scores[id], id))
+    ids = sample.mask.ids if isinstance(sample.mask, Only) else range(len(scores))
+    order = sorted(ids, key=lambda id: (-scores[id], id))
     if sample.temperature == 0:
         return {order[0]}
     weights = [math.exp((scores[id] - scores[order[0]]) / sample.temperature) for id in order]
@@ -90,6 +103,7 @@ def wishes(pick: st.DrawFn, vocab: int) -> Sample:
         logprobs=pick(st.sampled_from([-1, 0, 3])),
         bias=tuple(pick(st.dictionaries(some_ids, st.floats(-5, 5, width=32), max_size=3)).items()),
         penalties=penalties,
+        mask=Only(pick(st.sets(some_ids, min_size=1)), vocab) if pick(st.booleans()) else None,
     )
 
 
@@ -139,6 +153,23 @@ def test_logprobs_are_of_the_penalised_logits_before_temperature(
         assert [value for _, value in drawn.logprobs.top] == pytest.approx(best, abs=1e-4)
         for id, value in drawn.logprobs.top:
             assert value == pytest.approx(expected[id], abs=1e-4)
+
+
+@pytest.mark.parametrize("wish", [Sample(), Sample(temperature=0.8, uniform=0.5, top_p=0.9)])
+def test_a_mask_that_allows_nothing_fails_its_row_alone(wish: Sample) -> None:
+    logits = torch.randn(2, 900, generator=torch.Generator().manual_seed(0))
+    masked = msgspec.structs.replace(wish, mask=Only(set(), 900))
+    sound, broken = ids_of(logits, [wish, masked])
+    assert sound == ids_of(logits[:1], [wish])[0]
+    assert broken.failure is not None
+    assert "grammar" in broken.failure
+
+
+def test_no_rounding_leads_out_of_a_mask() -> None:
+    """`uniform` just below 1, where the sum of the probabilities may stay below it."""
+    logits = torch.randn(200, 900, generator=torch.Generator().manual_seed(0))
+    wish = Sample(temperature=1.0, uniform=1 - 2**-53, mask=Only(set(range(3, 700, 2)), 900))
+    assert all(drawn.id in range(3, 700, 2) for drawn in ids_of(logits, [wish] * 200))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

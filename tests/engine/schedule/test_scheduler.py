@@ -39,7 +39,7 @@ class Bureau:
 
     def ask(self, sequence: Sequence, limit: int = 100) -> Sequence:
         """A turn begins."""
-        turn = Turn("turn", Sampling(), 0, limit, None, 0.0)
+        turn = Turn("turn", Sampling(), 0, limit, None, None, 0.0)
         turn.begin(sequence.ids)
         sequence.turn = turn
         sequence.turns += 1

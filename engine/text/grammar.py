@@ -1,0 +1,219 @@
+"""What a turn is allowed to say, enforced while it is drawn: which ids may come next.
+
+    Grammar ── compiled once, off the loop's thread ──▶ cached ── copied for a turn ──▶ Matcher
+
+A matcher follows one turn: it is told each id when it has come back, and never one that may yet be
+taken back. So cancel, retraction and rewind need nothing here, and a turn that goes on elsewhere is
+told what it has said already. Knows no torch: a mask is bytes.
+"""
+
+import hashlib
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple, cast
+
+import llguidance
+
+from engine.errors import BadRequest
+from engine.messages import Grammar
+from engine.text.tokenizer import Tokenizer
+
+SOURCE_BYTES_MAX = 256 * 1024
+"""A longer grammar or schema is refused."""
+CACHE_BYTES_MAX = 8 * 1024 * 1024
+"""Sources of compiled grammars that are kept; the least recently used go first. A compiled one
+takes some ten times as much."""
+PENDING_MAX = 512
+"""Grammars that may wait to be compiled; more are refused."""
+WHITESPACE = r"[ \n]{1,16}"
+"""Between the tokens of JSON at most: a model in doubt would go on for ever."""
+
+_LIMITS = llguidance.LLParserLimits(
+    initial_lexer_fuel=400_000,
+    step_lexer_fuel=100_000,
+    max_grammar_size=200_000,
+    max_items_in_row=8_000,
+)
+"""What compiling one grammar, and one step of it, may cost before it is refused or its turn fails:
+tenths of a second and milliseconds."""
+_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_DUMP = re.compile(r"\n<state>|\n\d+ \| ")
+_OBJECT = '{"type": "object"}'
+
+
+class SchemaError(Exception):
+    """Why a schema cannot be enforced, in one line."""
+
+
+def json_rule(schema: str) -> str:
+    """A JSON schema as a term of a Lark grammar. Raises SchemaError."""
+    try:
+        value: object = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise SchemaError(f"it is not JSON ({error})") from None
+    if value is True:
+        value = {}
+    if not isinstance(value, dict):
+        raise SchemaError("it must be a JSON object")
+    options = {"whitespace_pattern": WHITESPACE}
+    return "%json " + json.dumps({**cast(dict[str, object], value), "x-guidance": options})
+
+
+def check_schema(schema: str) -> None:
+    """Raises SchemaError if a JSON schema cannot be enforced. May take tenths of a second."""
+    if len(schema.encode()) > SOURCE_BYTES_MAX:
+        raise SchemaError(f"it is longer than {SOURCE_BYTES_MAX:,} bytes")
+    rule = llguidance.LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}")
+    if problem := llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS):
+        raise SchemaError(_line(problem))
+
+
+class Matcher:
+    """Where one turn stands in its grammar."""
+
+    def __init__(
+        self, matcher: llguidance.LLMatcher, ends: Sequence[int], stop_ids: Sequence[int]
+    ) -> None:
+        """`ends`: ids by which the grammar itself says that it may end here; in their place stand
+        the turn's own `stop_ids`."""
+        self._matcher = matcher
+        self._stop_ids = frozenset(stop_ids)
+        self._ends = self._stop_ids.union(ends)
+
+    def accept(self, id: int) -> None:
+        """The turn has said `id`."""
+        if id not in self._stop_ids:
+            self._matcher.consume_token(id)
+
+    def allowed(self) -> bytes:
+        """One bit for each id, the least significant first: whether it may come next. None may
+        when the grammar has become too complex."""
+        mask = bytearray(self._matcher.compute_bitmask())
+        if self._matcher.is_error():
+            return bytes(len(mask))
+        may_end = self._matcher.is_accepting()
+        for id in self._ends:
+            if may_end and id in self._stop_ids:
+                mask[id >> 3] |= 1 << (id & 7)
+            else:
+                mask[id >> 3] &= ~(1 << (id & 7))
+        return bytes(mask)
+
+
+class _Compiled(NamedTuple):
+    matcher: llguidance.LLMatcher | None
+    problem: str
+    """Why there is no matcher."""
+    size: int
+    """Bytes of its source."""
+
+
+class Grammars:
+    """Compiles grammars beside the loop, and keeps them."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        stop_ids: Sequence[int],
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` is called, on another thread, whenever one has been compiled."""
+        self._tokenizer = tokenizer
+        self._vocab_size = max(vocab_size, tokenizer.size)
+        self._ends = tuple(stop_ids) or (0,)
+        self._wake = wake
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._compiler = ThreadPoolExecutor(1, "grammar")
+        self._pending: dict[str, Future[_Compiled]] = {}
+        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
+        self._bytes = 0
+
+    def prepared(self, grammar: Grammar) -> bool:
+        """Whether `matcher` answers at once; if not, it is being compiled from now on. Raises
+        BadRequest: too long, or too many are waiting."""
+        key = _digest(grammar)
+        if key in self._kept:
+            return True
+        future = self._pending.get(key)
+        if future is None:
+            size = len(grammar.source.encode())
+            if size > SOURCE_BYTES_MAX:
+                raise _refusal(f"it has {size:,} bytes; the limit is {SOURCE_BYTES_MAX:,}")
+            if len(self._pending) >= PENDING_MAX:
+                raise _refusal(f"{PENDING_MAX} others are being compiled; try again")
+            future = self._compiler.submit(self._compile, grammar, size)
+            self._pending[key] = future
+            future.add_done_callback(lambda _: self._wake())
+        if not future.done():
+            return False
+        del self._pending[key]
+        self._keep(key, future.result())
+        return True
+
+    def matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> Matcher:
+        """At the grammar's beginning. Raises BadRequest: it cannot be enforced."""
+        key = _digest(grammar)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._compile(grammar, len(grammar.source.encode()))
+            self._keep(key, found)
+        else:
+            self._kept.move_to_end(key)
+        if found.matcher is None:
+            raise _refusal(found.problem)
+        return Matcher(found.matcher.deep_copy(), self._ends, stop_ids)
+
+    def _keep(self, key: str, compiled: _Compiled) -> None:
+        self._kept[key] = compiled
+        self._bytes += compiled.size
+        while self._bytes > CACHE_BYTES_MAX:
+            _, dropped = self._kept.popitem(last=False)
+            self._bytes -= dropped.size
+
+    def _compile(self, grammar: Grammar, size: int) -> _Compiled:
+        """Also on the compiler's thread."""
+        if self._vocabulary is None:
+            self._vocabulary = llguidance.LLTokenizer(
+                self._tokenizer.raw.to_str(), n_vocab=self._vocab_size, eos_token=[*self._ends]
+            )
+        try:
+            source = _lark(grammar)
+        except SchemaError as error:
+            return _Compiled(None, str(error), size)
+        matcher = llguidance.LLMatcher(
+            self._vocabulary,
+            llguidance.LLMatcher.grammar_from_lark(source),
+            log_level=0,
+            limits=_LIMITS,
+        )
+        if matcher.is_error():
+            return _Compiled(None, _line(matcher.get_error()), size)
+        return _Compiled(matcher, "", size)
+
+
+def _lark(grammar: Grammar) -> str:
+    match grammar.kind:
+        case "lark":
+            return grammar.source
+        case "json_schema":
+            return f"start: {json_rule(grammar.source)}"
+        case "json":
+            return f"start: {json_rule(_OBJECT)}"
+
+
+def _digest(grammar: Grammar) -> str:
+    return hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).hexdigest()
+
+
+def _line(problem: str) -> str:
+    """The compiler's words, without what it dumps beside them."""
+    words = " ".join(_DUMP.split(problem, maxsplit=1)[0].split())
+    return _PLACE.sub("", words)[:300]
+
+
+def _refusal(problem: str) -> BadRequest:
+    return BadRequest(f"the grammar cannot be enforced: {problem}", field="grammar")

@@ -1,0 +1,48 @@
+"""A greedy turn under a grammar, through the whole engine, is the masked argmax of transformers'
+logits, id by id."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from engine.config import BUNDLED
+from engine.device.weights import resolve
+from engine.messages import Grammar, Sampling
+from engine.text import Text
+from tests.parity import oracle
+from tests.support.engines import engine_on
+from tests.support.talks import read
+
+CITY = (
+    '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 12},'
+    ' "days": {"type": "array", "items": {"enum": ["mon", "tue"]}, "maxItems": 3}},'
+    ' "required": ["city", "days"], "additionalProperties": false}'
+)
+COUNT = 48
+
+
+@pytest.mark.parametrize(
+    "grammar", [Grammar("json_schema", CITY), Grammar("lark", 'start: /[A-Z][a-z ]{9,}/ "!"')]
+)
+async def test_a_masked_greedy_turn_is_the_masked_argmax(grammar: Grammar) -> None:
+    folder = resolve(BUNDLED, None, lambda what, fraction: None)
+    theirs = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    text, vocab = Text(str(folder)), theirs.config.vocab_size
+    ids = text.encode("<|user|>Where do you live?<|end|><|assistant|>")
+    matcher = text.grammars(vocab, lambda: None).matcher(grammar, text.stop_ids)
+    wanted: list[int] = []
+    while len(wanted) < COUNT and not set(wanted[-1:]) & set(text.stop_ids):
+        packed = np.frombuffer(matcher.allowed(), np.uint8)
+        allowed = torch.from_numpy(np.unpackbits(packed, bitorder="little")[:vocab]).bool()
+        logits = oracle.whole(theirs, ids + wanted)[-1].masked_fill(~allowed, -torch.inf)
+        wanted.append(int(logits.argmax()))
+        matcher.accept(wanted[-1])
+
+    async with engine_on(folder, lambda: oracle.runner_of(folder, max_model_len=512)) as bench:
+        session = await bench.engine.open()
+        await bench.engine.append(session, ids)
+        wish = Sampling(max_tokens=COUNT, stop_ids=text.stop_ids, grammar=grammar)
+        assert await read(await bench.engine.generate(session, wish)) == wanted
