@@ -187,6 +187,8 @@ class GoOn(msgspec.Struct, frozen=True, kw_only=True):
     """So that one can go on from it over another connection."""
     generate: bool = True
     """False: only take it in."""
+    background: bool = False
+    """It is made to the end though nobody follows it."""
 
 
 class Cancel(msgspec.Struct, frozen=True):

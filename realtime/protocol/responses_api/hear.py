@@ -37,6 +37,7 @@ def hear(create: client.Create, default: core.Settings, model: str, fresh: Fresh
         input=items,
         keep=create.store is not False,
         generate=create.generate is not False,
+        background=bool(create.background),
     )
 
 

@@ -1,0 +1,347 @@
+"""Responses: answers that each go on from another one. One session core, without a session.
+
+    ask ──▶ conversation up to the other answer, and the input ──▶ prompt ──▶ a line of the lineage
+                                                                    │
+    recording ◀── told ── answering ◀───────────────────────────────┘
+
+An answer is recorded while it is made, for whoever follows it. When it has ended one can go on
+from it: in memory, where its conversation and its engine session are; and from the store, if it is
+kept.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+
+from engine import ChatTemplate, EngineError, EngineLost
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.names import fresh
+from realtime.protocol import core
+from realtime.session.answering import Answering
+from realtime.session.calls import reader_for
+from realtime.session.conversation import Conversation
+from realtime.session.keeping import Keeper
+from realtime.session.layout import Span
+from realtime.session.lineage import Line, Lineage, Point
+from realtime.session.output import Output
+from realtime.session.prompting import Prompt, prompt_of
+from realtime.session.recording import Recording
+from realtime.session.rendering import chars_of
+from realtime.session.strand import Door
+from realtime.session.window import Window
+from realtime.store import Store, StoreError
+
+log = logging.getLogger(__name__)
+
+
+class Visitor(msgspec.Struct, frozen=True):
+    """Who asks. `connection` names the one connection that may go on from what is not kept."""
+
+    tenant: str
+    connection: str | None = None
+
+
+class Making:
+    """An answer that is being made."""
+
+    def __init__(self, recording: Recording, visitor: Visitor, ask: core.GoOn) -> None:
+        self.recording = recording
+        self.visitor = visitor
+        self.ask = ask
+        self.steered = False
+        """Cancelled because more was said to it."""
+        self.answering: Answering | None = None
+        self.ended = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self.recording.answer.id
+
+    @property
+    def calls(self) -> bool:
+        """Whether the model has begun to call a tool."""
+        return any(
+            isinstance(told, core.OutputStarted) and isinstance(told.item, core.CallItem)
+            for told in self.recording.told
+        )
+
+    async def cancel(self) -> None:
+        """It ends within a step. Harmless if it has."""
+        if self.answering is not None:
+            with contextlib.suppress(EngineError):
+                await self.answering.cancel()
+
+
+class _Origin(msgspec.Struct, frozen=True):
+    """What an answer goes on from. `begin` gives the conversation for these settings."""
+
+    begin: Callable[[core.Settings], Conversation]
+    point: Point | None = None
+    parent: str | None = None
+    """The answer whose kept history is that of the conversation; None: there is none."""
+
+
+class Responses:
+    def __init__(
+        self,
+        door: Door,
+        template: ChatTemplate,
+        settings: core.Settings,
+        limits: Limits,
+        scope: Callable[[str], str],
+        store: Store | None = None,
+    ) -> None:
+        """`settings` are those of an answer that wishes nothing; `scope` names where a tenant's KV
+        is shared."""
+        self.settings = settings
+        self.limits = limits
+        self.lineage = Lineage(door, limits)
+        self._door = door
+        self._template = template
+        self._scope = scope
+        self._keeper = Keeper(store, limits.kept_s)
+        self._makings: dict[str, Making] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
+        """Returns when it has begun. Raises Refusal; then nothing has changed."""
+        origin = await self._origin(ask.previous, visitor)
+        prompt, given = await self._prompt(ask, origin)
+        answer = core.Answer(
+            id=fresh("resp"),
+            conversation=None,
+            settings=ask.settings,
+            metadata=ask.metadata,
+            previous=ask.previous,
+            kept=ask.keep,
+            created_s=int(time.time()),
+        )
+        line = self.lineage.branch(origin.point, answer.id, self._scope(visitor.tenant))
+        recording = Recording([core.AnswerStarted(answer)])
+        making = Making(recording, visitor, ask)
+        self._makings[answer.id] = making
+        recording.on_left = lambda: self._left(making)
+        self._spawn(self._make(making, line, prompt, origin.parent, given))
+        return making
+
+    def making(self, id: str, visitor: Visitor) -> Making | None:
+        """None, too, if it is somebody else's."""
+        making = self._makings.get(id)
+        if making is None or making.visitor.tenant != visitor.tenant:
+            return None
+        shared = making.ask.keep or making.visitor.connection == visitor.connection
+        return making if shared else None
+
+    async def recording(self, id: str, visitor: Visitor) -> Recording | None:
+        """Of an answer that is being made, or is kept. Raises Refusal."""
+        making = self.making(id, visitor)
+        if making is not None:
+            return making.recording
+        try:
+            return await self._keeper.recording(id, visitor.tenant)
+        except StoreError as error:
+            raise _unavailable(error) from error
+
+    async def delete(self, id: str, visitor: Visitor) -> bool:
+        """Whether it was there; it cannot be gone on from any more. Raises Refusal."""
+        making = self.making(id, visitor)
+        if making is not None:
+            await making.cancel()
+            await making.ended.wait()
+        known = self.lineage.find(id, visitor.tenant, visitor.connection) is not None
+        try:
+            kept = await self._keeper.forget(id, visitor.tenant)
+        except StoreError as error:
+            raise _unavailable(error) from error
+        if known:
+            self.lineage.forget(id)
+        return known or kept
+
+    def leave(self, connection: str) -> None:
+        """The connection is gone."""
+        self.lineage.leave(connection)
+
+    async def close(self) -> None:
+        """Ends all that is being made."""
+        for making in list(self._makings.values()):
+            await making.cancel()
+        if self._tasks:
+            _, left = await asyncio.wait(self._tasks, timeout=self.limits.close_s_max)
+            for task in left:
+                task.cancel()
+        await self.lineage.close()
+
+    # ------------------------------------------------------------ before
+
+    async def _origin(self, previous: str | None, visitor: Visitor) -> _Origin:
+        if previous is None:
+            return _Origin(lambda settings: Conversation.start(self._template, settings))
+        point = self.lineage.find(previous, visitor.tenant, visitor.connection)
+        if point is not None:
+            parent = previous if point.kept else None
+            return _Origin(lambda settings: point.conversation.configured(settings), point, parent)
+        try:
+            spans = await self._keeper.history(previous, visitor.tenant)
+        except StoreError as error:
+            raise _unavailable(error) from error
+        if spans is None:
+            raise Refusal(
+                f"Previous response with id '{previous[:200]}' not found.",
+                code="previous_response_not_found",
+                param="previous_response_id",
+            )
+        return _Origin(
+            lambda settings: Conversation.start(self._template, settings).with_spans(spans),
+            parent=previous,
+        )
+
+    async def _prompt(
+        self, ask: core.GoOn, origin: _Origin
+    ) -> tuple[Prompt, tuple[core.Item, ...]]:
+        """And the input. Raises Refusal."""
+        window = Window(self._door.ready.max_model_len, ask.settings.truncation)
+        items = ask.input
+
+        def make() -> tuple[Conversation, tuple[core.Item, ...]]:
+            before = origin.begin(ask.settings)
+            given = tuple(_resolved(item, before) for item in items)
+            return window.fitted(before.with_items(given)), given
+
+        chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))
+        chars += len(ask.settings.instructions)
+        stored = ask.previous is not None and origin.point is None
+        if stored or chars > self.limits.off_loop_chars:
+            conversation, given = await asyncio.to_thread(make)
+        else:
+            conversation, given = make()
+        return prompt_of(conversation, ask.settings, self._door.ready, "input"), given
+
+    # ------------------------------------------------------------ while it is made
+
+    async def _make(
+        self,
+        making: Making,
+        line: Line,
+        prompt: Prompt,
+        parent: str | None,
+        given: tuple[core.Item, ...],
+    ) -> None:
+        if making.ask.generate:
+            answer, sampled = await self._answer(making, line, prompt)
+        else:
+            answer, sampled = await self._take_in(making.recording.answer, line, prompt), []
+        made = prompt.conversation.open(answer.id).settle(answer.id, answer.items, sampled)
+        if making.ask.keep:
+            own = [Span((item,)) for item in given]
+            if answer.items:
+                own.append(Span(answer.items, answer=answer.id, sampled=tuple(sampled)))
+            spans = own if parent is not None or answer.previous is None else made.spans
+            told = [*making.recording.told, core.AnswerEnded(answer)]
+            kept = await self._keeper.keep(making.visitor.tenant, parent, spans, answer, told)
+            answer = msgspec.structs.replace(answer, kept=kept)
+        self._settle(making, line, made, answer)
+
+    async def _answer(
+        self, making: Making, line: Line, prompt: Prompt
+    ) -> tuple[core.Answer, list[int]]:
+        recording = making.recording
+        answer = recording.answer
+        reader = reader_for(answer.settings, prompt.conversation.template)
+        answering = Answering(answer, line.strand, Output(answer, _nowhere, fresh), reader)
+        making.answering = answering
+        await answering.run(prompt, lambda tell: recording.tell(_told(tell)))
+        answer = msgspec.structs.replace(answering.answer, ended_s=int(time.time()))
+        if making.steered and answer.status == "cancelled":
+            answer = msgspec.structs.replace(answer, reason="steered")
+        return answer, answering.sampled
+
+    async def _take_in(self, answer: core.Answer, line: Line, prompt: Prompt) -> core.Answer:
+        """The prompt is prefilled, without an answer; whoever goes on from it need not wait."""
+        conversation = prompt.conversation
+        try:
+            synced = await line.strand.sync(conversation.all_spans)
+        except EngineError as error:
+            if isinstance(error, EngineLost):
+                line.strand.forget()
+            failure = core.AnswerError(error.code, error.message)
+            return msgspec.structs.replace(answer, status="failed", error=failure)
+        usage = core.Usage(
+            input_tokens=conversation.length,
+            cached_tokens=conversation.length - synced.appended,
+        )
+        ended = int(time.time())
+        return msgspec.structs.replace(answer, status="completed", usage=usage, ended_s=ended)
+
+    def _settle(self, making: Making, line: Line, made: Conversation, answer: core.Answer) -> None:
+        """It has ended; from now on one can go on from it, if anybody may."""
+        visitor, keep = making.visitor, making.ask.keep
+        if keep or visitor.connection is not None:
+            owner = None if keep else visitor.connection
+            point = Point(
+                answer.id, made, line, tenant=visitor.tenant, owner=owner, kept=answer.kept
+            )
+            self.lineage.add(point)
+        else:
+            self.lineage.give_up(line)
+        del self._makings[answer.id]
+        making.recording.tell(core.AnswerEnded(answer))
+        making.ended.set()
+
+    def _left(self, making: Making) -> None:
+        """Nobody follows it. What is kept may be asked for again; what is not ends now."""
+        if making.ask.background and making.ask.keep:
+            return
+        if not making.ask.keep:
+            self._spawn(making.cancel())
+            return
+
+        def give_up() -> None:
+            if not making.recording.followers:
+                self._spawn(making.cancel())
+
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.limits.unfollowed_s_max, give_up)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _resolved(item: core.Item | core.ItemReference, before: Conversation) -> core.Item:
+    if not isinstance(item, core.ItemReference):
+        return item
+    known = before.find(item.item_id)
+    if known is None:
+        raise Refusal(
+            f"Item with id '{item.item_id}' not found.",
+            code="item_reference_invalid_item_id",
+            param="input",
+        )
+    return known
+
+
+def _told(tell: core.Tell) -> core.Told:
+    assert isinstance(tell, _OF_AN_ANSWER), "an answer tells of itself alone"
+    return tell
+
+
+_OF_AN_ANSWER = core.OutputStarted | core.TextDelta | core.ArgumentsDelta | core.OutputEnded
+
+
+def _nowhere(items: Sequence[core.Item]) -> str | None:
+    return None
+
+
+def _unavailable(error: StoreError) -> Refusal:
+    return Refusal(
+        f"The store does not answer: {error}. Nothing has changed: try again.",
+        code="store_unavailable",
+        kind="server_error",
+    )

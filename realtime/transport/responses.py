@@ -1,0 +1,306 @@
+"""One connection of the Responses API: asks from the socket into their lanes, events back.
+
+    socket ──recv──▶ decode ──▶ lane ──▶ hear ──▶ responses.begin
+    socket ◀──send── say ◀────────────────────────── recording
+
+It says nothing until it is asked. Events wait in the recordings of their responses, so nothing has
+to be queued for a slow reader; one who does not read at all is hung up on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from realtime.errors import BadFrame, Hangup, Refusal
+from realtime.names import fresh
+from realtime.protocol import core
+from realtime.protocol.closing import CloseCode
+from realtime.protocol.responses_api import (
+    Cancel,
+    Create,
+    ServerEvent,
+    Steer,
+    Voice,
+    decode,
+    decode_input,
+    encode,
+    error_out,
+    hear,
+    steering,
+    stream_id_of,
+)
+from realtime.session import Making, Responses, Visitor
+from realtime.session.lanes import Lanes
+from realtime.transport.socket import Socket, SocketClosed
+
+log = logging.getLogger(__name__)
+
+CheckModel = Callable[[str | None], str]
+"""The name to answer under. Raises Refusal for a model that is not served."""
+
+
+class _Steering(msgspec.Struct, frozen=True):
+    """More input for a response that was being made, accepted and not yet part of another one."""
+
+    id: str
+    items: tuple[core.Item, ...]
+    given: msgspec.Raw
+    """As it came."""
+
+
+class ResponsesConnection:
+    def __init__(
+        self, socket: Socket, responses: Responses, tenant: str, check_model: CheckModel
+    ) -> None:
+        self._socket = socket
+        self._responses = responses
+        self._limits = responses.limits
+        self._id = fresh("conn")
+        self._visitor = Visitor(tenant, self._id)
+        self._check_model = check_model
+        self._lanes: Lanes[Create] = Lanes(self._limits, self._serve, self._broke)
+        self._running: dict[str, Making] = {}
+        self._steered: dict[str, list[_Steering]] = {}
+        """By the response that was steered: for its successor, or, if it has called tools, for who
+        goes on from it with their outputs."""
+        self._bad_frames = 0
+        loop = asyncio.get_running_loop()
+        self._ending: asyncio.Future[tuple[CloseCode, str] | None] = loop.create_future()
+
+    async def run(self) -> None:
+        """To the close."""
+        reading = asyncio.create_task(self._read(), name=f"read {self._id}")
+        reading.add_done_callback(self._reading_ended)
+        end: tuple[CloseCode, str] | None = (CloseCode.RESTART, "the server stops")
+        try:
+            end = await self._end()
+        finally:
+            reading.cancel()
+            await self._lanes.close()
+            self._responses.leave(self._id)
+            await asyncio.gather(reading, return_exceptions=True)
+            await self._socket.close(*(end or (CloseCode.NORMAL, "")))
+
+    # ------------------------------------------------------------ how it ends
+
+    async def _end(self) -> tuple[CloseCode, str] | None:
+        """None: the other side is gone."""
+        lifetime_s = self._limits.session_s_max
+        try:
+            async with asyncio.timeout(lifetime_s):
+                return await self._ending
+        except TimeoutError:
+            pass
+        refusal = Refusal(
+            f"The connection has reached its maximum duration of {lifetime_s / 60:,.0f} minutes.",
+            code="websocket_connection_limit_reached",
+        )
+        with contextlib.suppress(SocketClosed, Hangup):
+            await self._send(error_out(refusal, 400))
+        return CloseCode.NORMAL, "the connection has reached its maximum duration"
+
+    def _hang_up(self, end: tuple[CloseCode, str] | None) -> None:
+        if not self._ending.done():
+            self._ending.set_result(end)
+
+    def _reading_ended(self, reading: asyncio.Task[None]) -> None:
+        if not reading.cancelled():
+            error = reading.exception()
+            assert error is not None, "one reads until something happens"
+            self._broke(error)
+
+    def _broke(self, error: BaseException) -> None:
+        match error:
+            case SocketClosed():
+                self._hang_up(None)
+            case Hangup(code=code, reason=reason):
+                self._hang_up((CloseCode(code), reason))
+            case _:
+                log.error("connection %s broke", self._id, exc_info=error)
+                self._hang_up((CloseCode.SERVER_BUG, "a fault of the server"))
+
+    # ------------------------------------------------------------ what comes in
+
+    async def _read(self) -> None:
+        while True:
+            frame = await self._socket.recv()
+            if isinstance(frame, bytes):
+                raise Hangup(CloseCode.BINARY, "binary frames are not used by this protocol")
+            try:
+                await self._take(frame)
+            except Refusal as refusal:
+                await self._send(error_out(refusal, _status(refusal), stream_id_of(frame)))
+                self._count_bad_frame(refusal)
+
+    async def _take(self, frame: str) -> None:
+        self._check_size(frame)
+        event = decode(frame)
+        self._bad_frames = 0
+        match event:
+            case Create():
+                self._lanes.put(event.stream_id, event)
+            case Cancel():
+                await self._cancel(event)
+            case Steer():
+                await self._steer(event)
+
+    def _check_size(self, frame: str) -> None:
+        limit = self._limits.response_frame_bytes_max
+        size = len(frame) if len(frame) * 4 <= limit else len(frame.encode(errors="replace"))
+        if size > 2 * limit:
+            raise Hangup(CloseCode.TOO_BIG, f"a frame of {size:,} bytes")
+        if size > limit:
+            raise Refusal(
+                f"The frame is {size:,} bytes; the limit is {limit:,} bytes.",
+                code="frame_too_large",
+            )
+
+    def _count_bad_frame(self, refusal: Refusal) -> None:
+        if not isinstance(refusal, BadFrame) or refusal.code != "invalid_json":
+            return
+        self._bad_frames += 1
+        if self._bad_frames >= self._limits.bad_frames_max:
+            raise Hangup(CloseCode.NOT_JSON, f"{self._bad_frames} frames in a row were not JSON")
+
+    async def _cancel(self, event: Cancel) -> None:
+        running = list(self._running.values())
+        if event.response_id is not None:
+            running = [making for making in running if making.id == event.response_id]
+        if len(running) != 1:
+            what = "no response" if event.response_id is None else f"'{event.response_id}'"
+            raise Refusal(
+                f"Cancellation failed: {what} is active."
+                if not running
+                else "Cancellation failed: several responses are active; name one.",
+                code="response_not_active",
+                param="response_id",
+            )
+        running[0].steered = False
+        await running[0].cancel()
+
+    # ------------------------------------------------------------ a response
+
+    async def _serve(self, create: Create) -> None:
+        """To its end, and that of those that follow from what was said to it meanwhile."""
+        try:
+            model = self._check_model(create.model)
+            ask = hear(create, self._responses.settings, model, fresh)
+            owed = self._steered.get(ask.previous or "", [])
+            if owed:
+                said = tuple(item for steer in owed for item in steer.items)
+                ask = msgspec.structs.replace(ask, input=said + ask.input)
+            making = await self._responses.begin(ask, self._visitor)
+        except Refusal as refusal:
+            await self._send(error_out(refusal, _status(refusal), create.stream_id))
+            return
+        if owed:
+            self._steered.pop(ask.previous or "", None)
+        following: Making | None = making
+        while following is not None:
+            following = await self._follow(following, Voice(create.stream_id))
+
+    async def _follow(self, making: Making, voice: Voice) -> Making | None:
+        """To its end. Gives its successor, if it was steered."""
+        self._running[making.id] = making
+        try:
+            async with contextlib.aclosing(making.recording.follow()) as recording:
+                async for told in recording:
+                    for event in voice.say(told):
+                        await self._send(event)
+        finally:
+            del self._running[making.id]
+        steers = self._steered.get(making.id)
+        return await self._succeed(making, steers, voice) if steers else None
+
+    # ------------------------------------------------------------ steering
+
+    async def _steer(self, event: Steer) -> None:
+        """More input for a running response: it stops where nothing is torn apart, and another one
+        goes on from it with that input."""
+        answer_id = event.previous_response_id
+        try:
+            items = self._steering_of(event)
+        except Refusal as refusal:
+            await self._send(Voice().steer_failed(answer_id, event.input, refusal))
+            return
+        making = self._running[answer_id]
+        steer = _Steering(fresh("steer"), items, event.input)
+        self._steered.setdefault(answer_id, []).append(steer)
+        making.recording.tell(core.Steered(answer_id, steer.id))
+        if not making.calls and making.ask.generate:
+            making.steered = True
+            await making.cancel()
+
+    def _steering_of(self, event: Steer) -> tuple[core.Item, ...]:
+        """Raises Refusal."""
+        answer_id = event.previous_response_id
+        making = self._running.get(answer_id)
+        if making is None or making.recording.ended:
+            known = making or self._responses.lineage.find(
+                answer_id, self._visitor.tenant, self._id
+            )
+            raise Refusal(
+                f"Response '{answer_id}' has been completed: go on from it with response.create."
+                if known
+                else f"Response with id '{answer_id}' is not on this connection.",
+                code="response_already_completed" if known else "response_not_found",
+            )
+        if sum(map(len, self._steered.values())) >= self._limits.steers_max:
+            raise Refusal(
+                f"{self._limits.steers_max} steering inputs wait on this connection, which is the "
+                "most.",
+                code="too_many_pending_steers",
+            )
+        try:
+            return steering(decode_input(event.input), fresh)
+        except Refusal as refusal:
+            raise Refusal(refusal.message, code="invalid_input") from refusal
+
+    async def _succeed(
+        self, making: Making, steers: list[_Steering], voice: Voice
+    ) -> Making | None:
+        answer = making.recording.answer
+        owed = [
+            item
+            for item in answer.items
+            if isinstance(item, core.CallItem) and item.status == "completed"
+        ]
+        if owed:
+            for steer in steers:
+                await self._send(voice.pending(steer.id, answer.id, owed))
+            return None
+        del self._steered[answer.id]
+        try:
+            if answer.status == "failed" or answer.reason == "client_cancelled":
+                raise Refusal("The response has ended otherwise.", code="response_not_active")
+            said = tuple(item for steer in steers for item in steer.items)
+            ask = msgspec.structs.replace(making.ask, previous=answer.id, input=said)
+            return await self._responses.begin(ask, self._visitor)
+        except Refusal as refusal:
+            code = refusal.code
+            if code != "response_not_active":
+                refusal = Refusal(refusal.message, code="successor_creation_failed")
+            for steer in steers:
+                failed = voice.steer_failed(answer.id, steer.given, refusal, steer.id)
+                await self._send(failed)
+            return None
+
+    # ------------------------------------------------------------ what goes out
+
+    async def _send(self, event: ServerEvent) -> None:
+        """Raises SocketClosed, or Hangup over a reader that does not read."""
+        try:
+            async with asyncio.timeout(self._limits.send_s_max):
+                await self._socket.send(encode(event).decode())
+        except TimeoutError:
+            raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
+
+
+def _status(refusal: Refusal) -> int:
+    """The HTTP status it would have."""
+    if refusal.code == "model_not_found":
+        return 404
+    return 503 if refusal.kind == "server_error" else 400
