@@ -10,31 +10,41 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
+from typing import ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
 
 from engine import Engine, Sampling
 from realtime.errors import SetupError
+from realtime.limits import Limits
 from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import ClientSecrets
 from realtime.server.logs import Recent
 from realtime.server.page import Page
 from realtime.server.peers import GuardedHttp, GuardedWebSocket
-from realtime.server.routes import Model, Routes
+from realtime.server.responses import ResponseRoutes
+from realtime.server.routes import Routes
+from realtime.server.served import Model, Served
 from realtime.server.sessions import SessionRoutes
 from realtime.server.settings import Settings
 from realtime.server.stats import StatsRoutes
-from realtime.session import Registry
+from realtime.session import Registry, Responses
+from realtime.store import Store
 
 PING_S = 20.0
 USER_TIMEOUT_MS = 20_000
 SHUTDOWN_S = 5
 
 
-def build(engine: Engine, settings: Settings, recent: Recent | None = None) -> Starlette:
+def build(
+    engine: Engine,
+    settings: Settings,
+    recent: Recent | None = None,
+    store: Store | None = None,
+) -> Starlette:
     """Raises SetupError where the model cannot hold a conversation."""
     template = engine.text.template
     if template is None:
@@ -42,20 +52,17 @@ def build(engine: Engine, settings: Settings, recent: Recent | None = None) -> S
             f"{engine.ready.model} has no chat template, so it cannot hold a conversation: use the "
             "instruction-tuned version of it, or put a chat_template.jinja into its folder"
         )
-    registry = Registry(
-        engine,
-        template,
-        SessionSettings(sampling=Sampling(temperature=settings.temperature)),
-        settings.limits,
-    )
+    default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
+    registry = Registry(engine, template, default, settings.limits)
+    responses = Responses(engine, template, default, settings.limits, registry.scope, store)
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())
-    models = [
-        Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names
-    ]
+    served = Served(
+        [Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names]
+    )
     secrets = ClientSecrets()
     gate = Gate(settings.tenants, settings.allowed_origins, secrets)
-    routes = Routes(registry, gate, models, settings.limits, lambda: engine.up)
+    routes = Routes(registry, gate, served, settings.limits, lambda: engine.up)
     sessions = SessionRoutes(registry, gate, secrets, settings.limits, names[0])
     stats = StatsRoutes(
         engine,
@@ -65,7 +72,10 @@ def build(engine: Engine, settings: Settings, recent: Recent | None = None) -> S
         show_warnings=len({*settings.tenants.values()}) <= 1,
     )
     page = Page().all() if settings.web else []
-    return Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *page])
+    answering = ResponseRoutes(responses, gate, served)
+    app = Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *answering.all(), *page])
+    app.state.responses = responses
+    return app
 
 
 BACKLOG = 2048
@@ -101,6 +111,15 @@ def not_free(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"cannot listen on port {port} of {host}: {why}")
 
 
+def _websocket(limits: Limits) -> type[GuardedWebSocket]:
+    class WebSocket(GuardedWebSocket):
+        message_bytes_max: ClassVar[Mapping[str, int]] = {
+            "/v1/responses": 2 * limits.response_frame_bytes_max
+        }
+
+    return WebSocket
+
+
 class Server(uvicorn.Server):
     """Leaves the signals to who runs it, and says when it listens."""
 
@@ -115,7 +134,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=GuardedHttp,
-                ws=GuardedWebSocket,
+                ws=_websocket(settings.limits),
                 ws_max_size=2 * settings.limits.frame_bytes_max,
                 ws_per_message_deflate=False,
                 ws_ping_interval=PING_S,
@@ -131,10 +150,15 @@ class Server(uvicorn.Server):
             )
         )
         self._on_listening = on_listening
+        self._responses: Responses = app.state.responses
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        await self._responses.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

@@ -8,9 +8,12 @@ has ended
 """
 
 import asyncio
+from collections.abc import Mapping
+from typing import ClassVar
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.http11 import Request
 
 HEAD_S = 10.0
 BODY_S = 60.0
@@ -62,8 +65,16 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     """A socket that is closed with bytes unread is reset, and the reset drops what the peer has not
     read yet: our close frame among it."""
 
+    message_bytes_max: ClassVar[Mapping[str, int]] = {}
+    """By path, where it is not what the configuration says."""
     _lingering = False
     _lingered_bytes = 0
+
+    def handle_connect(self, event: Request) -> None:
+        limit = self.message_bytes_max.get(event.path.partition("?")[0])
+        if limit is not None:
+            self.conn.max_message_size = limit
+        super().handle_connect(event)
 
     def data_received(self, data: bytes) -> None:
         if not self._lingering:

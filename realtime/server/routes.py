@@ -16,21 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
 from realtime.server import answers
 from realtime.server.auth import SUBPROTOCOL, Denied, Gate, offered
+from realtime.server.served import Model, Served
 from realtime.session import Fork, Registry
 from realtime.transport import Connection, StarletteSocket
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "continuo"
-    max_model_len: int
 
 
 class Models(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,15 +35,14 @@ class Routes:
         self,
         registry: Registry,
         gate: Gate,
-        models: list[Model],
+        served: Served,
         limits: Limits,
         engine_up: Callable[[], bool],
     ) -> None:
-        """`models` are the names of the one model that is served."""
         self._engine_up = engine_up
         self._registry = registry
         self._gate = gate
-        self._models = models
+        self._served = served
         self._limits = limits
 
     def all(self) -> list[Route | WebSocketRoute]:
@@ -69,27 +60,27 @@ class Routes:
             return
         subprotocols = offered(websocket.headers)
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
-        name = websocket.query_params.get("model") or self._models[0].id
+        name = websocket.query_params.get("model") or self._served.models[0].id
         socket = StarletteSocket(websocket)
         wish = websocket.query_params.get("fork")
         fork = Fork(wish, websocket.query_params.get("at")) if wish else None
         connection = Connection(socket, self._registry, self._limits, name, guest, fork)
-        if self._known(name):
+        if self._served.find(name):
             await connection.run()
         else:
             # Not an HTTP status: the SDKs would try that five times before they show it.
-            await connection.refuse(self._no_model(name), CloseCode.POLICY)
+            await connection.refuse(self._served.unknown(name), CloseCode.POLICY)
 
     async def models(self, request: Request) -> Response:
-        return self._guard(request) or answers.json(Models(data=self._models))
+        return self._guard(request) or answers.json(Models(data=self._served.models))
 
     async def model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        known = self._known(name)
+        known = self._served.find(name)
         if (denied := self._guard(request)) is not None:
             return denied
         if known is None:
-            return answers.refused(self._no_model(name), 404)
+            return answers.refused(self._served.unknown(name), 404)
         return answers.json(known)
 
     async def health(self, request: Request) -> Response:
@@ -98,17 +89,6 @@ class Routes:
     def _guard(self, request: HTTPConnection) -> Response | None:
         guest = self._gate.check(request.headers)
         return _denial(guest) if isinstance(guest, Denied) else None
-
-    def _known(self, name: str) -> Model | None:
-        return next((model for model in self._models if model.id == name), None)
-
-    def _no_model(self, name: str) -> Refusal:
-        served = ", ".join(f"'{model.id}'" for model in self._models)
-        return Refusal(
-            f"The model '{name[:200]}' does not exist here; this server has {served}.",
-            code="model_not_found",
-            param="model",
-        )
 
 
 def _denial(denied: Denied) -> Response:

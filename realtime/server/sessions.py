@@ -22,6 +22,7 @@ from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
 from realtime.server import answers
 from realtime.server.auth import Denied, Gate
+from realtime.server.bodies import read_body
 from realtime.server.client_secrets import ClientSecrets
 from realtime.session import Guest, Registry, Session
 
@@ -64,7 +65,7 @@ class SessionRoutes:
         if isinstance(guest, Response):
             return guest
         try:
-            asked = _secret_in(await self._body(request))
+            asked = _secret_in(await read_body(request, self._limits.frame_bytes_max) or b"{}")
             default = self._registry.settings
             settings = default
             if asked.session is not None:
@@ -114,15 +115,6 @@ class SessionRoutes:
         if guest.ephemeral:
             return answers.error(403, "ephemeral_key", "A client secret is not good for this.")
         return guest
-
-    async def _body(self, request: Request) -> bytes:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._limits.frame_bytes_max:
-                limit = self._limits.frame_bytes_max
-                raise Refusal(f"The body is over {limit:,} bytes.", code="body_too_large")
-        return bytes(body) or b"{}"
 
 
 def _secret_in(body: bytes) -> SecretIn:

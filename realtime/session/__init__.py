@@ -1,6 +1,7 @@
 """One conversation: what may happen when (`state`), what was said (`conversation`), where the
 engine stands (`strand`), how an answer is made (`answering`, `output`), and the shell that does it
-(`session`). Answers that go on from each other without a session: `responses`. Knows no wire: it hears Asks and says Tells."""
+(`session`); answers that go on from each other without a session (`responses`). Knows no wire: it
+hears Asks and says Tells."""
 
 from realtime.session.recording import Recording
 from realtime.session.registry import Fork, Guest, Registry

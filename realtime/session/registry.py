@@ -85,7 +85,7 @@ class Registry:
             settings,
             tell,
             self._limits,
-            scope=self._scope(guest.tenant),
+            scope=self.scope(guest.tenant),
             origin=origin,
         )
         self._sessions[session.id] = _Open(session, guest.tenant, hang_up)
@@ -118,6 +118,6 @@ class Registry:
             )
         return source.fork(fork.at)
 
-    def _scope(self, tenant: str) -> str:
+    def scope(self, tenant: str) -> str:
         """KV is shared within it; who knows only the tenant's name cannot make it."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()

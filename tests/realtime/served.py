@@ -10,6 +10,7 @@ from websockets.exceptions import ConnectionClosed
 
 from realtime.server.app import Server, bind, build
 from realtime.server.settings import Settings
+from realtime.store import Store
 from tests.support.engines import Bench
 
 KEY = "key-one"
@@ -32,10 +33,12 @@ class Running:
 
 
 @contextlib.asynccontextmanager
-async def serve(bench: Bench, settings: Settings) -> AsyncIterator[Running]:
+async def serve(
+    bench: Bench, settings: Settings, store: Store | None = None
+) -> AsyncIterator[Running]:
     sock = bind("127.0.0.1", 0)
     listening = asyncio.Event()
-    server = Server(build(bench.engine, settings), settings, listening.set)
+    server = Server(build(bench.engine, settings, store=store), settings, listening.set)
     serving = asyncio.create_task(server.serve([sock]))
     await listening.wait()
     yield Running(sock.getsockname()[1], server)

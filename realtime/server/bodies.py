@@ -1,0 +1,18 @@
+"""What a client sends over HTTP."""
+
+from starlette.requests import ClientDisconnect, Request
+
+from realtime.errors import Refusal
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """At most `limit` bytes. Raises Refusal."""
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > limit:
+                raise Refusal(f"The body is over {limit:,} bytes.", code="body_too_large")
+    except ClientDisconnect:
+        raise Refusal("The body is not whole.", code="invalid_json") from None
+    return bytes(body)
