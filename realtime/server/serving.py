@@ -14,6 +14,7 @@ from realtime.errors import SetupError
 from realtime.server import logs
 from realtime.server.app import Server, bind, build, not_free
 from realtime.server.settings import DEFAULT_PORT, Settings
+from realtime.store import open_store
 
 
 async def serve(settings: Settings) -> int:
@@ -25,10 +26,13 @@ async def serve(settings: Settings) -> int:
         engine = await _load(settings, stop)
         if engine is None:
             return 0
+        store = await open_store("sqlite://:memory:")
         try:
-            return await _serve(build(engine, settings, recent), engine, settings, sock, stop, tls)
+            app = build(engine, settings, recent, store)
+            return await _serve(app, engine, settings, sock, stop, tls)
         finally:
             await engine.stop()
+            await store.aclose()
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
