@@ -1,7 +1,7 @@
 # Two commands are all a newcomer needs:   make demo   ·   make test
 # Everything lives in .venv; a change of pyproject.toml installs again.
 
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test fuzz check format clean
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -12,6 +12,7 @@ ARGS ?=
 help:
 	@echo "make demo     set up, start the server with the bundled model"
 	@echo "make test     set up, run the tests            (make test ARGS='-k resume')"
+	@echo "make fuzz     throw a million spoilt frames at it  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make check    format, lint, types, layers"
 	@echo "make format   rewrite the code as the formatter wants it"
 	@echo "make setup    only prepare $(VENV), with $(BIN)/continuo"
@@ -25,6 +26,9 @@ demo: setup
 test: $(VENV)/ready-dev .venv-openai/ready
 	@sh tools/setup_system.sh
 	$(BIN)/python -m pytest $(ARGS)
+
+fuzz: $(VENV)/ready-dev
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .

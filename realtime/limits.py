@@ -20,6 +20,8 @@ RESPONSE_INPUT_ITEMS_MAX = 4096
 """Of one response; an agent may resend all it has."""
 FUNCTION_NAME_CHARS_MAX = 128
 STREAM_ID_CHARS_MAX = 128
+FRAME_ELEMENTS_MAX = 32 * 1024
+"""Values in one client event, strings being one each; more take too long to read."""
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 

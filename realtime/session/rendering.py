@@ -6,7 +6,7 @@ from typing import Any, Literal, assert_never
 import msgspec
 
 from engine import Message, ToolCall
-from realtime.protocol.core import CallItem, CallOutputItem, Item, MessageItem, Tool
+from realtime.protocol.core import CallItem, CallOutputItem, Item, MessageItem, Settings, Tool
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -37,6 +37,13 @@ def chars_of(item: Item) -> int:
             return len(output)
         case _:
             assert_never(item)
+
+
+def chars_of_head(settings: Settings) -> int:
+    """Of what stands before all items."""
+    return len(settings.instructions) + sum(
+        len(tool.parameters) + len(tool.description or "") for tool in settings.tools
+    )
 
 
 HELD_CHARS_MAX = 16

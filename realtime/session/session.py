@@ -22,7 +22,7 @@ from realtime.session.history import History, Origin
 from realtime.session.output import Output
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.refusals import no_answer, refusal_of
-from realtime.session.rendering import chars_of
+from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.state import Action, Event, State, step
 from realtime.session.status import KV, Status
 from realtime.session.strand import Door, Strand
@@ -162,7 +162,7 @@ class Session:
                     push=Action.PUSH in actions,
                     window=Window(self._door.ready.max_model_len, settings.truncation),
                     param="session.instructions",
-                    chars=len(settings.instructions),
+                    chars=chars_of_head(settings),
                 )
                 self.settings = settings
                 self._tell(core.Configured(settings))
@@ -347,16 +347,22 @@ class Session:
 
     async def _prompt(self, ask: core.Respond) -> Prompt:
         """Raises Refusal if there is no room for a single token."""
-        settings = ask.settings
+        settings, ours = ask.settings, self.settings
+        same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
+        chars = 0 if same else chars_of_head(settings)
         if ask.context is None:
-            conversation = self._history.conversation.closed().configured(settings)
-            conversation = self._history.window.fitted(conversation)
+            closed, window = self._history.conversation.closed(), self._history.window
+            conversation = await self._history.beside(
+                chars, lambda: window.fitted(closed.configured(settings))
+            )
         else:
             items = [self._resolve(item) for item in ask.context]
-            start = Conversation.start(self.conversation.template, settings)
-            chars = sum(chars_of(item) for item in items)
+            template = self.conversation.template
+            chars += sum(chars_of(item) for item in items)
             spans = self.conversation.recalled(items)
-            conversation = await self._history.beside(chars, lambda: start.with_spans(spans))
+            conversation = await self._history.beside(
+                chars, lambda: Conversation.start(template, settings).with_spans(spans)
+            )
         param = "response.input" if ask.context is not None else "conversation"
         return prompt_of(conversation, settings, self._door.ready, param)
 

@@ -196,11 +196,15 @@ class Strand:
     ) -> tuple[tuple[Span, ...], list[int]]:
         await self._drop_left()
         parent, self._parent = self._parent, None
-        if parent is not None:
-            lent = await parent.lend(self.session, wanted, tail)
-            if lent is not None:
-                return lent
-        await self._door.open(self.session, cache_scope=self._scope)
+        try:
+            if parent is not None:
+                lent = await parent.lend(self.session, wanted, tail)
+                if lent is not None:
+                    return lent
+            await self._door.open(self.session, cache_scope=self._scope)
+        except asyncio.CancelledError:
+            self.forget()  # the engine may have it open
+            raise
         return (), []
 
     async def lend(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,26 @@ async def test_a_drop_before_the_first_token_too(bench: Bench) -> None:
         await wire.socket.until("response.created")
         await wire.hang_up()
         assert (await bench.engine.stats()).active_turns == 0
+
+
+async def test_an_end_while_the_engine_opens_the_session_leaves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really, opened = bench.engine.open, asyncio.Event()
+
+    async def unheard(*arguments: Any, **options: Any) -> str:
+        await really(*arguments, **options)
+        opened.set()
+        return await asyncio.Future()
+
+    async with connect(bench) as wire:
+        monkeypatch.setattr(bench.engine, "open", unheard)
+        wire.say("hello")
+        await asyncio.wait_for(opened.wait(), 20)
+        session = wire.registry.find(wire.socket.sent[0]["session"]["id"])
+        assert session is not None
+        wire.registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
+        await asyncio.wait_for(wire.running, 20)
 
 
 async def test_a_binary_frame_closes(bench: Bench) -> None:

@@ -1,0 +1,79 @@
+"""Frames made to hurt a parser: depth, size, numbers, keys, text."""
+
+DEPTH = 10_000
+MANY = 500_000
+"""Elements of two bytes each fill a frame of 1 MiB; a million of them are over the limit."""
+NUMBERS = (
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-1e999",
+    "1e-999",
+    "-0",
+    "-0.0",
+    "9" * 400,
+    "0." + "3" * 5_000,
+    "9" * 1_000_000,
+    "18446744073709551616",
+    "-9223372036854775809",
+    "0x10",
+    "1_000",
+    "01",
+    "+1",
+)
+PLACES = (
+    '{"type": "response.cancel", "x": %s}',
+    '{"type": "response.create", "response": {"temperature": %s}}',
+    '{"type": "response.create", "response": {"seed": %s}}',
+    '{"type": "response.create", "response": {"max_output_tokens": %s}}',
+    '{"type": "response.create", "response": {"stop": %s}}',
+    '{"type": "response.create", "response": {"metadata": {"n": %s}}}',
+    '{"type": "response.create", "response": {"input": %s}}',
+    '{"type": "response.create", "response": {"audio": %s}}',
+    '{"type": "session.update", "session": {"type": "realtime", "tools": %s}}',
+    '{"type": "session.update", "session": {"type": "realtime", "tools": '
+    '[{"type": "function", "name": "f", "parameters": {"a": %s}}]}}',
+    '{"type": "conversation.item.create", "item": {"type": "message", "role": "user", '
+    '"content": %s}}',
+    '{"type": "conversation.item.truncate", "item_id": "a", "content_index": 0, "text_end": %s}',
+    '{"event_id": %s, "type": "session.update"}',
+    "%s",
+)
+"""Where a value may stand: ignored, typed, kept."""
+
+
+def values() -> list[str]:
+    return [
+        *NUMBERS,
+        "[" * DEPTH + "]" * DEPTH,
+        '{"a":' * DEPTH + "1" + "}" * DEPTH,
+        "[" * DEPTH,
+        "[" * 300 + "]" * 300,
+        '{"a":' * 300 + "1" + "}" * 300,
+        "[" + "0," * MANY + "0]",
+        "[" + "0," * (2 * MANY) + "0]",
+        "[" + "{}," * (MANY * 2 // 3) + "{}]",
+        '["' + '","' * (MANY * 2 // 3) + '"]',
+        "{" + ",".join(f'"k{n}":{n}' for n in range(60_000)) + "}",
+        "{" + '"a":1,' * 150_000 + '"a":2}',
+        '{"type": "a", "type": "b", "name": "c", "name": "d"}',
+        '"' + "a" * 600_000 + '"',
+        '"' + " " * 600_000 + '"',
+        '"' + "\\u0000" * 1_000 + '"',
+        '"\\ud800"',
+        '"\\ud83d\\ude00\\udc00"',
+        '"' + "\\n" * 100_000 + '"',
+        '"' + "\N{ZERO WIDTH JOINER}\N{FAMILY}" * 50_000 + '"',
+        '"\\x00"',
+        '"' + '\\"event_id\\": ' * 50_000 + '"',
+        '"unfinished',
+        "nul",
+        "true",
+        "{",
+        "",
+    ]
+
+
+def frames() -> list[str]:
+    return [place % value for value in values() for place in PLACES]

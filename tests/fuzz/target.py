@@ -1,0 +1,27 @@
+"""What is thrown at: the web server on a real port, its engine on a device of digests."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from realtime.server import logs
+from realtime.server.settings import Settings
+from tests.realtime.served import Running, serve
+from tests.support.engines import digest_engine
+
+
+@contextlib.asynccontextmanager
+async def target(folder: Path) -> AsyncIterator[Running]:
+    """Nothing may be left in the engine when it is put away."""
+    logs.configure("warning", ())
+    async with digest_engine(
+        folder, pages=256, page_size=4, max_model_len=400, batched_tokens=64
+    ) as bench:
+        async with serve(bench, Settings()) as running:
+            yield running
+            async with asyncio.timeout(30):
+                while await bench.engine.list():
+                    await asyncio.sleep(0.01)
+        stats = await bench.engine.stats()
+        assert (stats.active_turns, stats.pages_leased, stats.failed_audits) == (0, 0, 0)

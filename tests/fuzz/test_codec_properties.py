@@ -1,0 +1,117 @@
+"""The codec under Hypothesis: whatever comes in, an event or a BadFrame that names the fault."""
+
+import contextlib
+import copy
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from realtime.errors import BadFrame, Refusal
+from realtime.names import fresh
+from realtime.protocol.core import Settings
+from realtime.protocol.realtime_api import client, decode, event_id_of, hear
+from tests.fuzz import hostile
+from tests.fuzz.corpus import EVENTS
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every place in it, as the keys on the way there."""
+    found = [path] if path else []
+    keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
+    return found + [place for key in keys for place in places(value[key], (*path, key))]
+
+
+PLACES = [(event, place) for event in EVENTS for place in places(event)]
+
+
+def read(frame: str | bytes) -> client.ClientEvent | BadFrame:
+    try:
+        return decode(frame)
+    except BadFrame as refusal:
+        return refusal
+
+
+def check(read: client.ClientEvent | BadFrame) -> None:
+    if isinstance(read, BadFrame):
+        assert read.message
+        assert read.code
+        assert read.event_id is None or len(read.event_id) <= 512
+
+
+@given(st.binary() | st.text())
+def test_anything_is_an_event_or_refused(frame: bytes | str) -> None:
+    check(read(frame))
+    event_id_of(frame)
+
+
+@settings(max_examples=1_000)
+@given(st.sampled_from(PLACES), VALUES)
+@example((EVENTS[0], ("session", "seed")), 2**64)
+def test_one_wrong_value_is_named(place: tuple[Any, tuple[Any, ...]], value: Any) -> None:
+    """What is understood is heard or refused; what is not, is refused by the name of a place."""
+    event, path = copy.deepcopy(place[0]), place[1]
+    inside = event
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    try:
+        frame = msgspec.json.encode(event)
+    except (OverflowError, UnicodeEncodeError):
+        return  # it cannot be said in JSON
+    understood = read(frame)
+    if isinstance(understood, BadFrame):
+        check(understood)
+        named = (understood.param or "type").split(".")[0].split("[")[0]
+        assert named in event
+        return
+    with contextlib.suppress(Refusal):
+        hear(understood, Settings(), Settings(), fresh)
+
+
+@given(st.sampled_from(EVENTS), st.text(max_size=20))
+def test_keys_of_tomorrow_are_ignored(event: dict[str, Any], key: str) -> None:
+    if key in event or key in client.Event.__struct_fields__:
+        return
+    before = decode(msgspec.json.encode(event))
+    frame = msgspec.json.encode({**event, f"x_{key}": [1, {"a": None}]})
+    assert decode(frame) == before
+
+
+@pytest.mark.parametrize("place", hostile.PLACES, ids=range(len(hostile.PLACES)))
+def test_hostile_values(place: str) -> None:
+    for value in hostile.values():
+        check(read(place % value))
+        event_id_of(place % value)
+
+
+def test_too_many_values_are_refused_before_they_are_made() -> None:
+    many = ",".join(["0"] * 40_000)
+    with pytest.raises(BadFrame, match=r"40,00\d values; the limit is 32,768") as caught:
+        decode('{"event_id": "e", "type": "response.cancel", "x": [' + many + "]}")
+    assert (caught.value.code, caught.value.event_id) == ("frame_too_large", "e")
+    quoted = ",".join(['"\\""'] * 80_000)
+    with pytest.raises(BadFrame, match="the limit is 32,768"):
+        decode('{"type": "response.cancel", "x": [' + quoted + "]}")
+
+
+def test_commas_in_a_text_are_not_values() -> None:
+    text = 'well, "quoted", \\ and, ' * 20_000
+    event = decode(msgspec.json.encode({"type": "input_text_buffer.append", "text": text}))
+    assert isinstance(event, client.TextAppend)
+    assert event.text == text
