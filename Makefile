@@ -1,7 +1,7 @@
 # Two commands are all a newcomer needs:   make demo   ·   make test
 # Everything lives in .venv; a change of pyproject.toml installs again.
 
-.PHONY: help setup demo test fuzz check format clean
+.PHONY: help setup web demo test fuzz check format clean
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -15,16 +15,22 @@ help:
 	@echo "make fuzz     throw a million spoilt frames at it  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make check    format, lint, types, layers"
 	@echo "make format   rewrite the code as the formatter wants it"
+	@echo "make web      build the page into the package (Node.js 20)"
 	@echo "make setup    only prepare $(VENV), with $(BIN)/continuo"
 	@echo "make clean    remove what these made"
 
 setup: $(VENV)/ready
 
+web:
+	@sh tools/build_web.sh
+
 demo: setup
+	@sh tools/build_web.sh || true
 	@$(BIN)/continuo serve $(ARGS)
 
 test: $(VENV)/ready-dev .venv-openai/ready
 	@sh tools/setup_system.sh
+	@sh tools/build_web.sh || true
 	$(BIN)/python -m pytest $(ARGS)
 
 fuzz: $(VENV)/ready-dev
@@ -35,13 +41,15 @@ check: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	@! sh tools/build_web.sh || npm --prefix web run --silent check
 
 format: $(VENV)/ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf .venv .venv-openai tests/clients/node/node_modules .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf realtime/server/assets web/node_modules web/src/client/dist tests/clients/node/node_modules
+	rm -rf .venv .venv-openai .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 
 $(BIN)/python:
 	@sh tools/make_venv.sh $(VENV)

@@ -5,6 +5,7 @@ set -eu
 
 missing=""
 command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
+command -v chromium >/dev/null 2>&1 || missing="$missing chromium"
 command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
 [ -n "$missing" ] || exit 0
 

@@ -85,6 +85,7 @@ export class RealtimeClient {
   readonly conversation = new Conversation();
   readonly draft: Draft;
   readonly #changes = new Set<(change: NonNullable<Change>) => void>();
+  readonly #sentListeners = new Set<(event: ClientEvent) => void>();
   readonly #listeners = new Map<string, Set<Listener>>();
   readonly #state = new Subject<ConnectionState>({ phase: 'idle' });
   readonly #outbox = new Outbox();
@@ -124,7 +125,7 @@ export class RealtimeClient {
     return this.#position;
   }
 
-  /** What was sent and is not acknowledged. */
+  /** What was sent and is not acknowledged: to be sent again, with its ids, by who comes back. */
   get pending(): readonly ClientEvent[] {
     return this.#outbox.events;
   }
@@ -147,21 +148,28 @@ export class RealtimeClient {
     return () => this.#changes.delete(listener);
   }
 
+  /** Calls `listener` with each event as it goes out, again if it does so again. */
+  onSent(listener: (event: ClientEvent) => void): Unsubscribe {
+    this.#sentListeners.add(listener);
+    return () => this.#sentListeners.delete(listener);
+  }
+
   // ---------------------------------------------------------------- speaking
 
-  /** Sends now, or when the connection is back. `again`: what to send instead after a loss.
+  /** Sends now, or when the connection is back. `again`: what to send instead after a loss, the last
+   * of it with the same id.
    * Throws Ended if there will be no connection, RangeError if too much waits already. */
-  send(event: ClientEvent, again?: ClientEvent): Receipt {
+  send(event: ClientEvent, again: ClientEvent[] = []): Receipt {
     const state = this.#state.value;
     if (state.phase === 'ended') throw state.error;
     if (this.#outbox.size >= (this.#options.pendingMax ?? 4096)) {
       throw new RangeError('too many events wait for the connection');
     }
     const event_id = event.event_id ?? this.#fresh('event');
-    const receipt = this.#outbox.put(
-      complete({ ...event, event_id }, () => this.#fresh('item')),
-      again && complete({ ...again, event_id }, () => this.#fresh('item')),
-    );
+    const name = (): string => this.#fresh('item');
+    const named = complete({ ...event, event_id }, name);
+    const instead = again.map((one) => complete({ ...one, event_id: one.event_id ?? event_id }, name));
+    const receipt = this.#outbox.put(named, instead.length > 0 ? instead : [named]);
     this.#flush();
     return receipt;
   }
@@ -347,7 +355,9 @@ export class RealtimeClient {
     if (settings && Object.keys(settings).length > 0) {
       first.push({ type: 'session.update', session: settings });
     }
-    if (this.#rebuilding) first.push(...this.#recollection());
+    const forked = this.#options.fork !== undefined && !this.#rebuilding;
+    const told = !forked && this.conversation.items.length > 0;
+    if (told) first.push(...this.#recollection());
     for (const event of first.reverse()) {
       const named = { ...event, event_id: this.#fresh('event') };
       this.#outbox.put(
@@ -356,9 +366,8 @@ export class RealtimeClient {
         true,
       );
     }
-    const begun = this.#rebuilding ? 'rebuilt' : 'new';
     this.#rebuilding = false;
-    this.#opened(begun, null);
+    this.#opened(told ? 'rebuilt' : 'new', null);
   }
 
   /** All that was said, to be told again; an answer that was being made is asked for anew. */
@@ -394,7 +403,10 @@ export class RealtimeClient {
   #flush(): void {
     const socket = this.#socket;
     if (this.#state.value.phase !== 'open' || socket?.readyState !== 1) return;
-    for (const event of this.#outbox.take(Date.now())) socket.send(this.#codec.encode(event));
+    for (const event of this.#outbox.take(Date.now())) {
+      socket.send(this.#codec.encode(event));
+      for (const listener of [...this.#sentListeners]) listener(event);
+    }
   }
 
   #tick(): void {

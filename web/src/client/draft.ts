@@ -10,7 +10,7 @@ import type { ClientEvent, ServerEvent } from './events.js';
 import type { Receipt } from './outbox.js';
 
 /** Sends an event; `again` instead of it after a lost connection. */
-export type Send = (event: ClientEvent, again?: ClientEvent) => Receipt;
+export type Send = (event: ClientEvent, again?: ClientEvent[]) => Receipt;
 
 export class Draft {
   readonly #send: Send;
@@ -18,6 +18,8 @@ export class Draft {
   /** What the server's buffer holds when all is done that was sent; null: nobody knows. */
   #told: string | null = '';
   #underWay: string | null = null;
+  /** Of the last event that wrote into the buffer. */
+  #written: string | null = null;
 
   constructor(send: Send) {
     this.#send = send;
@@ -36,7 +38,15 @@ export class Draft {
   /** It becomes a message of the user. Rejects with Refused where it is empty. */
   commit(): Receipt {
     this.#push();
-    const receipt = this.#send({ type: 'input_text_buffer.commit' });
+    const commit: ClientEvent = { type: 'input_text_buffer.commit' };
+    // A server that has lost the buffer hears it again; one that has not knows the id.
+    const event_id = this.#written;
+    const whole: ClientEvent[] =
+      event_id === null
+        ? []
+        : [{ type: 'input_text_buffer.replace', event_id, text: this.#text }];
+    const receipt = this.#send(commit, [...whole, commit]);
+    this.#written = null;
     this.#text = '';
     this.#told = '';
     this.#underWay = null;
@@ -64,15 +74,16 @@ export class Draft {
     if (text === '') this.#follow(this.#send({ type: 'input_text_buffer.clear' }));
     else if (told !== null && told !== '' && text.startsWith(told)) {
       const more = text.slice(told.length);
-      this.#follow(this.#send({ type: 'input_text_buffer.append', text: more }, whole));
+      this.#follow(this.#send({ type: 'input_text_buffer.append', text: more }, [whole]));
     } else if (told === '') {
-      this.#follow(this.#send({ type: 'input_text_buffer.append', text }, whole));
+      this.#follow(this.#send({ type: 'input_text_buffer.append', text }, [whole]));
     } else this.#follow(this.#send(whole));
   }
 
   #follow(receipt: Receipt): void {
     const said = this.#told ?? '';
     this.#underWay = receipt.eventId;
+    this.#written = receipt.eventId;
     receipt.acknowledged.then(
       (event) => {
         this.#landed(receipt, agrees(event, said));

@@ -46,13 +46,15 @@ export interface Receipt {
 
 interface Waiting {
   event: Named;
-  /** What to send when the connection was lost, if not the same. */
-  again: Named;
+  /** What to send when the connection was lost meanwhile. */
+  again: Named[];
   /** When it went out on this connection, milliseconds; null: it has not. */
   sentAt: number | null;
   resolve: (event: ServerEvent) => void;
   reject: (error: Error) => void;
 }
+
+const nobody = (): void => undefined;
 
 const KNOWN_RESPONSES_MAX = 64;
 
@@ -61,8 +63,8 @@ export class Outbox {
   /** Responses that have been announced: to hear of one again acknowledges nothing. */
   readonly #responses = new Set<string>();
 
-  /** `again` is what to send instead of `event` after a loss. */
-  put(event: Named, again: Named = event, first = false): Receipt {
+  /** `again` is what to send instead of `event` after a loss; the last of it has the same id. */
+  put(event: Named, again: Named[] = [event], first = false): Receipt {
     const acknowledged = new Promise<ServerEvent>((resolve, reject) => {
       const waiting = { event, again, sentAt: null, resolve, reject };
       if (first) this.#waiting.unshift(waiting);
@@ -81,10 +83,15 @@ export class Outbox {
 
   /** The connection is lost: all that is not acknowledged goes out again. */
   lost(): void {
-    for (const waiting of this.#waiting) {
-      if (waiting.sentAt !== null) waiting.event = waiting.again;
-      waiting.sentAt = null;
-    }
+    this.#waiting = this.#waiting.flatMap((waiting) => {
+      if (waiting.sentAt === null) return [waiting];
+      const [before, last] = [waiting.again.slice(0, -1), waiting.again.at(-1) ?? waiting.event];
+      const forNobody = { sentAt: null, resolve: nobody, reject: nobody };
+      return [
+        ...before.map((event) => ({ event, again: [event], ...forNobody })),
+        { ...waiting, event: last, again: [last], sentAt: null },
+      ];
+    });
   }
 
   hear(event: ServerEvent): void {
@@ -111,7 +118,7 @@ export class Outbox {
 
   /** What no one has confirmed, in order. */
   get events(): Named[] {
-    return this.#waiting.map((waiting) => waiting.event);
+    return this.#waiting.flatMap((waiting) => waiting.again);
   }
 
   /** Nothing more will be sent. */

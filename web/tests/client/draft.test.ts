@@ -85,3 +85,24 @@ it('is kept in a new session', async () => {
   fresh.created('sess_2');
   expect((await fresh.hear('input_text_buffer.replace')).text).toBe('half a sent');
 });
+
+it('is said again with its end, under ids that a server knows if it has them', async () => {
+  const { client, peer } = await server.begun();
+  client.draft.set('typed');
+  const written = (await peer.hear('input_text_buffer.append')).event_id;
+  peer.say('input_text_buffer.appended', { length: 5 });
+  await heard(client, 'input_text_buffer.appended');
+  const receipt = client.draft.commit();
+  await peer.hear('input_text_buffer.commit');
+  peer.cut();
+  const again = await server.accept();
+  expect(client.pending.map((event) => event.event_id)).toEqual([written, receipt.eventId]);
+  again.resumed('exact');
+  expect(await again.hear('input_text_buffer.replace')).toMatchObject({
+    text: 'typed',
+    event_id: written,
+  });
+  expect((await again.hear('input_text_buffer.commit')).event_id).toBe(receipt.eventId);
+  again.say('input_text_buffer.committed', { item_id: 'i', previous_item_id: null });
+  expect(await receipt.acknowledged).toMatchObject({ item_id: 'i' });
+});

@@ -1,0 +1,25 @@
+#!/bin/sh
+# Builds the page into the package, if it is older than its sources: needs Node.js 20 and its npm.
+# Without them, or without a network the first time, the server still serves the API.
+set -eu
+cd "$(dirname "$0")/../web"
+page=../realtime/server/assets/index.html
+
+major=$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)
+if [ "$major" -lt 20 ] || ! command -v npm >/dev/null 2>&1; then
+    echo "Node.js 20 or newer is not here: the page is not built, everything else works." >&2
+    exit 1
+fi
+if [ ! node_modules/.package-lock.json -nt package-lock.json ]; then
+    echo "Fetching what the page is built with."
+    if ! npm ci --silent --no-progress; then
+        echo "npm ci failed: the page is not built, everything else works." >&2
+        exit 1
+    fi
+    touch node_modules/.package-lock.json
+fi
+newer=$(find src public ./*.html ./*.ts package-lock.json -type f -newer "$page" 2>/dev/null | head -1)
+if [ ! -e "$page" ] || [ -n "$newer" ]; then
+    echo "Building the page."
+    npm run --silent build -- --logLevel warn
+fi

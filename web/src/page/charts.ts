@@ -1,0 +1,175 @@
+/** Two plots over the turns of a conversation: how long they took, and what was computed for them. */
+
+import uPlot from 'uplot';
+import 'uplot/dist/uPlot.min.css';
+import { h } from './dom.js';
+import type { TurnMetrics } from './storage.js';
+import { count, ms } from './words.js';
+
+const HEIGHT = 120;
+
+interface Curve {
+  label: string;
+  color: string;
+  bars?: boolean;
+}
+
+class Chart {
+  readonly element: HTMLElement;
+  readonly #plot = h('div', { class: 'plot', role: 'img' });
+  readonly #caption = h('p', { class: 'caption' });
+  readonly #curves: Curve[];
+  readonly #summary: (at: number) => string;
+  readonly #unit: (value: number) => string;
+  #chart: uPlot | null = null;
+  #data: uPlot.AlignedData = [[]];
+
+  constructor(
+    title: string,
+    curves: Curve[],
+    unit: (value: number) => string,
+    summary: (at: number) => string,
+  ) {
+    this.#curves = curves;
+    this.#summary = summary;
+    this.#unit = unit;
+    const legend = curves.map((curve) =>
+      h('span', { class: `key ${curve.color.slice(2)}` }, curve.label),
+    );
+    this.element = h(
+      'section',
+      { class: 'chart' },
+      h('h3', {}, title),
+      h('p', { class: 'legend' }, ...legend),
+      this.#plot,
+      this.#caption,
+    );
+    matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => {
+      this.rebuild();
+    });
+    new ResizeObserver(() => {
+      const width = this.#plot.clientWidth;
+      if (width > 0) this.#chart?.setSize({ width, height: HEIGHT });
+    }).observe(this.#plot);
+  }
+
+  draw(data: uPlot.AlignedData): void {
+    this.#data = data;
+    this.#plot.classList.toggle('nothing', data[0].length === 0);
+    if (this.#chart === null) this.rebuild();
+    else this.#chart.setData(data);
+    this.#say(data[0].length - 1);
+  }
+
+  /** Again, with the colours as they are now. */
+  rebuild(): void {
+    this.#chart?.destroy();
+    this.#chart = null;
+    if (this.#plot.clientWidth === 0) return;
+    const color = (name: string): string => {
+      this.#plot.style.color = `var(${name})`;
+      return getComputedStyle(this.#plot).color; // as the canvas can read it
+    };
+    const line = { stroke: color('--faint'), width: 1 };
+    const axis: uPlot.Axis = {
+      stroke: color('--quiet'),
+      font: '11px ui-sans-serif, system-ui, sans-serif',
+      grid: line,
+      ticks: { show: false },
+    };
+    const bars = uPlot.paths.bars?.({ size: [0.7, 14], align: 0 });
+    const series = this.#curves.map((curve): uPlot.Series => {
+      const stroke = color(curve.color);
+      if (curve.bars === true && bars) {
+        return { label: curve.label, stroke, fill: stroke, width: 0, paths: bars, points: { show: false } };
+      }
+      return { label: curve.label, stroke, width: 1.75, points: { size: 4, fill: stroke } };
+    });
+    this.#chart = new uPlot(
+      {
+        width: this.#plot.clientWidth,
+        height: HEIGHT,
+        legend: { show: false },
+        cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
+        scales: {
+          x: { time: false, range: (_, min, max) => [min - 0.6, Math.max(max, min + 7) + 0.6] },
+          y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] },
+        },
+        axes: [
+          { ...axis, size: 24, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500] },
+          { ...axis, size: 50, space: 32, values: (_, ticks) => ticks.map(this.#unit) },
+        ],
+        series: [{}, ...series],
+        hooks: {
+          setCursor: [
+            (chart) => {
+              this.#say(chart.cursor.idx ?? this.#data[0].length - 1);
+            },
+          ],
+        },
+      },
+      this.#data,
+      this.#plot,
+    );
+  }
+
+  #say(at: number): void {
+    const words = at >= 0 ? this.#summary(at) : 'Nothing was said yet.';
+    this.#caption.textContent = words;
+    this.#plot.setAttribute('aria-label', words);
+  }
+}
+
+export class Charts {
+  readonly element: HTMLElement;
+  readonly #latency: Chart;
+  readonly #tokens: Chart;
+  #metrics: TurnMetrics[] = [];
+
+  constructor() {
+    const at = (index: number): TurnMetrics | undefined => this.#metrics[index];
+    this.#latency = new Chart(
+      'Latency per turn',
+      [
+        { label: 'first token', color: '--accent' },
+        { label: 'each next token', color: '--second' },
+      ],
+      ms,
+      (index) => {
+        const turn = at(index);
+        if (!turn) return '';
+        return `Turn ${index + 1}: first token ${ms(turn.ttft)}, then ${ms(turn.itl)} each`;
+      },
+    );
+    this.#tokens = new Chart(
+      'Tokens per turn',
+      [
+        { label: 'reused from KV', color: '--reused', bars: true },
+        { label: 'prefilled', color: '--accent', bars: true },
+      ],
+      count,
+      (index) => {
+        const turn = at(index);
+        if (!turn) return '';
+        const { prefilled, reused } = turn;
+        return `Turn ${index + 1}: ${count(prefilled)} prefilled, ${count(reused)} reused`;
+      },
+    );
+    this.element = h('div', {}, this.#latency.element, this.#tokens.element);
+  }
+
+  draw(metrics: TurnMetrics[]): void {
+    this.#metrics = metrics;
+    const turns = metrics.map((_, index) => index + 1);
+    this.#latency.draw([turns, metrics.map((turn) => turn.ttft), metrics.map((turn) => turn.itl)]);
+    // The lower bar hides what of the higher one is its own.
+    const whole = metrics.map((turn) => turn.prefilled + turn.reused);
+    this.#tokens.draw([turns, whole, metrics.map((turn) => turn.prefilled)]);
+  }
+
+  /** With the colours and the room there are now. */
+  rebuild(): void {
+    this.#latency.rebuild();
+    this.#tokens.rebuild();
+  }
+}

@@ -1,0 +1,76 @@
+/** Elements from words. */
+
+type Child = Node | string | null | undefined | false;
+type Props = Record<string, string | boolean | ((event: never) => void) | null | undefined>;
+
+/** `on…` are listeners, booleans are attributes that are there or not. */
+export function h<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  props: Props = {},
+  ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(props)) {
+    if (typeof value === 'function') {
+      element.addEventListener(name.slice(2), value as EventListener);
+    } else if (typeof value === 'string') element.setAttribute(name, value);
+    else if (value) element.setAttribute(name, '');
+  }
+  element.append(...children.filter((child) => child instanceof Node || typeof child === 'string'));
+  return element;
+}
+
+const SVG = 'http://www.w3.org/2000/svg';
+
+const ICONS = {
+  plus: 'M12 5v14M5 12h14',
+  send: 'M12 19V5M6 11l6-6 6 6',
+  stop: 'M7 7h10v10H7z',
+  edit: 'M4 20h4L19 9l-4-4L4 16z',
+  again: 'M20 12a8 8 0 1 1-2.5-5.8M20 4v4h-4',
+  branch: 'M7 4v16M7 14c0-5 10-3 10-8M17 6V4',
+  copy: 'M9 9h10v11H9zM15 9V4H5v11h4',
+  cut: 'M4 12h5M15 12h5M9 8l-2-3M15 16l2 3M12 7V4M12 20v-3',
+  settings: 'M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4',
+  panel: 'M4 5h16v14H4zM14 5v14',
+  list: 'M4 6h16M4 12h16M4 18h10',
+  mic: 'M12 4a3 3 0 0 1 3 3v4a3 3 0 0 1-6 0V7a3 3 0 0 1 3-3M5 11a7 7 0 0 0 14 0M12 18v3',
+  trash: 'M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13',
+  sun: 'M12 8a4 4 0 1 1 0 8 4 4 0 0 1 0-8M12 2v3M12 19v3M2 12h3M19 12h3M5 5l2 2M17 17l2 2M19 5l-2 2M7 17l-2 2',
+} as const;
+
+export type Icon = keyof typeof ICONS;
+
+export function icon(name: Icon): SVGElement {
+  const svg = document.createElementNS(SVG, 'svg');
+  svg.setAttribute('viewBox', '0 0 24 24');
+  svg.setAttribute('aria-hidden', 'true');
+  svg.classList.add('icon');
+  const path = document.createElementNS(SVG, 'path');
+  path.setAttribute('d', ICONS[name]);
+  svg.append(path);
+  return svg;
+}
+
+/** A button with an icon, whose label is read out and shown on hover. */
+export function iconButton(name: Icon, label: string, act: () => void): HTMLButtonElement {
+  return h(
+    'button',
+    { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick: act },
+    icon(name),
+  );
+}
+
+/** Runs `draw` once before the next frame, however often it is asked for. */
+export function perFrame(draw: () => void): () => void {
+  let asked = false;
+  return () => {
+    if (asked) return;
+    asked = true;
+    // A hidden page draws no frames; it draws when it is looked at again.
+    requestAnimationFrame(() => {
+      asked = false;
+      draw();
+    });
+  };
+}

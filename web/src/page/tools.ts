@@ -1,0 +1,21 @@
+/** A tool to begin with, and what it might return. */
+
+import type { FunctionCallItem, Tool } from '../client/index.js';
+
+export const EXAMPLE_TOOLS: Tool[] = [
+  {
+    type: 'function',
+    name: 'get_weather',
+    description: 'Get the current weather in a city',
+    parameters: {
+      type: 'object',
+      properties: { city: { type: 'string' } },
+      required: ['city'],
+    },
+  },
+];
+
+export function sampleResult(call: FunctionCallItem): string {
+  const known = call.name.includes('weather');
+  return JSON.stringify(known ? { temperature: 18, conditions: 'sunny' } : { result: '' });
+}

@@ -1,0 +1,137 @@
+/** The conversation on the page: its messages in order, the last one growing. */
+
+import type { Item } from '../client/index.js';
+import { h, perFrame } from './dom.js';
+import { type Acts, unsentView, type View, viewOf } from './message.js';
+import type { Talk } from './talk.js';
+
+/** Pixels from the end at which the reader is still taken to follow. */
+const NEAR_END = 80;
+/** Messages drawn at once when a conversation is opened; older ones follow while nothing happens. */
+const FIRST_DRAWN = 40;
+
+export class Transcript {
+  readonly element = h('div', { class: 'transcript', role: 'log', 'aria-label': 'Conversation' });
+  readonly #talk: Talk;
+  readonly #acts: Acts;
+  readonly #scroller: HTMLElement;
+  readonly #views = new Map<string, View>();
+  readonly #tail = h('div', { class: 'tail' });
+  readonly #ask = perFrame(() => {
+    this.#draw();
+  });
+  #dirty = new Set<string>();
+  #all = true;
+  #following = true;
+
+  constructor(talk: Talk, acts: Acts, scroller: HTMLElement) {
+    this.#talk = talk;
+    this.#acts = acts;
+    this.#scroller = scroller;
+    this.element.append(this.#tail);
+    talk.client.onChange((change) => {
+      if (change.kind === 'item') this.#dirty.add(change.id);
+      else this.#all = true;
+      this.#ask();
+    });
+    scroller.addEventListener('scroll', () => {
+      const { scrollTop, scrollHeight, clientHeight } = scroller;
+      this.#following = scrollHeight - scrollTop - clientHeight < NEAR_END;
+    });
+  }
+
+  /** Draws soon, all of it. */
+  draw(): void {
+    this.#all = true;
+    this.#ask();
+  }
+
+  /** To the end, where it stays. */
+  follow(): void {
+    this.#following = true;
+    this.#ask();
+  }
+
+  #draw(): void {
+    if (this.#all) this.#drawAll();
+    else for (const id of this.#dirty) this.#drawOne(id);
+    this.#all = false;
+    this.#dirty = new Set();
+    if (this.#following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
+  }
+
+  #drawAll(): void {
+    const { items } = this.#talk.client.conversation;
+    const shown = items.filter((item) => item.type !== 'function_call_output');
+    const wanted = new Set(shown.map((item) => item.id));
+    for (const [id, view] of this.#views) {
+      if (wanted.has(id)) continue;
+      view.element.remove();
+      this.#views.delete(id);
+    }
+    let before: Node = this.#tail;
+    let fresh = 0;
+    for (const item of shown.toReversed()) {
+      const known = this.#views.get(item.id);
+      if (!known && fresh >= FIRST_DRAWN) {
+        requestIdleCallback(() => {
+          this.draw();
+        });
+        break;
+      }
+      if (!known) fresh += 1;
+      const view = known ?? viewOf(item, this.#acts);
+      this.#views.set(item.id, view);
+      if (view.element.nextSibling !== before) this.element.insertBefore(view.element, before);
+      before = view.element;
+    }
+    const outputs = new Map(
+      items
+        .filter((item) => item.type === 'function_call_output')
+        .map((item) => [item.call_id, item.output]),
+    );
+    const recent = new Set(shown.slice(-FIRST_DRAWN).map((item) => item.id));
+    for (const item of shown) {
+      const view = this.#views.get(item.id);
+      if (view && (recent.has(item.id) || view.element.className === '' || fresh > 0)) {
+        view.draw(item, this.#look(item, outputs, item === shown.at(-1)));
+      }
+    }
+    this.#tail.replaceChildren(...this.#ending(shown.at(-1)));
+  }
+
+  #drawOne(id: string): void {
+    const { items } = this.#talk.client.conversation;
+    const item = this.#talk.client.conversation.find(id);
+    const view = this.#views.get(id);
+    if (item && view) view.draw(item, this.#look(item, new Map(), item === items.at(-1)));
+  }
+
+  #look(item: Item, outputs: Map<string, string>, last: boolean) {
+    const { conversation } = this.#talk.client;
+    const running = conversation.running;
+    const open = running?.items.includes(item.id) === true && item.status !== 'completed';
+    const turn = item.type === 'message' && item.role === 'assistant' && !open;
+    const id = turn ? conversation.turnOf(item.id)?.id : undefined;
+    const metrics = id === undefined ? undefined : this.#talk.metricsOf(id);
+    const output = item.type === 'function_call' ? (outputs.get(item.call_id) ?? null) : null;
+    return { open, metrics: metrics ?? null, last: last && !open, output };
+  }
+
+  /** What stands below the last message: what is not confirmed, that an answer is awaited, or why
+   * there is none. */
+  #ending(last: Item | undefined): Node[] {
+    const nodes: Node[] = this.#talk.unsent.map(unsentView);
+    const { running, turns } = this.#talk.client.conversation;
+    if (running?.items.length === 0) {
+      nodes.push(h('p', { class: 'pending', 'aria-label': 'The answer is being computed' }));
+    }
+    const failed = turns.at(-1)?.response;
+    const error = failed?.status === 'failed' ? failed.status_details?.error : undefined;
+    if (error && !(last?.type === 'message' && last.role === 'assistant')) {
+      const again = h('button', { type: 'button', onclick: () => this.#talk.retry() }, 'Try again');
+      nodes.push(h('p', { class: 'failed', role: 'alert' }, `No answer: ${error.message} `, again));
+    }
+    return nodes;
+  }
+}

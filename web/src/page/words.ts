@@ -1,0 +1,26 @@
+/** Numbers as people read them. */
+
+export function ms(value: number | null | undefined): string {
+  if (value === null || value === undefined || !Number.isFinite(value)) return '–';
+  if (value >= 10_000) return `${(value / 1000).toFixed(0)} s`;
+  if (value >= 1000) return `${Number((value / 1000).toFixed(1))} s`;
+  return `${Number(value.toFixed(value < 10 ? 1 : 0))} ms`;
+}
+
+export function count(value: number): string {
+  return value.toLocaleString('en');
+}
+
+export function duration(s: number): string {
+  const parts: [number, string][] = [
+    [86_400, 'd'],
+    [3600, 'h'],
+    [60, 'min'],
+  ];
+  const [size, unit] = parts.find(([size]) => s >= size) ?? [1, 's'];
+  return `${Math.floor(s / size)} ${unit}`;
+}
+
+export function clock(at: number): string {
+  return new Date(at).toLocaleTimeString('en-GB');
+}
