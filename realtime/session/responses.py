@@ -107,6 +107,7 @@ class Responses:
         self._scope = scope
         self._keeper = Keeper(store, limits.kept_s)
         self._makings: dict[str, Making] = {}
+        self._connections: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
@@ -163,8 +164,15 @@ class Responses:
             self.lineage.forget(id)
         return known or kept
 
+    def enter(self) -> str:
+        """A connection is there; its name."""
+        connection = fresh("conn")
+        self._connections.add(connection)
+        return connection
+
     def leave(self, connection: str) -> None:
-        """The connection is gone."""
+        """It is gone, and with it what only it could go on from."""
+        self._connections.discard(connection)
         self.lineage.leave(connection)
 
     async def close(self) -> None:
@@ -281,7 +289,7 @@ class Responses:
     def _settle(self, making: Making, line: Line, made: Conversation, answer: core.Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""
         visitor, keep = making.visitor, making.ask.keep
-        if keep or visitor.connection is not None:
+        if keep or visitor.connection in self._connections:
             owner = None if keep else visitor.connection
             point = Point(
                 answer.id, made, line, tenant=visitor.tenant, owner=owner, kept=answer.kept

@@ -58,7 +58,7 @@ class ResponsesConnection:
         self._socket = socket
         self._responses = responses
         self._limits = responses.limits
-        self._id = fresh("conn")
+        self._id = responses.enter()
         self._visitor = Visitor(tenant, self._id)
         self._check_model = check_model
         self._lanes: Lanes[Create] = Lanes(self._limits, self._serve, self._broke)

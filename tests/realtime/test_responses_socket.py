@@ -147,7 +147,7 @@ async def test_input_items_in_every_spelling(caller: Caller, bench: Bench) -> No
 
 
 async def test_what_is_not_given_is_named(caller: Caller) -> None:
-    for fields, code, param in (
+    wrong: list[tuple[Event, str, str]] = [
         ({}, "missing_required_parameter", "input"),
         ({"input": [{"content": "x"}]}, "missing_required_parameter", "input[0].role"),
         ({"input": [{"type": "function_call"}]}, "missing_required_parameter", "input[0].call_id"),
@@ -167,7 +167,8 @@ async def test_what_is_not_given_is_named(caller: Caller) -> None:
         ({"input": "x", "conversation": "conv_1"}, "unsupported_parameter", "conversation"),
         ({"input": "x" * 500}, "context_length_exceeded", "input"),
         ({"input": [{"type": "item_reference", "id": "?"}]}, "item_reference_invalid_item_id", ""),
-    ):
+    ]
+    for fields, code, param in wrong:
         event = await caller.refused(**fields)
         assert (event["status"], event["error"]["code"]) == (400, code), event
         assert event["error"]["type"] == "invalid_request_error"
