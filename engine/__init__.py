@@ -1,18 +1,22 @@
 """The door of the engine: all that anyone outside may import."""
 
-from engine.config import BUNDLED, EngineConfig
+from engine.config import BUNDLED, EngineConfig, Listening
 from engine.errors import (
     BadRequest,
     Busy,
     EngineError,
     EngineLost,
+    LinkRefused,
     ModelError,
+    StaleFence,
     TooLong,
     TurnFailed,
     UnknownSession,
 )
-from engine.front import Engine
-from engine.messages import EngineStats, Ready, Sampling, SessionInfo, TurnEnded
+from engine.front import Engine, Unfinished
+from engine.greeting import read_secret
+from engine.messages import EngineStats, Load, Ready, Sampling, SessionInfo, TurnEnded
+from engine.peer import Security
 from engine.text import (
     ArgumentsDelta,
     CallDone,
@@ -43,12 +47,17 @@ __all__ = [
     "EngineLost",
     "EngineStats",
     "Extension",
+    "LinkRefused",
+    "Listening",
+    "Load",
     "Message",
     "ModelError",
     "Piece",
     "Ready",
     "Sampling",
+    "Security",
     "SessionInfo",
+    "StaleFence",
     "Text",
     "TextDelta",
     "TooLong",
@@ -57,5 +66,7 @@ __all__ = [
     "Turn",
     "TurnEnded",
     "TurnFailed",
+    "Unfinished",
     "UnknownSession",
+    "read_secret",
 ]

@@ -1,12 +1,16 @@
-"""python -m engine.boot FD CONFIG: builds all of it and runs the loop; nobody imports it.
+"""python -m engine.boot START: builds all of it and runs the loop; nobody imports it.
 
-FD is a connected socket to the front; when the front hangs up, or dies, this process ends.
+START (JSON) names the descriptors the process was given: a connected socket to its parent, who is a
+front too, and perhaps a listening one for fronts elsewhere. When the parent hangs up, or dies, this
+process ends; other fronts come and go.
 """
 
 import asyncio
+import functools
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -16,10 +20,12 @@ import msgspec
 import uvloop
 
 from engine.cache import SessionAwareCache
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Start
 from engine.device.runner import Ticket, TorchRunner, build
 from engine.errors import EngineError
+from engine.fronts import Fronts
 from engine.link import Link
+from engine.listening import listen
 from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready
 from engine.metrics import Counters
@@ -33,17 +39,19 @@ Wire = Link[AnyEvent, AnyCommand]
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    fd, config = int(sys.argv[1]), msgspec.json.decode(sys.argv[2], type=EngineConfig)
-    uvloop.run(_serve(socket.socket(fileno=fd), config))
+    start = msgspec.json.decode(sys.argv[1], type=Start)
+    uvloop.run(_serve(start))
     logging.shutdown()
     os._exit(0)  # nothing here outlives the process: device libraries need not be torn down
 
 
-async def _serve(sock: socket.socket, config: EngineConfig) -> None:
+async def _serve(start: Start) -> None:
+    config = start.engine
     early: list[AnyCommand] = []
     lost = asyncio.Event()
     link: Wire = Link(msgspec.msgpack.Decoder(list[AnyCommand]), early.extend, lost.set)
-    await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
+    here = asyncio.get_running_loop()
+    await here.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
     try:
         runner, ready = await _load(config, link)
         text = Text(ready.folder)
@@ -52,11 +60,16 @@ async def _serve(sock: socket.socket, config: EngineConfig) -> None:
         link.close()
         return
     loop, sessions = _build(runner, text, config)
+    fronts = Fronts(loop.tell, sessions.load, config, time.monotonic)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again
-    link.on_messages = loop.tell
+    parent = fronts.join(link.send_all)
+    link.on_messages = functools.partial(fronts.receive, parent)
     link.send(ready)
-    running = asyncio.create_task(loop.run(sessions, link.send_all))
+    fronts.receive(parent, early)
+    if start.listening is not None:
+        await listen(start.listening, fronts, ready)
+    running = asyncio.create_task(loop.run(sessions, fronts.send_all))
     gone = asyncio.create_task(lost.wait())
     await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
     loop.stop()
@@ -83,6 +96,7 @@ async def _load(config: EngineConfig, link: Wire) -> tuple[TorchRunner, Ready]:
         device=loaded.device,
         dtype=loaded.dtype,
         load_s=loaded.load_s,
+        incarnation=secrets.token_hex(8),
     )
 
 

@@ -35,5 +35,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """CPU threads of the device; None: every core."""
     steps_ahead: int | None = None
     """Steps launched beyond the one awaited: 0 or 1. None: 1 on a GPU, 0 on a CPU."""
+    detach_grace_s: float = 30.0
+    """How long turns go on after their front was lost; then they are paused."""
+    detach_keep_s: float = 900.0
+    """How long sessions stay after their front was lost; then they are closed."""
     audit_every_step: bool = False
     """Prove after every step that each page has one owner (tests)."""
+
+
+class Listening(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an engine takes fronts of other processes."""
+
+    fd: int
+    """A listening socket the process was given."""
+    secret_file: str | None = None
+    """What fronts must know; None: whoever connects is one (loopback only)."""
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine process is told when it starts."""
+
+    engine: EngineConfig
+    parent: int
+    """A connected socket the process was given; when it is closed, the process ends."""
+    listening: Listening | None = None

@@ -4,9 +4,11 @@
     ├── BadRequest        the caller is wrong; the same call can never succeed
     │   ├── UnknownSession
     │   └── TooLong       more tokens than the session, the model or the pool can ever hold
+    ├── StaleFence        another front holds the session now; this one has lost it for good
     ├── Busy              a bound was reached; try again later               (retry)
     ├── TurnFailed        this turn broke (NaN logits, tokenizer); the session lives on   (retry)
     ├── EngineLost        the engine process is gone or does not answer      (retry)
+    ├── LinkRefused       an engine and its front do not know the same secret, or each other's words
     └── ModelError        the model cannot be loaded or run
 
 `retry` says whether the same call may succeed later.
@@ -39,6 +41,10 @@ class TooLong(BadRequest):
     code = "too_long"
 
 
+class StaleFence(EngineError):
+    code = "stale_fence"
+
+
 class Busy(EngineError):
     code = "busy"
     retry = True
@@ -54,6 +60,10 @@ class EngineLost(EngineError):
     retry = True
 
 
+class LinkRefused(EngineError):
+    code = "link_refused"
+
+
 class ModelError(EngineError):
     code = "model_error"
 
@@ -65,9 +75,11 @@ BY_CODE: dict[str, type[EngineError]] = {
         BadRequest,
         UnknownSession,
         TooLong,
+        StaleFence,
         Busy,
         TurnFailed,
         EngineLost,
+        LinkRefused,
         ModelError,
     )
 }

@@ -1,99 +1,96 @@
-"""Engine: the async face of the loop, for one gateway. Turns ids into text; knows no torch."""
+"""Engine: the async face of one or more engines, for one gateway. Turns ids into text; knows no
+torch."""
 
 import asyncio
-import logging
+import functools
 import secrets
-import socket
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, assert_never
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine.config import EngineConfig
-from engine.errors import BY_CODE, BadRequest, EngineError, EngineLost, ModelError
+from engine.config import EngineConfig, Listening
+from engine.errors import BadRequest, EngineError, EngineLost, StaleFence, UnknownSession
 from engine.limits import check
-from engine.link import Link
 from engine.messages import (
-    AnyCommand,
-    AnyEvent,
     Append,
     AppendAs,
+    Attach,
     Cancel,
     Close,
-    Done,
+    Drain,
     EngineStats,
-    Expired,
     Fork,
     Generate,
     Info,
     ListSessions,
-    LoadFailed,
-    Loading,
+    Load,
     Open,
+    Pause,
     Ready,
-    Refused,
     Rewind,
     Sampling,
     SessionInfo,
     Stats,
     Tokens,
-    TurnEnded,
 )
-from engine.mirror import Mirror
+from engine.peer import Launch, OnLoading, Peer, Security, dial, redials
 from engine.process import EngineProcess
+from engine.routing import Routing
 from engine.text import Text
 from engine.turn import Turn
 
-log = logging.getLogger(__name__)
 
-RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
-"""Before each attempt to start the engine again; after the last one it is gone for good."""
+class Unfinished(msgspec.Struct, frozen=True):
+    """A turn that was begun elsewhere, or before. `sampling` has the seed it was begun with."""
 
-Launch = Callable[[], Awaitable[socket.socket]]
-OnLoading = Callable[[str, float], None]
-_Link = Link[AnyCommand, AnyEvent]
+    turn: str
+    sampling: Sampling
+    said: int
+    """How many ids at the end of the log it has said."""
 
 
 class Engine:
     """Sessions are named by the caller (or get a fresh id). Every method raises from engine.errors.
 
-    When the engine process dies it is started again; commands wait for it meanwhile, sessions are
-    opened again from their logs when they are next used, and turns go on where they were.
-    EngineLost is raised when it does not come back. Positions count tokens of a session's log.
+    When an engine process dies, commands wait for it to come back, or go to another; sessions are
+    attached there from their logs when they are next used, and turns go on where they were.
+    EngineLost is raised when there will be none. Positions count tokens of a session's log.
+
+    A session's fence is the right of its caller to it, and grows when another caller takes it
+    over; from then on this one gets StaleFence.
     """
 
     ready: Ready
     text: Text
 
-    def __init__(self, launch: Launch, on_loading: OnLoading = lambda what, fraction: None) -> None:
+    def __init__(
+        self,
+        launch: Launch | None = None,
+        on_loading: OnLoading = lambda what, fraction: None,
+    ) -> None:
         """`launch` returns a socket to a fresh engine; `connect` makes use of it."""
-        self._launch = launch
+        self._routing = Routing()
         self._on_loading = on_loading
-        self.on_expired: Callable[[str], None] = lambda session: None
-        """Told the id of each session that its timeout has ended."""
-        self.up = False
-        """Whether the engine is there and answers."""
-        self.incarnation = 0
-        """Counts the engines that were ready."""
-        self._pending: dict[int, _Pending] = {}
-        self._turns: dict[tuple[str, str], Turn] = {}
-        self._mirror = Mirror()
-        self._n = 0
-        self._link: _Link | None = None
-        self._ready: asyncio.Future[Ready] | None = None
         self._process: EngineProcess | None = None
-        self._restarting: asyncio.Task[None] | None = None
-        self._gone: EngineLost | None = None
-        self._lost = asyncio.Event()
+        self._keeping: dict[Peer, asyncio.Task[None]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        if launch is not None:
+            self._routing.peers.append(
+                Peer("of this server", launch, self._routing, on_loading=on_loading)
+            )
 
-    # ---- its engine -----------------------------------------------------------------------
+    # ---- its engines ----------------------------------------------------------------------
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, on_loading: OnLoading = lambda what, fraction: None
+        cls,
+        config: EngineConfig,
+        on_loading: OnLoading = lambda what, fraction: None,
+        listening: Listening | None = None,
     ) -> "Engine":
-        """Starts the engine process and waits until the model is loaded. Raises ModelError."""
-        process = EngineProcess(config)
+        """Starts an engine process and waits until the model is loaded. It ends with this one.
+        `listening`: it also takes fronts of other processes. Raises ModelError."""
+        process = EngineProcess(config, listening)
         engine = cls(process.launch, on_loading)
         engine._process = process
         await engine.connect()
@@ -101,31 +98,89 @@ class Engine:
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process."""
+        """Of the engine process, if it is ours."""
         return None if self._process is None else self._process.pid
+
+    @property
+    def up(self) -> bool:
+        """Whether an engine is there and answers."""
+        return any(peer.answers for peer in self._routing.peers)
+
+    @property
+    def takes_sessions(self) -> bool:
+        """Whether one of them is not about to stop."""
+        return any(peer.answers and not peer.load.draining for peer in self._routing.peers)
+
+    @property
+    def on_expired(self) -> Callable[[str], None]:
+        """Told the id of each session that its timeout has ended."""
+        return self._routing.on_expired
+
+    @on_expired.setter
+    def on_expired(self, told: Callable[[str], None]) -> None:
+        self._routing.on_expired = told
 
     async def connect(self) -> None:
         """Launches the engine for the first time; returns when it is ready. Raises ModelError."""
+        (peer,) = self._routing.peers
         try:
-            await self._connect()
-            self.text = await asyncio.to_thread(Text, self.ready.folder)
+            await peer.connect()
+            await self.when_ready()
         except BaseException:
             await self.stop()
             raise
+        self._keep(peer)
+
+    async def when_ready(self) -> None:
+        """Returns when the first of its engines is ready. Raises ModelError, EngineLost."""
+        self.ready = await asyncio.shield(self._routing.first_ready)
+        self.text = await asyncio.to_thread(Text, self.ready.folder)
+
+    def add(self, host: str, port: int, security: Security | None = None) -> None:
+        """An engine elsewhere, from now on; it may come and go."""
+        name = f"{host}:{port}"
+        if all(peer.name != name for peer in self._routing.peers):
+            launch = functools.partial(dial, host, port)
+            peer = Peer(name, launch, self._routing, waits=redials, security=security or Security())
+            self._routing.peers.append(peer)
+            self._keep(peer)
+
+    def remove(self, host: str, port: int) -> None:
+        """It is not there any more, or not to be used: its sessions go to others."""
+        for peer in list(self._routing.peers):
+            if peer.name == f"{host}:{port}":
+                self._keeping.pop(peer).cancel()
+                peer.hang_up("it is not one of ours any more")
+                self._routing.remove(peer)
+
+    def loads(self) -> dict[str, Load]:
+        """How full each of its engines was when it last said so, by incarnation."""
+        peers = [peer for peer in self._routing.peers if peer.answers]
+        return {peer.ready.incarnation: peer.load for peer in peers if peer.ready}
+
+    async def drain(self) -> None:
+        """Its engines take nothing new; what runs goes on."""
+        await self._routing.ask_all(Drain)
 
     async def stop(self) -> None:
-        """Hangs up; the engine process ends by itself, or is killed after a grace."""
-        self._fail(EngineLost("the engine was stopped"))
-        if self._restarting is not None:
-            self._restarting.cancel()
-        if self._link is not None:
-            self._link.close()
+        """Hangs up; an engine process of ours ends by itself, or is killed after a grace."""
+        self._routing.fail(EngineLost("the engine was stopped"))
+        for task in (*self._keeping.values(), self._watching):
+            if task is not None:
+                task.cancel()
+        for peer in self._routing.peers:
+            peer.close()
         if self._process is not None:
             await self._process.stop()
 
     async def lost(self) -> None:
         """Returns when the engine is gone for good."""
-        await self._lost.wait()
+        await self._routing.lost.wait()
+
+    def _keep(self, peer: Peer) -> None:
+        self._keeping[peer] = asyncio.create_task(peer.run(), name=f"engine {peer.name}")
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._routing.watch(), name="engines")
 
     # ---- sessions -------------------------------------------------------------------------
 
@@ -137,13 +192,78 @@ class Engine:
         timeout_s: float | None = None,
         capacity_tokens: int | None = None,
         cache_scope: str = "",
+        fence: int = 0,
     ) -> str:
         """Opens a session on an empty log. KV is shared only within `cache_scope`."""
-        session = session_id or _fresh("sess")
-        await self._ask(
-            Open(self._next(), session, streaming, timeout_s, capacity_tokens, cache_scope)
+        session, n = session_id or _fresh("sess"), self._routing.next()
+        await self._routing.ask(
+            Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
         )
         return session
+
+    async def attach(
+        self,
+        session: str,
+        ids: Sequence[int],
+        *,
+        unfinished: Unfinished | None = None,
+        streaming: bool = True,
+        timeout_s: float | None = None,
+        capacity_tokens: int | None = None,
+        cache_scope: str = "",
+        fence: int = 0,
+        engine: str | None = None,
+    ) -> Turn | None:
+        """Takes up a session that was begun elsewhere: its log is `ids`, whoever has it loses it.
+
+        An engine that still has it (`engine`: the incarnation to ask, see `place`) keeps what KV it
+        can; any other opens it. An `unfinished` turn goes on, there if it still runs, else from
+        what it has said; the Turn returned begins with that, whole, and misses and doubles nothing.
+        Raises StaleFence, TooLong."""
+        routing, n = self._routing, self._routing.next()
+        if (held := routing.fence_of(session)) > fence:
+            raise StaleFence(f"session {session} is held by fence {held}, this one is {fence}")
+        opened = Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
+        turn = generate = None
+        if unfinished is not None:
+            sampling, said = unfinished.sampling, unfinished.said
+            generate = Generate(n, session, unfinished.turn, sampling, said)
+            turn = Turn(unfinished.turn, session, self.text.detokenizer(), sampling)
+            if said:
+                turn.put(Tokens(session, turn.id, 0, list(ids[len(ids) - said :])))
+            routing.listen(turn)
+        try:
+            await routing.attach(
+                Attach(n, opened, list(ids), generate=generate, fence=fence), engine
+            )
+        except EngineError:
+            if turn is not None:
+                routing.ignore(turn)
+            raise
+        return turn
+
+    def place(self, session: str) -> str | None:
+        """The incarnation of the engine that has a session."""
+        return self._routing.incarnation(session)
+
+    def fence(self, session: str, fence: int) -> None:
+        """What is asked of the session from now on carries this fence."""
+        self._routing.fence(session, fence)
+
+    async def pause(self, session: str) -> None:
+        """Its turn stops within a step, and says nothing until `resume`. Harmless without one."""
+        await self._routing.ask(Pause(self._routing.next(), session))
+
+    async def resume(self, session: str) -> None:
+        """Its turn goes on where it was paused. Harmless if it was not."""
+        routing = self._routing
+        if not routing.mirror.go_on(session):
+            return
+        n, fence = routing.next(), routing.fence_of(session)
+        attach = routing.mirror.attaching(session, routing.turns, n=n, fence=fence)
+        if attach is None:
+            raise UnknownSession(f"there is no session {session}", field="session")
+        await routing.attach(attach, routing.incarnation(session))
 
     async def append(
         self,
@@ -163,9 +283,9 @@ class Engine:
         their speaker has finished), each call in place of the one before; `commit` puts ids in
         place of that span for good. The other options are for regular sessions: messages.Append.
         Raises TooLong, BadRequest, UnknownSession, Busy."""
-        n = self._next()
+        n = self._routing.next()
         command = Append(n, session, list(ids), span, after, replace, drop_previous_output, offset)
-        return (await self._ask(command)).length
+        return (await self._routing.ask(command)).length
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, *, cache_scope: str = ""
@@ -187,10 +307,7 @@ class Engine:
 
     def _abandon(self, session: str) -> None:
         """Closes a session without waiting for it."""
-        command = Close(self._next(), session)
-        self._pending[command.n] = _Pending(command, asyncio.get_running_loop().create_future())
-        if self.up:
-            self._send(command)
+        self._routing.start(Close(self._routing.next(), session))
 
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn:
         """Starts a turn on all that was appended; returns once it is accepted. The drawn ids,
@@ -200,188 +317,53 @@ class Engine:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
         made = Turn(turn or _fresh("turn"), session, self.text.detokenizer(), sampling)
         key = (session, made.id)
-        if key in self._turns:
+        if key in self._routing.turns:
             raise BadRequest(f"turn {made.id} is in flight already", field="turn")
-        self._turns[key] = made
+        self._routing.turns[key] = made
         try:
-            await self._ask(Generate(self._next(), session, made.id, sampling))
+            await self._routing.ask(Generate(self._routing.next(), session, made.id, sampling))
         except EngineError:
-            self._turns.pop(key, None)
+            self._routing.turns.pop(key, None)
             raise
         return made
 
     async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int:
         """Stops the turn within a step; what it said stays in the log unless `drop`. Harmless if
         the turn has ended. Returns the length of the log."""
-        return (await self._ask(Cancel(self._next(), session, turn, drop))).length
+        return (await self._routing.ask(Cancel(self._routing.next(), session, turn, drop))).length
 
     async def rewind(self, session: str, to: int) -> int:
         """Forgets the log after `to`. Nothing that stays is computed again."""
-        return (await self._ask(Rewind(self._next(), session, to))).length
+        return (await self._routing.ask(Rewind(self._routing.next(), session, to))).length
 
-    async def fork(self, session: str, at: int | None = None, *, child: str | None = None) -> str:
-        """A new session on the first `at` tokens (None: all) of another, sharing its KV."""
+    async def fork(
+        self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
+    ) -> str:
+        """A new session on the first `at` tokens (None: all) of another, sharing its KV; `fence`
+        is the child's."""
         name = child or _fresh("sess")
-        await self._ask(Fork(self._next(), session, name, at))
+        await self._routing.ask(Fork(self._routing.next(), session, name, at, fence))
         return name
 
     async def close(self, session: str, *, keep_prefix: bool = True) -> None:
         """Ends the session and its turn, if any. `keep_prefix` leaves its KV to be found again."""
-        await self._ask(Close(self._next(), session, keep_prefix))
+        await self._routing.ask(Close(self._routing.next(), session, keep_prefix))
 
     async def info(self, session: str) -> SessionInfo:
-        info = (await self._ask(Info(self._next(), session))).info
+        info = (await self._routing.ask(Info(self._routing.next(), session))).info
         assert info is not None
         return info
 
     async def list(self) -> list[SessionInfo]:
-        return (await self._ask(ListSessions(self._next()))).sessions or []
+        """Of all its engines."""
+        answers = await self._routing.ask_all(ListSessions)
+        return [info for done in answers for info in done.sessions or []]
 
     async def stats(self) -> EngineStats:
-        stats = (await self._ask(Stats(self._next()))).stats
-        assert stats is not None
-        return stats
-
-    # ---- commands and answers -------------------------------------------------------------
-
-    def _next(self) -> int:
-        self._n += 1
-        return self._n
-
-    async def _ask(self, command: AnyCommand) -> Done:
-        if self._gone is not None:
-            raise self._gone
-        pending = _Pending(command, asyncio.get_running_loop().create_future())
-        self._pending[command.n] = pending
-        if self.up:
-            self._send(command)
-        return await pending.reply
-
-    def _send(self, command: AnyCommand) -> None:
-        """Sends a command, before it what the engine must know of its session."""
-        assert self._link is not None
-        if not isinstance(command, Open | ListSessions | Stats):
-            self._reopen(command.session)
-        try:
-            self._link.send(self._mirror.translated(command))
-        except EngineError as error:
-            self._answer(command.n, error)
-
-    def _reopen(self, session: str) -> None:
-        assert self._link is not None
-        self._link.send_all(self._mirror.reopening(session, self.incarnation, self._turns))
-
-    def _hear(self, events: "list[AnyEvent]") -> None:
-        for event in events:
-            self._hear_one(event)
-
-    def _hear_one(self, event: AnyEvent) -> None:
-        match event:
-            case Tokens():
-                self._mirror.tokens(event)
-                if turn := self._turns.get((event.session, event.turn)):
-                    turn.put(event)
-            case TurnEnded():
-                self._mirror.ended(event)
-                if turn := self._turns.pop((event.session, event.turn), None):
-                    turn.put(event)
-            case Done():
-                self._done(event)
-            case Refused():
-                kind = BY_CODE.get(event.code, EngineError)
-                self._answer(event.n, kind(event.message, field=event.field))
-            case Loading():
-                self._on_loading(event.what, event.fraction)
-            case Ready():
-                self._set_ready(event)
-            case LoadFailed():
-                self._set_ready(ModelError(event.message))
-            case Expired():
-                self._mirror.expired(event.session)
-                self.on_expired(event.session)
-            case _:
-                assert_never(event)
-
-    def _done(self, done: Done) -> None:
-        """Also of a command nobody waits for any more: it has taken effect."""
-        if pending := self._pending.get(done.n):
-            capacity = self.ready.max_model_len
-            self._mirror.done(pending.command, done, self.incarnation, capacity)
-            self._answer(done.n, done)
-
-    def _answer(self, n: int, answer: Done | EngineError) -> None:
-        pending = self._pending.pop(n, None)
-        if pending is None or pending.reply.done():
-            return
-        if isinstance(answer, EngineError):
-            pending.reply.set_exception(answer)
-        else:
-            pending.reply.set_result(answer)
-
-    # ---- when the engine goes and comes ---------------------------------------------------
-
-    async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._ready = loop.create_future()
-        sock = await self._launch()
-        link: _Link = Link(msgspec.msgpack.Decoder(list[AnyEvent]), self._hear, self._lose)
-        self._link = link
-        await loop.create_connection(lambda: link, sock=sock)
-        self.ready = await self._ready
-        self.up = True
-        self.incarnation += 1
-
-    def _set_ready(self, ready: Ready | ModelError) -> None:
-        if self._ready is None or self._ready.done():
-            return
-        if isinstance(ready, ModelError):
-            self._ready.set_exception(ready)
-        else:
-            self._ready.set_result(ready)
-
-    def _lose(self) -> None:
-        """The link is gone. What was under way waits for the next engine."""
-        self._set_ready(ModelError("the engine ended while it loaded the model"))
-        was_up, self.up = self.up, False
-        for turn in self._turns.values():
-            turn.interrupted = True
-        if was_up and self._gone is None:
-            self._restarting = asyncio.create_task(self._restart())
-
-    async def _restart(self) -> None:
-        for wait_s in RESTART_WAITS_S:
-            await asyncio.sleep(wait_s)
-            try:
-                await self._connect()
-            except (ModelError, OSError) as error:
-                log.warning("the engine did not come back: %s", error)
-            else:
-                self._resume()
-                return
-        self._fail(EngineLost("the engine went away and did not come back"))
-
-    def _resume(self) -> None:
-        """A new engine is there: turns go on, commands that were not answered are sent again."""
-        for session in self._mirror.with_turn():
-            self._reopen(session)
-        for pending in list(self._pending.values()):
-            self._send(pending.command)
-
-    def _fail(self, error: EngineLost) -> None:
-        """There will be no engine any more."""
-        self._gone = error
-        self._lost.set()
-        self.up = False
-        for n in list(self._pending):
-            self._answer(n, error)
-        for turn in list(self._turns.values()):
-            turn.put(error)
-        self._turns.clear()
-
-
-class _Pending(NamedTuple):
-    command: AnyCommand
-    reply: "asyncio.Future[Done]"
+        """The sums over all its engines."""
+        found = [done.stats for done in await self._routing.ask_all(Stats) if done.stats]
+        names = EngineStats.__struct_fields__
+        return EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
 
 
 def _fresh(kind: str) -> str:

@@ -1,14 +1,22 @@
 """Link: carries messages between front and loop; alone knows that there is another process.
 
 A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. What is sent
-within one turn of the event loop goes out as one frame.
+within one turn of the event loop goes out as one frame. Over a network the first frames are a
+greeting; nothing else is read or sent before it is over.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 import msgspec
+
+from engine import greeting
+from engine.errors import LinkRefused
+from engine.greeting import Greeting
+
+log = logging.getLogger(__name__)
 
 Sent = TypeVar("Sent")
 Received = TypeVar("Received")
@@ -17,20 +25,32 @@ FRAME_BYTES_MAX = 256 << 20
 """A frame longer than this is not ours: the link is dropped."""
 
 
+GREETING_S = 5.0
+"""How long a greeting may take."""
+
+
 class Link(asyncio.Protocol, Generic[Sent, Received]):
-    """One end. `on_messages` is called with what each frame held, `on_lost` once at the end."""
+    """One end. `on_messages` is called with what each frame held, `on_lost` once at the end,
+    `on_greeted` before the first message."""
 
     def __init__(
         self,
         decoder: "msgspec.msgpack.Decoder[list[Received]]",
         on_messages: Callable[[list[Received]], None],
         on_lost: Callable[[], None],
+        greeting: Greeting | None = None,
+        on_greeted: Callable[[], None] = lambda: None,
     ) -> None:
         self._decoder = decoder
         self._encoder = msgspec.msgpack.Encoder()
         self.on_messages = on_messages
         """May be replaced while the link lives."""
         self._on_lost = on_lost
+        self._greeting = greeting
+        self._on_greeted = on_greeted
+        self._patience: asyncio.TimerHandle | None = None
+        self.refused: LinkRefused | None = None
+        """Why the greeting came to nothing, if it did."""
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._to_send: list[Sent] = []
@@ -56,10 +76,17 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         """Hangs up at once; what is queued is lost."""
         self._to_send.clear()
         if self._transport is not None:
-            self._transport.abort()
+            transport, self._transport = self._transport, None
+            transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
+        if self._greeting is None:
+            self._on_greeted()
+            return
+        self._patience = asyncio.get_running_loop().call_later(GREETING_S, self.abort)
+        if first := self._greeting.first():
+            self._write(first)
 
     def data_received(self, data: bytes) -> None:
         buffer = self._received
@@ -67,23 +94,50 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         start = 0
         while len(buffer) - start >= 4:
             size = int.from_bytes(buffer[start : start + 4], "little")
-            if size > FRAME_BYTES_MAX:
-                assert self._transport is not None
-                self._transport.abort()
+            if size > (FRAME_BYTES_MAX if self._greeting is None else greeting.FRAME_BYTES_MAX):
+                self.abort()
                 return
             if len(buffer) - start - 4 < size:
                 break
             frame = bytes(buffer[start + 4 : start + 4 + size])
             start += 4 + size
-            self.on_messages(self._decoder.decode(frame))
+            if self._greeting is not None:
+                self._greet(self._greeting, frame)
+            else:
+                self.on_messages(self._decoder.decode(frame))
+            if self._transport is None:
+                return
         del buffer[:start]
+
+    def _greet(self, greeting: Greeting, frame: bytes) -> None:
+        try:
+            answer = greeting.heard(frame)
+        except LinkRefused as error:
+            self.refused = error
+            self.abort()
+            return
+        if answer is not None:
+            self._write(answer)
+        if greeting.over:
+            self._greeting = None
+            self._calm()
+            self._on_greeted()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._calm()
         self._on_lost()
+
+    def _calm(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _flush(self) -> None:
         messages, self._to_send = self._to_send, []
         if messages and self._transport is not None:
-            body = self._encoder.encode(messages)
-            self._transport.write(len(body).to_bytes(4, "little") + body)
+            self._write(self._encoder.encode(messages))
+
+    def _write(self, body: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(len(body).to_bytes(4, "little") + body)

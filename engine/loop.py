@@ -16,7 +16,7 @@ from typing import Generic, NamedTuple, cast
 
 from engine.batch import Batch, Drawn, Row, Runner, Sampled, Ticket
 from engine.cache import SessionAwareCache
-from engine.messages import AnyCommand, AnyEvent, TokenLogprobs, Tokens
+from engine.messages import AnyEvent, LoopCommand, TokenLogprobs, Tokens
 from engine.metrics import Counters
 from engine.schedule import Load, Scheduler, Work
 from engine.sequence import Sequence, Turn
@@ -63,7 +63,7 @@ class Loop(Generic[Ticket]):
         self._audit_every_step = audit_every_step
         self._ahead = runner.geometry.steps_ahead
         self._device = ThreadPoolExecutor(1, "device")
-        self._inbox: deque[AnyCommand] = deque()
+        self._inbox: deque[LoopCommand] = deque()
         self._outbox: list[AnyEvent] = []
         self._work = asyncio.Event()
         self._flying: deque[Flight] = deque()
@@ -71,7 +71,7 @@ class Loop(Generic[Ticket]):
         self._running: asyncio.AbstractEventLoop | None = None
         self._audited_s = time.monotonic()
 
-    def tell(self, commands: list[AnyCommand]) -> None:
+    def tell(self, commands: list[LoopCommand]) -> None:
         """Commands from the link; they take effect at the next receive."""
         self._inbox.extend(commands)
         self._work.set()
@@ -216,17 +216,14 @@ class Loop(Generic[Ticket]):
             return
         turn.first_id_s = turn.first_id_s or time.monotonic()
         sequence.ids.append(drawn.id)
-        turn.took(drawn.id)
+        over = turn.took(drawn.id)
         self._counters.tokens_drawn += 1
         logprobs = None
         if drawn.logprobs is not None:
             logprobs = [TokenLogprobs(drawn.logprobs.drawn, drawn.logprobs.top)]
         self.emit(Tokens(sequence.id, turn.id, turn.outputs - 1, [drawn.id], logprobs))
-        stop = turn.watch.push([drawn.id]) if turn.watch is not None else None
-        if stop is not None or drawn.id in turn.stop_ids:
-            sessions.end(sequence, "stop", stop=stop)
-        elif turn.outputs >= turn.limit:
-            sessions.end(sequence, "length")
+        if over is not None:
+            sessions.end(sequence, over)
 
     def lose(self, orders: list[Order], error: Exception, sessions: Sessions) -> None:
         """The device failed these steps: their turns fail, the sessions live on without that KV.

@@ -3,6 +3,9 @@
 Every command carries a number `n` and is answered by exactly one Done or Refused with the same `n`,
 when it has taken effect. What a turn produces comes as Tokens, then exactly one TurnEnded.
 Ids are token ids; positions and lengths count tokens of the session's log.
+
+A session is held by one front. Its fence only grows: who comes with a higher one takes the session
+over, who comes with a lower one is refused.
 """
 
 from typing import Literal
@@ -51,7 +54,13 @@ class Command(msgspec.Struct, frozen=True, tag=True):
     n: int
 
 
-class Open(Command, frozen=True):
+class OnSession(Command, frozen=True, kw_only=True):
+    """A command on a session; `fence` is that of the front's right to it."""
+
+    fence: int = 0
+
+
+class Open(OnSession, frozen=True):
     session: str
     streaming: bool = True
     timeout_s: float | None = None
@@ -62,7 +71,7 @@ class Open(Command, frozen=True):
 AppendAs = Literal["firm", "provisional", "commit"]
 
 
-class Append(Command, frozen=True):
+class Append(OnSession, frozen=True):
     """`firm` ids go before a provisional span, if there is one. `provisional` ids become that span,
     in place of what it was; `commit` ids take its place for good. What they have in common with the
     span's beginning keeps its KV.
@@ -81,7 +90,7 @@ class Append(Command, frozen=True):
     offset: int = 0
 
 
-class Generate(Command, frozen=True):
+class Generate(OnSession, frozen=True):
     """`resumed`: how many ids at the end of the log this turn has said already, elsewhere."""
 
     session: str
@@ -90,7 +99,7 @@ class Generate(Command, frozen=True):
     resumed: int = 0
 
 
-class Cancel(Command, frozen=True):
+class Cancel(OnSession, frozen=True):
     """Ends the turn, if it is still the one in flight or queued. `drop` forgets what it said."""
 
     session: str
@@ -98,24 +107,49 @@ class Cancel(Command, frozen=True):
     drop: bool = False
 
 
-class Rewind(Command, frozen=True):
+class Pause(OnSession, frozen=True):
+    """Ends the running turn without a TurnEnded; Attach goes on with it."""
+
+    session: str
+
+
+class Rewind(OnSession, frozen=True):
     session: str
     to: int
 
 
-class Fork(Command, frozen=True):
+class Fork(OnSession, frozen=True):
     session: str
     child: str
     at: int | None = None
+    child_fence: int = 0
 
 
-class Close(Command, frozen=True):
+class Close(OnSession, frozen=True):
     session: str
     keep_prefix: bool = True
 
 
-class Info(Command, frozen=True):
+class Info(OnSession, frozen=True):
     session: str
+
+
+class Attach(OnSession, frozen=True):
+    """The session as its front knows it: opened if it is not here, else brought to these ids with
+    the fewest tokens. Whatever waited on it, for whomever, is refused.
+
+    A turn named by `generate` that runs here, or has ended, and has said what stands in `ids`, goes
+    on: what it has said since comes as Tokens, and its TurnEnded if it has ended. Else it begins
+    here, after the `generate.resumed` ids it has said. Any other turn is over."""
+
+    opened: Open
+    ids: list[int]
+    provisional: list[int] = []
+    generate: Generate | None = None
+
+    @property
+    def session(self) -> str:
+        return self.opened.session
 
 
 class ListSessions(Command, frozen=True):
@@ -126,7 +160,17 @@ class Stats(Command, frozen=True):
     pass
 
 
-AnyCommand = Open | Append | Generate | Cancel | Rewind | Fork | Close | Info | ListSessions | Stats
+class Ping(Command, frozen=True):
+    """Answered at once by a Pong, whatever the device does."""
+
+
+class Drain(Command, frozen=True):
+    """From now on sessions and turns are refused; what runs goes on."""
+
+
+SessionCommand = Open | Attach | Append | Generate | Cancel | Pause | Rewind | Fork | Close | Info
+LoopCommand = SessionCommand | ListSessions | Stats | Drain
+AnyCommand = LoopCommand | Ping
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -172,6 +216,20 @@ class EngineStats(msgspec.Struct, frozen=True):
     pages_recalled: int
 
 
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """How full an engine is."""
+
+    sessions: int = 0
+    turns: int = 0
+    """Running and queued."""
+    rows: int = 1
+    """Turns in one step at most."""
+    pages_leased: int = 0
+    """Held by sessions."""
+    pages_total: int = 1
+    draining: bool = False
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The loop's first event: what was loaded. `folder` holds config and tokenizer."""
 
@@ -185,6 +243,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     device: str
     dtype: str
     load_s: float
+    incarnation: str = ""
+    """Names this life of the engine process: never used again."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -226,6 +286,17 @@ class Tokens(msgspec.Struct, frozen=True, tag=True):
     ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
 
+    def after(self, said: int) -> "Tokens | None":
+        """What of it is new to who has the first `said`. None: nothing, or it is not what comes
+        next; then that is told again (Attach)."""
+        if self.first == said:
+            return self
+        known = said - self.first
+        if not 0 < known < len(self.ids):
+            return None
+        logprobs = None if self.logprobs is None else self.logprobs[known:]
+        return Tokens(self.session, self.turn, said, self.ids[known:], logprobs)
+
 
 class TurnEnded(msgspec.Struct, frozen=True, tag=True):
     session: str
@@ -253,4 +324,16 @@ class Expired(msgspec.Struct, frozen=True, tag=True):
     session: str
 
 
-AnyEvent = Ready | Loading | LoadFailed | Done | Refused | Tokens | TurnEnded | Expired
+class Superseded(msgspec.Struct, frozen=True, tag=True):
+    """Another front holds the session now; this one hears no more of it."""
+
+    session: str
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    load: Load
+
+
+AnyEvent = (
+    Ready | Loading | LoadFailed | Done | Refused | Tokens | TurnEnded | Expired | Superseded | Pong
+)

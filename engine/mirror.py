@@ -1,7 +1,7 @@
 """Mirror: what the front knows of each session, kept in step with the engine's answers.
 
-The token log is the truth, and KV a cache: when the engine is gone, a session is opened again from
-here, at the first command that needs it, and its turn goes on after the last id that arrived.
+The token log is the truth, and KV a cache: when the engine is gone, a session is attached from here
+to the next one, and its turn goes on after the last id that arrived.
 """
 
 from array import array
@@ -12,12 +12,19 @@ from engine.log import Log, edits
 from engine.messages import (
     AnyCommand,
     Append,
+    Attach,
     Close,
     Done,
+    Drain,
     Fork,
     Generate,
+    ListSessions,
     Open,
+    Pause,
+    Ping,
     Rewind,
+    SessionCommand,
+    Stats,
     Tokens,
     TurnEnded,
 )
@@ -27,7 +34,7 @@ from engine.turn import Turn
 class Record:
     """One session: how it was opened, its log, its turn."""
 
-    def __init__(self, opened: Open, log: Log, incarnation: int) -> None:
+    def __init__(self, opened: Open, log: Log) -> None:
         self.opened = opened
         self.log = log
         self.aside: array[int] = array("i")
@@ -35,10 +42,10 @@ class Record:
         self.turn: str | None = None
         self.prompt = 0
         """Length of the log when the turn began."""
-        self.incarnation = incarnation
-        """Of the engine that has it open."""
-        self.reopened = False
-        """The engine that has it knows the present log, but not the turns before."""
+        self.paused = False
+        """Its turn, that is: it goes on when it is asked to."""
+        self.attached = False
+        """The engine that has it knows the present log, but perhaps not the turns before."""
 
 
 class Mirror:
@@ -47,32 +54,40 @@ class Mirror:
 
     # ---- what the engine has answered ---------------------------------------------------------
 
-    def done(self, command: AnyCommand, done: Done, incarnation: int, capacity: int) -> None:
-        """A command has taken effect."""
+    def done(self, command: AnyCommand, done: Done, capacity: int) -> None:
+        """A command has taken effect. `capacity` is that of a session that sets none."""
         match command:
-            case Open():
-                log = Log(command.capacity_tokens or capacity, streaming=command.streaming)
-                self._records[command.session] = Record(command, log, incarnation)
+            case Open() | Attach():
+                self._open(command, capacity)
+            case ListSessions() | Stats() | Drain() | Ping():
+                pass
+            case _:
+                if record := self._records.get(command.session):
+                    self._change(record, command, done)
+
+    def _change(self, record: Record, command: SessionCommand, done: Done) -> None:
+        match command:
             case Append():
-                self._records[command.session].log.append(command)
+                record.log.append(command)
             case Rewind():
-                self._records[command.session].log.rewind(command.to)
+                record.log.rewind(command.to)
             case Generate():
-                record = self._records[command.session]
-                if record.turn != command.turn:
-                    record.turn = command.turn
-                    record.aside = record.log.take_span()
-                    record.prompt = record.log.length
+                self._begin(record, command)
+            case Pause():
+                record.paused = record.turn is not None
             case Fork():
-                self._fork(command, done.length, incarnation)
+                self._fork(record, command, done.length)
             case Close():
-                self._records.pop(command.session, None)
+                del self._records[command.session]
             case _:
                 pass
 
     def tokens(self, event: Tokens) -> None:
-        if record := self._records.get(event.session):
-            record.log.ids.extend(event.ids)
+        record = self._records.get(event.session)
+        if record is None or record.turn != event.turn:
+            return
+        if new := event.after(len(record.log.ids) - record.prompt):
+            record.log.ids.extend(new.ids)
 
     def ended(self, event: TurnEnded) -> None:
         """Also of a turn whose words were dropped: then the log is as it was before."""
@@ -85,43 +100,51 @@ class Mirror:
             record.log.turn_ended(event.turn, record.prompt)
         span, record.aside = record.aside, array("i")
         record.log.put_span(span)
-        record.turn = None
+        record.turn, record.paused = None, False
 
-    def expired(self, session: str) -> None:
+    def forget(self, session: str) -> None:
         self._records.pop(session, None)
 
     # ---- what another engine must be told -------------------------------------------------------
 
-    def reopening(
-        self, session: str, incarnation: int, turns: dict[tuple[str, str], Turn]
-    ) -> list[AnyCommand]:
-        """Commands that make this incarnation of the engine know the session as it is; none if it
-        does. All but the last put the log back; the last goes on with its turn, if it has one."""
+    def attaching(
+        self, session: str, turns: dict[tuple[str, str], Turn], *, n: int = 0, fence: int = 0
+    ) -> Attach | None:
+        """Makes any engine know the session as it is, and go on with its turn if it has one that
+        is not paused. None: there is no such session."""
         record = self._records.get(session)
-        if record is None or record.incarnation == incarnation:
-            return []
-        record.incarnation = incarnation
-        record.reopened = True
+        if record is None:
+            return None
+        record.attached = True
         log = record.log
-        commands: list[AnyCommand] = [msgspec.structs.replace(record.opened, n=0)]
-        firm = list(log.ids[: log.length])
-        commands.append(Append(0, session, firm))
-        span = list(record.aside or log.ids[log.length :])
-        if span:
-            commands.append(Append(0, session, span, "provisional"))
         turn = turns.get((session, record.turn)) if record.turn is not None else None
-        if turn is not None:
-            said = len(log.ids) - record.prompt
-            commands.append(Generate(0, session, turn.id, turn.sampling, said))
-        return commands
+        generate = None
+        if turn is not None and not record.paused:
+            generate = Generate(0, session, turn.id, turn.sampling, log.length - record.prompt)
+        return Attach(
+            n,
+            opened=record.opened,
+            ids=log.ids[: log.length].tolist(),
+            provisional=(record.aside or log.ids[log.length :]).tolist(),
+            generate=generate,
+            fence=fence,
+        )
 
-    def translated(self, command: AnyCommand) -> AnyCommand:
+    def go_on(self, session: str) -> bool:
+        """Its turn is not paused any more. False: it was not."""
+        record = self._records.get(session)
+        if record is None or not record.paused:
+            return False
+        record.paused = False
+        return True
+
+    def translated(self, command: SessionCommand) -> SessionCommand:
         """The command as an engine understands it that does not know the session's old turns.
         Raises BadRequest as that engine would have."""
         if not isinstance(command, Append) or edits(command) is None:
             return command
         record = self._records.get(command.session)
-        if record is None or not record.reopened:
+        if record is None or not record.attached:
             return command
         base = record.log.base(command)
         if base is None:
@@ -129,13 +152,42 @@ class Mirror:
         return Append(command.n, command.session, [*base.ids, *command.ids], replace=True)
 
     def with_turn(self) -> list[str]:
-        return [name for name, record in self._records.items() if record.turn is not None]
+        """Sessions that an engine should be at work for."""
+        return [name for name, record in self._records.items() if record.turn and not record.paused]
+
+    def knows(self, session: str) -> bool:
+        return session in self._records
+
+    def has_turn(self, session: str) -> bool:
+        record = self._records.get(session)
+        return record is not None and record.turn is not None
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _fork(self, command: Fork, length: int, incarnation: int) -> None:
-        parent = self._records[command.session]
+    def _open(self, command: Open | Attach, capacity: int) -> None:
+        opened = command if isinstance(command, Open) else command.opened
+        log = Log(opened.capacity_tokens or capacity, streaming=opened.streaming)
+        record = self._records[opened.session] = Record(opened, log)
+        if isinstance(command, Open):
+            return
+        record.attached = True
+        log.ids.extend(command.ids)
+        span = array("i", command.provisional)
+        if command.generate is None:
+            log.put_span(span)
+        else:
+            record.aside = span
+            record.turn = command.generate.turn
+            record.prompt = log.length - command.generate.resumed
+
+    def _begin(self, record: Record, command: Generate) -> None:
+        if record.turn != command.turn:
+            record.turn = command.turn
+            record.aside = record.log.take_span()
+            record.prompt = record.log.length
+
+    def _fork(self, parent: Record, command: Fork, length: int) -> None:
         log = Log(parent.log.capacity, streaming=parent.log.history is None)
         log.ids.extend(parent.log.ids[:length])
         opened = msgspec.structs.replace(parent.opened, session=command.child)
-        self._records[command.child] = Record(opened, log, incarnation)
+        self._records[command.child] = Record(opened, log)

@@ -8,15 +8,18 @@ from asyncio.subprocess import Process
 
 import msgspec
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Listening, Start
 
 STOP_GRACE_S = 5.0
 """How long a process that was hung up on may take before it is killed."""
 
 
 class EngineProcess:
-    def __init__(self, config: EngineConfig) -> None:
-        self._config = msgspec.json.encode(config).decode()
+    def __init__(self, config: EngineConfig, listening: Listening | None = None) -> None:
+        """`listening`: it takes fronts elsewhere too. The socket stays ours, so that who connects
+        while the engine starts again waits."""
+        self._config = config
+        self._listening = listening
         self._process: Process | None = None
 
     @property
@@ -27,11 +30,13 @@ class EngineProcess:
         """Starts a fresh process, ending one that still runs; returns the socket to it."""
         await self.stop(grace_s=0)
         ours, theirs = socket.socketpair()
+        start = Start(engine=self._config, parent=theirs.fileno(), listening=self._listening)
+        given = (theirs.fileno(), *((self._listening.fd,) if self._listening else ()))
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-P", "-m", "engine.boot", str(theirs.fileno()), self._config),
-                pass_fds=(theirs.fileno(),),
+                *("-P", "-m", "engine.boot", msgspec.json.encode(start).decode()),
+                pass_fds=given,
                 start_new_session=True,
             )
         return ours

@@ -14,7 +14,18 @@ from collections import Counter, deque
 from engine.batch import Penalties, Sample
 from engine.cache import Lease
 from engine.log import Log
-from engine.messages import Append, Close, Fork, Generate, Residency, Rewind, Sampling
+from engine.messages import (
+    Append,
+    Attach,
+    Close,
+    Fork,
+    Generate,
+    Reason,
+    Residency,
+    Rewind,
+    Sampling,
+    TurnEnded,
+)
 from engine.text import Matcher, StopWatch
 
 _MASK = (1 << 64) - 1
@@ -50,6 +61,7 @@ class Turn:
         "sampling",
         "seed",
         "stop_ids",
+        "stopped_by",
         "taken_up_s",
         "watch",
     )
@@ -71,6 +83,8 @@ class Turn:
         """Output ids at most."""
         self.watch = watch
         self.matcher = matcher
+        self.stopped_by: str | None = None
+        """The stop string that has come."""
         self.stop_ids = frozenset[int]() if sampling.ignore_eos else frozenset(sampling.stop_ids)
         self.began = 0
         """Length of the log when the turn began: its prompt."""
@@ -95,13 +109,13 @@ class Turn:
         """Whether a row may be launched while its last id is still promised."""
         return self.penalties is None and self.matcher is None
 
-    def begin(self, ids: "array[int]", said: int = 0) -> None:
-        """The turn's prompt is all of `ids` but the last `said`, which it has said already."""
+    def begin(self, ids: "array[int]", said: int = 0) -> Reason | None:
+        """The turn's prompt is all of `ids` but the last `said`, which it has said already. Returns
+        why it is over, if with these it is."""
         s = self.sampling
         self.began = len(ids) - said
         self.ordered = self.outputs = said
-        if said and self.watch is not None:
-            self.watch.push(ids[self.began :])
+        stop = self.watch.push(ids[self.began :]) if said and self.watch is not None else None
         if self.matcher is not None:
             for id in ids[self.began :]:
                 self.matcher.accept(id)
@@ -114,6 +128,16 @@ class Turn:
                 seen,
                 dict(Counter(ids[self.began :])),
             )
+        if not said:
+            return None
+        self.stopped_by = stop
+        return self.over(ids[-1])
+
+    def over(self, last: int) -> Reason | None:
+        """Why it ends, if it does, `last` being what it has said last."""
+        if self.stopped_by is not None or last in self.stop_ids:
+            return "stop"
+        return "length" if self.outputs >= self.limit else None
 
     def next_sample(self) -> Sample:
         """How to draw the turn's next id; the same each time if the turn is greedy."""
@@ -139,14 +163,17 @@ class Turn:
             mask=self.matcher,
         )
 
-    def took(self, id: int) -> None:
-        """An id has come back and is part of the log."""
+    def took(self, id: int) -> Reason | None:
+        """An id has come back and is part of the log. Returns why the turn is over, if it is."""
         self.outputs += 1
         if self.matcher is not None:
             self.matcher.accept(id)
         if self.penalties is not None:
             self.penalties.seen.add(id)
             self.penalties.counts[id] = self.penalties.counts.get(id, 0) + 1
+        if self.watch is not None:
+            self.stopped_by = self.watch.push([id])
+        return self.over(id)
 
 
 class Sequence:
@@ -156,6 +183,7 @@ class Sequence:
         "aside",
         "closing",
         "deferred",
+        "ended",
         "found",
         "id",
         "ids",
@@ -163,6 +191,7 @@ class Sequence:
         "lease",
         "log",
         "mark_s",
+        "paused",
         "promised",
         "publish_to",
         "reached",
@@ -185,6 +214,9 @@ class Sequence:
         self.last_feed: tuple[int, int] = (-1, -1)
         """(batch number, row) that draws the promised id."""
         self.turn: Turn | None = None
+        self.ended: TurnEnded | None = None
+        """How the last turn has ended, or how far it was when it was paused."""
+        self.paused = False
         self.turns = 0
         """Turns begun; the first one's prompt is what a streaming session publishes."""
         self.publish_to = 0
@@ -193,7 +225,7 @@ class Sequence:
         """A provisional span that waits for the turn to end."""
         self.reached = 0
         """How far KV has ever reached into the present ids; committed less: KV was lost."""
-        self.deferred: deque[Append | Generate | Rewind | Fork] = deque()
+        self.deferred: deque[Append | Attach | Generate | Rewind | Fork] = deque()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
         self.found: Residency = "none"
@@ -228,6 +260,18 @@ class Sequence:
     def owed(self) -> int:
         lease = self.lease
         return len(self.ids) + self.promised - lease.committed - lease.reserved
+
+    def has_said(self, turn: str, prompt: int, ids: "array[int]") -> bool:
+        """Whether this turn, running or ended, answers to ids[:prompt] and has said the rest."""
+        if self.turn is not None:
+            known, began, length = self.turn.id, self.turn.began, len(self.ids)
+        elif self.ended is not None:
+            known, began = self.ended.turn, self.ended.prompt_tokens
+            length = min(self.ended.length, len(self.ids))
+        else:
+            return False
+        same = known == turn and began == prompt and len(ids) <= length
+        return same and self.ids[: len(ids)] == ids
 
     @property
     def wants_to_draw(self) -> bool:

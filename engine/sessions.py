@@ -1,9 +1,12 @@
 """Sessions: what each command does, and the transitions of a turn, each written once.
 
     begin ──► end(stop | length | cancelled | failed) ──► settle ──► the commands that waited
+      ▲         │ paused
+      └─────────┘ attach
 
-A command on a session whose turn runs, or whose tokens are in flight, waits in order; only cancel,
-close and info do not. A refused command changes nothing. What is in flight is named by its turn.
+A command on a session whose turn runs, or whose tokens are in flight, waits in order; only attach,
+cancel, pause, close and info do not. A refused command changes nothing. What is in flight is named
+by its turn.
 """
 
 import heapq
@@ -12,29 +15,37 @@ from array import array
 from collections.abc import Callable
 from typing import TypeGuard, assert_never
 
+import msgspec
+
 from engine.batch import Geometry
 from engine.cache import SessionAwareCache
-from engine.errors import BadRequest, Busy, EngineError, TooLong, UnknownSession
+from engine.errors import BadRequest, Busy, EngineError, StaleFence, TooLong, UnknownSession
+from engine.history import common_prefix
 from engine.log import Log, edits
 from engine.messages import (
-    AnyCommand,
     AnyEvent,
     Append,
+    Attach,
     Cancel,
     Close,
     Done,
+    Drain,
     EngineStats,
     Expired,
     Fork,
     Generate,
     Info,
     ListSessions,
+    Load,
+    LoopCommand,
     Open,
+    Pause,
     Reason,
     Refused,
     Rewind,
     SessionInfo,
     Stats,
+    Tokens,
     TurnEnded,
 )
 from engine.metrics import Counters
@@ -49,7 +60,7 @@ QUEUED_TURNS_MAX = 8
 NOBODY = 0
 """The number of a command that no front has sent: its Done reaches nobody."""
 
-Deferrable = Append | Generate | Rewind | Fork
+Deferrable = Append | Attach | Generate | Rewind | Fork
 
 
 class Sessions:
@@ -77,24 +88,30 @@ class Sessions:
         """Heap of (not before, session, its sequence), one for each session with a timeout."""
         self._unprepared: dict[Sequence, None] = {}
         """Quiet sessions whose next command waits until its grammar is compiled."""
+        self._draining = False
 
     # ---- commands -------------------------------------------------------------------------
 
-    def apply(self, command: AnyCommand) -> None:
+    def apply(self, command: LoopCommand) -> None:
         """Answers with exactly one Done or Refused, now or when the session's turn has ended."""
         try:
             self._apply(command)
         except EngineError as error:
             self._emit(Refused(command.n, error.code, error.message, error.field))
 
-    def _apply(self, command: AnyCommand) -> None:
+    def _apply(self, command: LoopCommand) -> None:
         match command:
             case Open():
                 self._open(command)
+                self._emit(Done(command.n))
+            case Attach():
+                self._attach(command)
             case Append() | Generate() | Rewind() | Fork():
                 self._in_order(self._find(command.session), command)
             case Cancel():
                 self._cancel(self._find(command.session), command)
+            case Pause():
+                self._pause(self._find(command.session), command)
             case Close():
                 self._close(self._find(command.session), command)
             case Info():
@@ -105,6 +122,9 @@ class Sessions:
                 self._emit(Done(command.n, sessions=sessions))
             case Stats():
                 self._emit(Done(command.n, stats=self._stats()))
+            case Drain():
+                self._draining = True
+                self._emit(Done(command.n))
             case _:
                 assert_never(command)
 
@@ -127,7 +147,8 @@ class Sessions:
 
     def _prepared(self, command: Deferrable) -> bool:
         """Whether it may take effect. A grammar is compiled from when it is first heard of."""
-        grammar = command.sampling.grammar if isinstance(command, Generate) else None
+        asked = command.generate if isinstance(command, Attach) else command
+        grammar = asked.sampling.grammar if isinstance(asked, Generate) else None
         return grammar is None or self._grammars.prepared(grammar)
 
     def resume(self) -> None:
@@ -159,17 +180,21 @@ class Sessions:
                     self._rest(sequence)
                 self._emit(Done(command.n, sequence.log.length))
             case Generate():
+                self._check_drain()
                 self._begin(sequence, command)
             case Rewind():
                 self._changed(sequence, sequence.log.rewind(command.to))
                 self._emit(Done(command.n, command.to))
             case Fork():
                 self._fork(sequence, command)
+            case Attach():
+                self._restore(sequence, command)
             case _:
                 assert_never(command)
         self._touch(sequence)
 
-    def _open(self, command: Open) -> None:
+    def _open(self, command: Open) -> Sequence:
+        self._check_drain()
         limit = self._geometry.max_model_len
         capacity = limit if command.capacity_tokens is None else command.capacity_tokens
         if command.session in self._table:
@@ -185,20 +210,72 @@ class Sessions:
             )
         lease = self._cache.open(command.scope)
         log = Log(capacity, streaming=command.streaming)
-        self._add(Sequence(command.session, lease, log, command.timeout_s, self._clock()))
-        self._emit(Done(command.n))
+        sequence = Sequence(command.session, lease, log, command.timeout_s, self._clock())
+        self._add(sequence)
+        return sequence
+
+    def _check_drain(self) -> None:
+        if self._draining:
+            raise Busy("this engine is stopping: it takes nothing new")
+
+    def _attach(self, command: Attach) -> None:
+        """A turn that goes on need not stop for it; else the log is brought up to what it says as
+        soon as nothing is in flight."""
+        sequence = self._table.get(command.session) or self._open(command.opened)
+        self._refuse_waiting(sequence, StaleFence("another front has taken the session over"))
+        running = sequence.turn is not None
+        if running and _goes_on(sequence, command):
+            sequence.aside = array("i", command.provisional)
+            self._emit(Done(command.n, len(command.ids)))
+            self._tell_again(sequence, command)
+            return
+        if running:
+            self.end(sequence, "cancelled", drop=True)
+        self._in_order(sequence, command)
+
+    def _restore(self, sequence: Sequence, command: Attach) -> None:
+        """The log becomes what the front says; the turn goes on where it was."""
+        log, ids = sequence.log, array("i", command.ids)
+        asked, goes_on = command.generate, _goes_on(sequence, command)
+        if asked is not None:
+            _room(log.capacity, len(ids), asked.resumed)
+        elif len(ids) > log.capacity:
+            raise TooLong(
+                f"the log would be {len(ids)} tokens long; the session holds {log.capacity}",
+                field="ids",
+            )
+        log.take_span()
+        sequence.aside = array("i")
+        if goes_on and sequence.ended is not None:
+            self._changed(sequence, log.rewind(sequence.ended.length))
+        else:
+            kept = log.rewind(common_prefix(log.ids, ids))
+            log.ids.extend(ids[kept:])
+            self._changed(sequence, kept)
+        log.put_span(array("i", command.provisional))
+        self._schedule(sequence)
+        self._rest(sequence)
+        self._emit(Done(command.n, len(ids)))
+        if goes_on:
+            self._tell_again(sequence, command)
+        if asked is not None and (sequence.paused or not goes_on):
+            said = asked.resumed + log.length - len(ids)
+            self._begin(sequence, msgspec.structs.replace(asked, n=NOBODY, resumed=said))
+
+    def _tell_again(self, sequence: Sequence, command: Attach) -> None:
+        """What a turn has said behind the ids its front knows, and how it has ended."""
+        assert command.generate is not None
+        turn, first = command.generate.turn, command.generate.resumed
+        rest = sequence.ids[len(command.ids) : sequence.log.length].tolist()
+        if rest:
+            self._emit(Tokens(sequence.id, turn, first, rest))
+        if sequence.turn is None and sequence.ended is not None and not sequence.paused:
+            self._emit(sequence.ended)
 
     def _begin(self, sequence: Sequence, command: Generate) -> None:
         """A turn starts. Its prompt is the whole log; there must be room for one id more."""
         log, sampling = sequence.log, command.sampling
-        if not log.length:
-            raise BadRequest("there is nothing to continue: the session is empty", field="session")
-        room = log.capacity - log.length + command.resumed
-        if room < 1:
-            raise TooLong(
-                f"the session holds {log.length} of {log.capacity} tokens: no room for an answer",
-                field="session",
-            )
+        room = _room(log.capacity, log.length, command.resumed)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         watch = self._watch(sampling.stop) if sampling.stop and not sampling.ignore_eos else None
@@ -208,16 +285,20 @@ class Sessions:
         turn = Turn(command.turn, sampling, seed, limit, watch, matcher, self._clock())
         sequence.aside = log.take_span()
         self._forget(sequence, log.length)
-        turn.begin(sequence.ids, command.resumed)
+        over = turn.begin(sequence.ids, command.resumed)
         now_s = self._counters.worked_s(turn.asked_s)
         turn.mark_s = now_s if sequence.mark_s is None else sequence.mark_s
         sequence.mark_s = None
         sequence.turn = turn
+        sequence.ended, sequence.paused = None, False
         sequence.turns += 1
         if sequence.turns == 1:
             sequence.publish_to = log.length
         self._scheduler.add_turn(sequence)
         self._emit(Done(command.n, log.length))
+        if over is not None:
+            self.end(sequence, over)
+            self.settle(sequence)
 
     def _fork(self, sequence: Sequence, command: Fork) -> None:
         log, cache = sequence.log, self._cache
@@ -245,9 +326,27 @@ class Sessions:
         if turn is not None and command.turn in (None, turn.id):
             self.end(sequence, "cancelled", drop=command.drop)
             self.settle(sequence)
+        elif sequence.paused and sequence.ended and command.turn in (None, sequence.ended.turn):
+            self._end_paused(sequence, sequence.ended, drop=command.drop)
         elif command.turn is not None:
             self._withdraw(sequence, command.turn)
         self._emit(Done(command.n, sequence.log.length))
+
+    def _pause(self, sequence: Sequence, command: Pause) -> None:
+        if sequence.turn is not None:
+            self.end(sequence, "cancelled", paused=True)
+            self.settle(sequence)
+        self._emit(Done(command.n, sequence.log.length))
+
+    def _end_paused(self, sequence: Sequence, ended: TurnEnded, *, drop: bool = False) -> None:
+        """It will not go on any more."""
+        if drop:
+            self._changed(sequence, sequence.log.rewind(ended.prompt_tokens))
+            ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
+        else:
+            sequence.log.turn_ended(ended.turn, ended.prompt_tokens)
+        sequence.paused, sequence.ended = False, ended
+        self._emit(ended)
 
     def _withdraw(self, sequence: Sequence, turn: str) -> None:
         for waiting in sequence.deferred:
@@ -259,13 +358,18 @@ class Sessions:
     def _close(self, sequence: Sequence, command: Close) -> None:
         if sequence.turn is not None:
             self.end(sequence, "cancelled")
-        for waiting in sequence.deferred:
-            self._emit(Refused(waiting.n, UnknownSession.code, "the session was closed", "session"))
-        sequence.deferred.clear()
+        elif sequence.paused and sequence.ended is not None:
+            self._end_paused(sequence, sequence.ended)
+        self._refuse_waiting(sequence, UnknownSession("the session was closed", field="session"))
         del self._table[sequence.id]
         sequence.closing = command
         self._scheduler.remove(sequence)
         self.settle(sequence)
+
+    def _refuse_waiting(self, sequence: Sequence, error: EngineError) -> None:
+        for waiting in sequence.deferred:
+            self._emit(Refused(waiting.n, error.code, error.message, error.field))
+        sequence.deferred.clear()
 
     # ---- transitions of a turn ------------------------------------------------------------
 
@@ -275,42 +379,43 @@ class Sessions:
         reason: Reason,
         *,
         drop: bool = False,
-        stop: str | None = None,
+        paused: bool = False,
         error: str | None = None,
     ) -> None:
         """The one way out of a turn. What is still in flight for it is dropped when it lands; with
-        `drop`, so is what it has said."""
+        `drop`, so is what it has said. Nobody is told of one that is `paused`."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
         if drop:
             sequence.log.cut(turn.began)
             sequence.reached = min(sequence.reached, turn.began)
-        else:
+        elif not paused:
             sequence.log.turn_ended(turn.id, turn.began)
         sequence.found = "none"
         self._scheduler.remove(sequence)
         self._touch(sequence)
         now = sequence.touched_s
         taken_up = turn.taken_up_s or now
-        self._emit(
-            TurnEnded(
-                session=sequence.id,
-                turn=turn.id,
-                reason=reason,
-                length=len(sequence.ids),
-                prompt_tokens=turn.began,
-                cached_tokens=turn.cached or 0,
-                output_tokens=turn.outputs,
-                seed=turn.seed,
-                residency=turn.residency,
-                stop=stop,
-                queued_s=taken_up - turn.asked_s,
-                prefill_s=max(turn.first_id_s - taken_up, 0.0),
-                model_s=self._counters.worked_s(now) - turn.mark_s,
-                error=error,
-            )
+        sequence.ended = TurnEnded(
+            session=sequence.id,
+            turn=turn.id,
+            reason=reason,
+            length=len(sequence.ids),
+            prompt_tokens=turn.began,
+            cached_tokens=turn.cached or 0,
+            output_tokens=turn.outputs,
+            seed=turn.seed,
+            residency=turn.residency,
+            stop=turn.stopped_by,
+            queued_s=taken_up - turn.asked_s,
+            prefill_s=max(turn.first_id_s - taken_up, 0.0),
+            model_s=self._counters.worked_s(now) - turn.mark_s,
+            error=error,
         )
+        sequence.paused = paused
+        if not paused:
+            self._emit(sequence.ended)
 
     def settle(self, sequence: Sequence) -> None:
         """After anything that may have made a session quiet: when nothing of it runs or flies, the
@@ -422,6 +527,17 @@ class Sessions:
             idle_s=self._clock() - sequence.touched_s,
         )
 
+    def load(self) -> Load:
+        """How full it is, at a glance."""
+        return Load(
+            sessions=len(self._table),
+            turns=self._scheduler.turns,
+            rows=self._scheduler.rows,
+            pages_leased=self._cache.leased,
+            pages_total=self._cache.pool.total,
+            draining=self._draining,
+        )
+
     def _stats(self) -> EngineStats:
         cache, counters = self._cache, self._counters
         queued = sum(isinstance(c, Generate) for s in self._table.values() for c in s.deferred)
@@ -446,6 +562,28 @@ class Sessions:
             pages_spilled=cache.host.spilled,
             pages_recalled=cache.host.recalled,
         )
+
+
+def _goes_on(sequence: Sequence, command: Attach) -> bool:
+    """Whether the turn it names is this session's, and what it knows of it is so."""
+    asked = command.generate
+    if asked is None:
+        return False
+    prompt = len(command.ids) - asked.resumed
+    return sequence.has_said(asked.turn, prompt, array("i", command.ids))
+
+
+def _room(capacity: int, length: int, said: int) -> int:
+    """Ids a turn may say on a log of `length`, the `said` at its end included."""
+    if not length:
+        raise BadRequest("there is nothing to continue: the session is empty", field="session")
+    room = capacity - length + said
+    if room < 1:
+        raise TooLong(
+            f"the session holds {length} of {capacity} tokens: no room for an answer",
+            field="session",
+        )
+    return room
 
 
 def _is_provisional(command: Deferrable | None) -> TypeGuard[Append]:

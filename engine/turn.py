@@ -6,7 +6,7 @@ from typing import assert_never
 
 import msgspec
 
-from engine.errors import EngineLost, TurnFailed
+from engine.errors import EngineError, TurnFailed
 from engine.messages import Sampling, TokenLogprobs, Tokens, TurnEnded
 from engine.text import Detokenizer, Holdback
 
@@ -25,8 +25,8 @@ class Turn:
     """One turn in flight: iterate over its pieces; `ended` is set when the iteration stops.
 
     If the engine dies under it, the turn goes on where it was when the engine is back; meanwhile
-    `interrupted` is true. The iteration raises EngineLost if it does not come back, TurnFailed if
-    the turn itself broke.
+    `interrupted` is true. The iteration raises EngineLost if it does not come back,
+    StaleFence if another front has taken its session over, TurnFailed if the turn itself broke.
     """
 
     def __init__(self, id: str, session: str, detokenizer: Detokenizer, sampling: Sampling) -> None:
@@ -43,15 +43,17 @@ class Turn:
         self._detokenizer = detokenizer
         self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
         self._unspoken = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
-        self._events: asyncio.Queue[Tokens | TurnEnded | EngineLost] = asyncio.Queue()
+        self._events: asyncio.Queue[Tokens | TurnEnded | EngineError] = asyncio.Queue()
 
-    def put(self, event: Tokens | TurnEnded | EngineLost) -> None:
+    def put(self, event: Tokens | TurnEnded | EngineError) -> None:
         """For Engine."""
-        self._events.put_nowait(event)
         if isinstance(event, Tokens):
-            self.interrupted = False
-            self.said += len(event.ids)
+            if new := event.after(self.said):
+                self.interrupted = False
+                self.said += len(new.ids)
+                self._events.put_nowait(new)
         else:
+            self._events.put_nowait(event)
             self._over = True
             self._at_end()
 
@@ -76,7 +78,7 @@ class Turn:
                         yield Piece(said, [], rest)
                     if event.reason == "failed":
                         raise TurnFailed(event.error or "the turn failed")
-                case EngineLost():
+                case EngineError():
                     raise event
                 case _:
                     assert_never(event)

@@ -1,7 +1,6 @@
 """While the engine is down and does not come back."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,20 +15,13 @@ SHORT = Limits(ask_s_max=0.05, close_s_max=0.05)
 
 
 @pytest.fixture
-async def alone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Talk]:
-    """Somebody whose engine has just died. `back` is set to let it come back."""
+async def alone(bench: Bench) -> AsyncIterator[Talk]:
+    """Somebody whose engine does not come back before it may."""
     talk = open_talk(bench)
     await talk.say("hello")
-    launch = bench.engine._launch
-
-    async def late() -> socket.socket:
-        await talk.back.wait()  # type: ignore[attr-defined]
-        return await launch()
-
-    talk.back = asyncio.Event()  # type: ignore[attr-defined]
-    monkeypatch.setattr(bench.engine, "_launch", late)
+    bench.may_launch.clear()
     yield talk
-    talk.back.set()  # type: ignore[attr-defined]
+    bench.may_launch.set()
 
 
 async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
@@ -44,7 +36,7 @@ async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
     with pytest.raises(Refusal):
         await alone.session.status()
     await alone.session.do(core.FetchItem("u1"))
-    alone.back.set()  # type: ignore[attr-defined]
+    alone.bench.may_launch.set()
     while not alone.engine.up:
         await asyncio.sleep(0)
     alone.session._limits = Limits()
@@ -63,7 +55,7 @@ async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
     alone.session._limits = SHORT
     await alone.session.close()
     assert not alone.engine.up, "it did not wait for it"
-    alone.back.set()  # type: ignore[attr-defined]
+    alone.bench.may_launch.set()
     while not alone.engine.up:
         await asyncio.sleep(0)
     while await alone.engine.list():

@@ -26,7 +26,6 @@ import pytest
 
 from engine.cache import SessionAwareCache
 from engine.messages import (
-    AnyCommand,
     Append,
     Cancel,
     Close,
@@ -34,6 +33,7 @@ from engine.messages import (
     Expired,
     Fork,
     Generate,
+    LoopCommand,
     Open,
     Refused,
     Rewind,
@@ -221,7 +221,7 @@ def test_abort_mid_turn_then_continue(ahead: int) -> None:
 # ---- the idle clock and the reaper ---------------------------------------------------------
 
 
-REJECTED: dict[str, Callable[[int], AnyCommand]] = {
+REJECTED: dict[str, Callable[[int], LoopCommand]] = {
     "too long": lambda n: Append(n, "s", words(500)),
     "no such id": lambda n: Append(n, "s", [97]),
     "offset": lambda n: Append(n, "s", [1], offset=1),
@@ -248,7 +248,7 @@ def test_rejected_requests_do_not_refresh_the_idle_clock(rejected: str) -> None:
     assert {event.session for event in desk.heard(Expired)} == {"s", "full"}
 
 
-ACCEPTED: dict[str, Callable[[int], AnyCommand]] = {
+ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
     "append": lambda n: Append(n, "s", [1]),
     "provisional": lambda n: Append(n, "s", [1], "provisional"),
     "rewind": lambda n: Rewind(n, "s", 3),

@@ -11,13 +11,13 @@ from engine.batch import Geometry, Sampled
 from engine.cache import SessionAwareCache
 from engine.loop import Loop, Order
 from engine.messages import (
-    AnyCommand,
     AnyEvent,
     Append,
     Close,
     Done,
     Fork,
     Generate,
+    LoopCommand,
     Open,
     Refused,
     Rewind,
@@ -100,18 +100,18 @@ class Desk:
     def close(self, session: str, *, keep_prefix: bool = True) -> Done:
         return self.do(Close(self.n(), session, keep_prefix))
 
-    def do(self, command: AnyCommand) -> Done:
+    def do(self, command: LoopCommand) -> Done:
         """A command that takes effect at once."""
         answer = self.tell(command)
         assert isinstance(answer, Done), answer
         return answer
 
-    def refuse(self, command: AnyCommand) -> Refused:
+    def refuse(self, command: LoopCommand) -> Refused:
         answer = self.tell(command)
         assert isinstance(answer, Refused), answer
         return answer
 
-    def tell(self, command: AnyCommand) -> Done | Refused | None:
+    def tell(self, command: LoopCommand) -> Done | Refused | None:
         """The command's answer; None: it waits."""
         before = len(self.events)
         self.sessions.apply(command)

@@ -16,8 +16,11 @@ from tokenizers.models import WordLevel
 
 from engine.batch import Geometry, Runner
 from engine.cache import SessionAwareCache
+from engine.config import EngineConfig, Listening
 from engine.front import Engine
+from engine.fronts import Fronts
 from engine.link import Link
+from engine.listening import listen
 from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, Ready
 from engine.metrics import Counters
@@ -72,10 +75,18 @@ class Bench:
         self._link: Link[AnyEvent, AnyCommand] | None = None
         self._running: asyncio.Task[None] | None = None
         self.launches = 0
+        self.config = EngineConfig()
+        self.may_launch = asyncio.Event()
+        """Cleared, no engine comes back."""
+        self.may_launch.set()
+        self._listener: socket.socket | None = None
+        self._server: asyncio.Server | None = None
+        self._secret_file: str | None = None
 
     async def launch(self) -> socket.socket:
         """A socket to a fresh loop on a fresh device."""
         await self._end()
+        await self.may_launch.wait()
         self.launches += 1
         self.runner = self._make()
         geometry, counters = self.runner.geometry, Counters()
@@ -92,14 +103,20 @@ class Bench:
             emit=loop.emit,
             clock=time.monotonic,
         )
+        fronts = self.fronts = Fronts(loop.tell, sessions.load, self.config, time.monotonic)
         link: Link[AnyEvent, AnyCommand] = Link(
-            msgspec.msgpack.Decoder(list[AnyCommand]), loop.tell, lambda: None
+            msgspec.msgpack.Decoder(list[AnyCommand]),
+            lambda commands: fronts.receive(front, commands),
+            lambda: None,
         )
+        front = fronts.join(link.send_all)
         ours, theirs = socket.socketpair()
         await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
         link.send(self._ready(geometry))
+        if self._listener is not None:
+            await self._listen(self._listener)
         self._loop, self._link = loop, link
-        self._running = asyncio.create_task(loop.run(sessions, link.send_all))
+        self._running = asyncio.create_task(loop.run(sessions, fronts.send_all))
         self._running.add_done_callback(self._ended)
         return ours
 
@@ -114,12 +131,39 @@ class Bench:
         assert self._link is not None
         self._loop.stop()
         self._link.abort()
+        if self._server is not None:
+            self._server.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """Every link to a front elsewhere."""
+        for front in list(self.fronts.all):
+            if front.hang_up is not None:
+                front.hang_up()
+
+    async def listen(self, secret_file: Path | None = None) -> int:
+        """Fronts elsewhere may join it, and whatever is launched after it; gives the port."""
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._secret_file = str(secret_file) if secret_file else None
+        await self._listen(self._listener)
+        return self._listener.getsockname()[1]
+
+    async def _listen(self, listener: socket.socket) -> None:
+        if self._server is not None:
+            self._server.close()
+        listening = Listening(fd=listener.dup().detach(), secret_file=self._secret_file)
+        ready = self._ready(self.runner.geometry)
+        self._server = await listen(listening, self.fronts, ready)
 
     async def close(self) -> None:
         assert self._running is not None
         crashed = self._running.done()
         await self.engine.stop()
         await self._end()
+        if self._server is not None and self._listener is not None:
+            self._server.close()
+            self.cut()
+            self._listener.close()
         assert not crashed, "the loop ended by itself"
 
     async def _end(self) -> None:
@@ -139,6 +183,7 @@ class Bench:
             device="none",
             dtype="-",
             load_s=0.0,
+            incarnation=f"{id(self):x}-{self.launches}",
         )
 
 

@@ -1,0 +1,401 @@
+"""Routing: which engine each command goes to, and what happens when an engine goes and comes.
+
+A session is where it was placed. If that engine is lost it may come back within RETURN_S, by the
+same link's successor, KV and all; then the session goes to another one that is up, or waits for
+the first that is. Wherever it goes next it is attached first, from its log.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from engine.errors import BY_CODE, EngineError, EngineLost, LinkRefused, StaleFence
+from engine.messages import (
+    AnyCommand,
+    AnyEvent,
+    Attach,
+    Close,
+    Done,
+    Drain,
+    Expired,
+    Fork,
+    ListSessions,
+    LoadFailed,
+    Loading,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    Stats,
+    Superseded,
+    Tokens,
+    TurnEnded,
+)
+from engine.mirror import Mirror
+from engine.peer import PING_S, SILENT_S, Peer
+from engine.placing import Candidate, choose
+from engine.turn import Turn
+
+log = logging.getLogger(__name__)
+
+RETURN_S = 0.5
+"""How long the sessions of a lost engine wait for it while others are up."""
+
+
+class Place:
+    """Where a session is."""
+
+    __slots__ = ("fence", "life", "peer")
+
+    def __init__(self, peer: Peer, fence: int) -> None:
+        self.peer = peer
+        self.fence = fence
+        self.life = peer.life
+        """The link on which the engine was last told of it."""
+
+
+class Pending:
+    """A command that is not answered. `peer` is None while nobody is there to take it."""
+
+    __slots__ = ("command", "life", "peer", "reply")
+
+    def __init__(self, command: AnyCommand) -> None:
+        self.command = command
+        self.reply: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
+        self.peer: Peer | None = None
+        self.life = 0
+
+
+class Routing:
+    def __init__(self) -> None:
+        self.peers: list[Peer] = []
+        self.turns: dict[tuple[str, str], Turn] = {}
+        self.mirror = Mirror()
+        self.first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
+        self.gone: EngineLost | None = None
+        """There will be no engine any more."""
+        self.lost = asyncio.Event()
+        self.on_expired: Callable[[str], None] = lambda session: None
+        self._places: dict[str, Place] = {}
+        self._wanted: dict[str, str] = {}
+        """Incarnations that are said to have sessions that are being attached."""
+        self._pending: dict[int, Pending] = {}
+        self._n = 0
+
+    def next(self) -> int:
+        self._n += 1
+        return self._n
+
+    # ---- commands -------------------------------------------------------------------------
+
+    async def ask(self, command: AnyCommand) -> Done:
+        """Raises what the engine refuses with, EngineLost if there will be none."""
+        return await self.start(command).reply
+
+    def start(self, command: AnyCommand, peer: Peer | None = None) -> Pending:
+        """Sends it, or has it wait for an engine; to `peer` if it is on no session."""
+        pending = Pending(command)
+        pending.reply.add_done_callback(_seen)
+        if self.gone is not None:
+            pending.reply.set_exception(self.gone)
+            return pending
+        self._pending[command.n] = pending
+        pending.peer = peer
+        self._dispatch(pending)
+        return pending
+
+    async def ask_all(self, make: Callable[[int], AnyCommand]) -> list[Done]:
+        """Of every engine that is up; while none is, of the first that will be."""
+        asked: list[Pending] = []
+        for peer in self._up() or [None]:
+            asked.append(self.start(make(self.next()), peer))
+        return list(await asyncio.gather(*(pending.reply for pending in asked)))
+
+    def listen(self, turn: Turn) -> None:
+        """What the engine says of this turn goes to it. One that was there before hears no more."""
+        key = (turn.session, turn.id)
+        if before := self.turns.get(key):
+            before.put(StaleFence(f"session {turn.session} was taken over"))
+        self.turns[key] = turn
+
+    def ignore(self, turn: Turn) -> None:
+        if self.turns.get((turn.session, turn.id)) is turn:
+            del self.turns[turn.session, turn.id]
+
+    async def attach(self, command: Attach, wanted: str | None) -> Done:
+        """`wanted`: the incarnation that may have its KV."""
+        if wanted is not None:
+            self._wanted[command.session] = wanted
+        try:
+            return await self.ask(command)
+        finally:
+            self._wanted.pop(command.session, None)
+
+    def fence(self, session: str, fence: int) -> None:
+        """Commands on it carry this fence from now on."""
+        if place := self._places.get(session):
+            place.fence = fence
+
+    def fence_of(self, session: str) -> int:
+        place = self._places.get(session)
+        return place.fence if place else 0
+
+    def incarnation(self, session: str) -> str | None:
+        """Of the engine that has it."""
+        place = self._places.get(session)
+        return place.peer.ready.incarnation if place and place.peer.ready else None
+
+    # ---- where it goes --------------------------------------------------------------------
+
+    def _up(self) -> list[Peer]:
+        """Engines that answer; if none does, those whose link is there."""
+        up = [peer for peer in self.peers if peer.up]
+        return [peer for peer in up if peer.answers] or up
+
+    def _dispatch(self, pending: Pending) -> None:
+        command = pending.command
+        peer = self._peer_for(command, pending.peer)
+        pending.peer = peer
+        if peer is None:
+            return
+        pending.life = peer.life
+        try:
+            self._send(peer, command)
+        except EngineError as error:
+            self._answer(command.n, error)
+
+    def _peer_for(self, command: AnyCommand, before: Peer | None) -> Peer | None:
+        match command:
+            case Open() | Attach():
+                return self._choose(self._wanted.get(command.session))
+            case ListSessions() | Stats() | Drain() | Ping():
+                up = self._up()
+                return before if before in up else next(iter(up), None)
+            case _:
+                return self._whereabouts(command.session)
+
+    def _choose(self, wanted: str | None = None) -> Peer | None:
+        """An engine for a session that is on none."""
+        up = self._up()
+        candidates = [
+            Candidate(peer.ready.incarnation if peer.ready else "", peer.load, peer.placed)
+            for peer in up
+        ]
+        chosen = choose(candidates, wanted)
+        if chosen is None:
+            if not up:
+                return None
+            chosen = 0  # it will say itself that it is stopping
+        up[chosen].placed += 1
+        return up[chosen]
+
+    def _whereabouts(self, session: str) -> Peer | None:
+        """The engine that has the session, and knows it as it is; it is moved there if need be."""
+        place = self._places.get(session)
+        if place is None:
+            return next(iter(self._up()), None)
+        if not place.peer.up or self._should_leave(session, place.peer):
+            place = self._moved(session, place)
+        if place is None:
+            return None
+        if place.life != place.peer.life:
+            attach = self.mirror.attaching(session, self.turns, fence=place.fence)
+            place.life = place.peer.life
+            if attach is not None:
+                place.peer.send([attach])
+        return place.peer
+
+    def _should_leave(self, session: str, peer: Peer) -> bool:
+        """Its engine is about to stop, it has no turn there, and there is another."""
+        return (
+            peer.load.draining
+            and not self.mirror.has_turn(session)
+            and any(not other.load.draining for other in self._up())
+        )
+
+    def _moved(self, session: str, place: Place) -> Place | None:
+        old = place.peer
+        if not old.up and time.monotonic() - old.down_s < RETURN_S and old in self.peers:
+            return None
+        peer = self._choose()
+        if peer is None:
+            return None
+        if peer is not old and old.up:
+            old.send([Close(0, session, fence=place.fence)])
+        place.peer, place.life = peer, -1
+        return place
+
+    def _send(self, peer: Peer, command: AnyCommand) -> None:
+        """With the fence of its session."""
+        match command:
+            case ListSessions() | Stats() | Drain() | Ping():
+                pass
+            case Open() | Attach():
+                before = self._places.get(command.session)
+                fence = max(command.fence, before.fence if before else 0)
+                self._places[command.session] = Place(peer, fence)
+            case _:
+                command = self.mirror.translated(command)
+                place = self._places.get(command.session)
+                if place is not None and place.fence:
+                    command = msgspec.structs.replace(command, fence=place.fence)
+                if isinstance(command, Fork):
+                    self._places[command.child] = Place(peer, command.child_fence)
+        peer.send([command])
+
+    # ---- what peers do --------------------------------------------------------------------
+
+    def on_events(self, peer: Peer, events: list[AnyEvent]) -> None:
+        for event in events:
+            self._hear(peer, event)
+
+    def _hear(self, peer: Peer, event: AnyEvent) -> None:
+        match event:
+            case Tokens():
+                if self._is_at(event.session, peer):
+                    self.mirror.tokens(event)
+                    if turn := self.turns.get((event.session, event.turn)):
+                        turn.put(event)
+            case TurnEnded():
+                if self._is_at(event.session, peer):
+                    self.mirror.ended(event)
+                    if turn := self.turns.pop((event.session, event.turn), None):
+                        turn.put(event)
+            case Done():
+                self._done(event, peer)
+            case Refused():
+                self._refused(event)
+            case Expired():
+                if self._is_at(event.session, peer):
+                    self._forget(event.session)
+                    self.on_expired(event.session)
+            case Superseded():
+                self._superseded(event.session)
+            case Ready() | Loading() | LoadFailed() | Pong():
+                pass
+
+    def on_ready(self, ready: Ready) -> None:
+        """All engines of a front serve the same model: its sessions move between them."""
+        if not self.first_ready.done():
+            self.first_ready.set_result(ready)
+        first = self.first_ready.result()
+        for name in ("model", "vocab_size", "max_model_len"):
+            mine, others = getattr(ready, name), getattr(first, name)
+            if mine != others:
+                raise LinkRefused(f"its {name} is {mine}, that of the others {others}")
+
+    def on_up(self, peer: Peer) -> None:
+        self._go_on()
+
+    def on_down(self, peer: Peer) -> None:
+        """What was under way waits for it, or goes to another."""
+        for turn in self.turns.values():
+            place = self._places.get(turn.session)
+            if place is not None and place.peer is peer:
+                turn.interrupted = True
+        asyncio.get_running_loop().call_later(RETURN_S + 0.01, self._go_on)
+
+    def on_gone(self, peer: Peer) -> None:
+        self.remove(peer)
+        if not self.peers:
+            self.fail(EngineLost("the engine went away and did not come back"))
+
+    def remove(self, peer: Peer) -> None:
+        if peer in self.peers:
+            self.peers.remove(peer)
+        self._go_on()
+
+    def fail(self, error: EngineLost) -> None:
+        """There will be no engine any more."""
+        self.gone = error
+        self.lost.set()
+        if not self.first_ready.done():
+            self.first_ready.cancel()
+        for n in list(self._pending):
+            self._answer(n, error)
+        for turn in list(self.turns.values()):
+            turn.put(error)
+        self.turns.clear()
+
+    async def watch(self) -> None:
+        """Asks every engine every PING_S whether it is there. Sessions of one that does not answer
+        go to others, if there are any."""
+        while True:
+            before_s = time.monotonic()
+            await asyncio.sleep(PING_S)
+            late = time.monotonic() - before_s > PING_S + SILENT_S / 2
+            for peer in self.peers:
+                peer.ping(late=late)
+            silent = [peer for peer in self.peers if peer.up and not peer.answers]
+            if silent and len(silent) < sum(peer.up for peer in self.peers):
+                for peer in silent:
+                    peer.hang_up("it does not answer, and others do")
+
+    def _go_on(self) -> None:
+        """Turns and commands whose engine is not there any more, wherever they can now."""
+        if self.gone is not None:
+            return
+        for session in self.mirror.with_turn():
+            self._whereabouts(session)
+        for pending in list(self._pending.values()):
+            if pending.peer is None or not pending.peer.up or pending.life != pending.peer.life:
+                self._dispatch(pending)
+
+    # ---- answers --------------------------------------------------------------------------
+
+    def _is_at(self, session: str, peer: Peer) -> bool:
+        place = self._places.get(session)
+        return place is not None and place.peer is peer
+
+    def _done(self, done: Done, peer: Peer) -> None:
+        """Also of a command nobody waits for any more: it has taken effect."""
+        pending = self._pending.get(done.n)
+        if pending is None or pending.peer is not peer:
+            return
+        assert peer.ready is not None
+        self.mirror.done(pending.command, done, peer.ready.max_model_len)
+        if isinstance(pending.command, Close):
+            self._places.pop(pending.command.session, None)
+        self._answer(done.n, done)
+
+    def _refused(self, refused: Refused) -> None:
+        if pending := self._pending.get(refused.n):
+            match pending.command:
+                case Open(session=made) | Attach(session=made) | Fork(child=made):
+                    place = self._places.get(made)
+                    ours = place is not None and place.fence == pending.command.fence
+                    if ours and not self.mirror.knows(made):
+                        del self._places[made]
+                case _:
+                    pass
+        kind = BY_CODE.get(refused.code, EngineError)
+        self._answer(refused.n, kind(refused.message, field=refused.field))
+
+    def _answer(self, n: int, answer: Done | EngineError) -> None:
+        pending = self._pending.pop(n, None)
+        if pending is None or pending.reply.done():
+            return
+        if isinstance(answer, EngineError):
+            pending.reply.set_exception(answer)
+        else:
+            pending.reply.set_result(answer)
+
+    def _forget(self, session: str) -> None:
+        self.mirror.forget(session)
+        self._places.pop(session, None)
+
+    def _superseded(self, session: str) -> None:
+        """Another front has it. What was asked of it is refused by the engine itself."""
+        self._forget(session)
+        for key in [key for key in self.turns if key[0] == session]:
+            self.turns.pop(key).put(StaleFence(f"session {session} was taken over"))
+
+
+def _seen(reply: "asyncio.Future[Done]") -> None:
+    """Nobody need wait for an answer."""
+    if not reply.cancelled():
+        reply.exception()

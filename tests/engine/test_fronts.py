@@ -1,0 +1,370 @@
+"""Several fronts on one engine: sessions change hands by fences, and nothing is lost or doubled.
+
+Real links over TCP, a real loop, a device of digests: an answer is what one fresh prefill gives.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.errors import EngineLost, StaleFence, UnknownSession
+from engine.front import Engine, Turn, Unfinished
+from engine.messages import Sampling
+from engine.peer import Security
+from tests.support.digest_runner import oracle
+from tests.support.engines import Bench, digest_engine
+
+PROMPT = [1, 2, 3]
+SECRET = b"a secret of the right length"
+
+
+@contextlib.asynccontextmanager
+async def front(port: int, secret: bytes = b"") -> AsyncIterator[Engine]:
+    engine = Engine()
+    engine.add("127.0.0.1", port, Security(secret=secret))
+    try:
+        async with asyncio.timeout(20):
+            await engine.when_ready()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@pytest.fixture
+async def bench(letters: Path) -> AsyncIterator[Bench]:
+    async with digest_engine(letters, step_s=0.002, max_model_len=200) as bench:
+        yield bench
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.005)
+
+
+async def begin(engine: Engine, count: int, after: int, fence: int) -> tuple[Turn, list[int]]:
+    """A turn of `count` ids in session `s`, read to at least `after`."""
+    await engine.open("s", fence=fence)
+    await engine.append("s", PROMPT)
+    turn = await engine.generate("s", Sampling(max_tokens=count), "t")
+    said: list[int] = []
+    async for piece in turn:
+        said += piece.ids
+        if len(said) >= after:
+            break
+    return turn, said
+
+
+def unfinished(count: int, said: int) -> Unfinished:
+    return Unfinished("t", Sampling(max_tokens=count, seed=1), said)
+
+
+async def read(turn: Turn | None) -> list[int]:
+    assert turn is not None
+    return [id async for piece in turn for id in piece.ids]
+
+
+async def test_a_turn_goes_on_with_another_front(bench: Bench) -> None:
+    port = await bench.listen()
+    async with front(port) as one, front(port) as two:
+        turn, said = await begin(one, 60, 5, fence=1)
+        drawn = (await two.stats()).tokens_drawn
+        journalled = said[:3]
+        taken = await two.attach("s", PROMPT + journalled, unfinished=unfinished(60, 3), fence=2)
+        with pytest.raises(StaleFence):
+            await read(turn)
+        assert drawn < 60, "it ran while it changed hands"
+        assert await read(taken) == oracle(PROMPT, 60), "whole, nothing twice"
+        assert (await two.stats()).tokens_drawn == 60, "nothing was drawn again"
+        assert taken is not None
+        assert taken.ended is not None
+        assert taken.ended.output_tokens == 60
+
+
+async def test_a_stale_front_can_neither_write_nor_hear(bench: Bench) -> None:
+    port = await bench.listen()
+    async with front(port) as one, front(port) as two:
+        turn, said = await begin(one, 100, 2, fence=5)
+        waiting = asyncio.create_task(one.append("s", [9, 9, 9]))
+        await asyncio.sleep(0.01)
+        taken = await two.attach("s", PROMPT + said, unfinished=unfinished(100, len(said)), fence=6)
+        with pytest.raises(StaleFence):
+            await waiting
+        heard = turn.said
+        with pytest.raises(StaleFence):
+            await read(turn)
+        one.fence("s", 5)
+        for late in (
+            one.append("s", [8]),
+            one.rewind("s", 0),
+            one.generate("s", Sampling()),
+            one.cancel("s"),
+            one.close("s"),
+        ):
+            with pytest.raises((StaleFence, UnknownSession)):
+                await late
+        with pytest.raises(StaleFence, match="fence"):
+            await one.attach("s", PROMPT, fence=5)
+        with pytest.raises(StaleFence):
+            await one.open("s", fence=5)
+        assert await read(taken) == oracle(PROMPT, 100)
+        assert turn.said == heard, "nothing was heard after it was taken over"
+
+
+async def test_of_many_racers_one_has_it(bench: Bench) -> None:
+    port = await bench.listen()
+    async with contextlib.AsyncExitStack() as stack:
+        fronts = [await stack.enter_async_context(front(port)) for _ in range(6)]
+        _, said = await begin(fronts[0], 40, 3, fence=1)
+        log = PROMPT + said
+
+        async def race(fence: int) -> list[int]:
+            turn = await fronts[fence % 6].attach(
+                "s", log, unfinished=unfinished(40, len(said)), fence=fence
+            )
+            return await read(turn)
+
+        order = [7, 3, 11, 5, 2, 10, 4, 9]
+        results = await asyncio.gather(*map(race, order), return_exceptions=True)
+        whole = [result for result in results if isinstance(result, list)]
+        assert whole == [oracle(PROMPT, 40)]
+        assert results[order.index(11)] == whole[0], "the highest fence has it"
+        assert all(isinstance(r, StaleFence) for r in results if not isinstance(r, list))
+
+
+async def test_a_turn_that_ended_meanwhile_is_told_whole(bench: Bench) -> None:
+    port = await bench.listen()
+    async with front(port) as two:
+        async with front(port) as one:
+            _, said = await begin(one, 30, 4, fence=1)
+        async with asyncio.timeout(20):
+            while (await two.stats()).tokens_drawn < 30 or (await two.stats()).active_turns:
+                await asyncio.sleep(0.005)
+        taken = await two.attach("s", PROMPT + said[:2], unfinished=unfinished(30, 2), fence=2)
+        assert await read(taken) == oracle(PROMPT, 30)
+        assert taken is not None
+        assert taken.ended is not None
+        assert (taken.ended.reason, taken.ended.length) == ("length", 33)
+        assert (await two.stats()).tokens_drawn == 30
+        await two.append("s", [7])
+        turn = await two.generate("s", Sampling(max_tokens=3))
+        assert await read(turn) == oracle([*PROMPT, *oracle(PROMPT, 30), 7], 3)
+
+
+async def test_a_lost_link_pauses_the_turn_after_a_grace(bench: Bench) -> None:
+    bench.config = EngineConfig(detach_grace_s=0.05)
+    bench.kill()
+    await until(lambda: bench.launches == 2)
+    port = await bench.listen()
+    async with front(port) as two:
+        async with front(port) as one:
+            _, said = await begin(one, 190, 4, fence=1)
+        async with asyncio.timeout(20):
+            while (await two.stats()).active_turns:
+                await asyncio.sleep(0.005)
+        drawn = (await two.stats()).tokens_drawn
+        assert drawn < 190
+        assert (await two.list())[0].session == "s"
+        computed = bench.runner.tokens_run
+        taken = await two.attach("s", PROMPT + said, unfinished=unfinished(190, len(said)), fence=2)
+        assert await read(taken) == oracle(PROMPT, 190)
+        assert bench.runner.tokens_run - computed <= 190 - drawn + 1, "its KV was kept"
+
+
+async def test_a_session_nobody_wants_is_closed(bench: Bench) -> None:
+    bench.config = EngineConfig(detach_grace_s=0.01, detach_keep_s=0.05)
+    bench.kill()
+    await until(lambda: bench.launches == 2)
+    port = await bench.listen()
+    async with front(port) as one:
+        await begin(one, 190, 1, fence=1)
+    async with asyncio.timeout(20):
+        while await bench.engine.list():
+            await asyncio.sleep(0.005)
+    assert (await bench.engine.stats()).pages_leased == 0
+
+
+async def test_a_cut_link_comes_back_and_nothing_is_lost(bench: Bench) -> None:
+    port = await bench.listen()
+    async with front(port) as one:
+        turn, said = await begin(one, 150, 3, fence=1)
+        for _ in range(3):
+            bench.cut()
+            await asyncio.sleep(0.02)
+        waiting = asyncio.create_task(one.append("s", [5]))
+        bench.cut()
+        said += await read(turn)
+        assert said == oracle(PROMPT, 150)
+        assert await waiting == len(PROMPT) + 151
+        assert (await one.stats()).tokens_drawn == 150
+        again = await one.generate("s", Sampling(max_tokens=4))
+        assert await read(again) == oracle([*PROMPT, *said, 5], 4)
+
+
+async def test_attach_makes_the_log_what_it_says(bench: Bench) -> None:
+    """Whatever is there: nothing, more, less, something else."""
+    port = await bench.listen()
+    log = list(range(40))
+    async with front(port) as one, front(port) as two:
+        for fence, known in enumerate(([], log, log[:20], [*log, 7, 7], [*log[:10], 50, 51]), 1):
+            await one.open("s", fence=fence)
+            await one.append("s", known)
+            while (await one.info("s")).committed < len(known):
+                await asyncio.sleep(0.005)
+            computed = bench.runner.tokens_run
+            assert await two.attach("s", log, fence=fence + 1) is None
+            assert (await two.info("s")).length == 40
+            assert two.place("s") == one.place("s") or fence
+            turn = await two.generate("s", Sampling(max_tokens=3))
+            assert await read(turn) == oracle(log, 3)
+            if known == [*log, 7, 7]:
+                assert bench.runner.tokens_run - computed <= 4, "what is the same keeps its KV"
+            await two.close("s", keep_prefix=False)
+
+
+async def test_attach_goes_on_where_the_engine_knows_nothing(bench: Bench) -> None:
+    """From the ids that were said, with the seed it was begun with, in the middle or at the end."""
+    whole: list[int] = []
+    for said in (0, 1, 7, 12):
+        sampling = Sampling(max_tokens=12, temperature=1.0, seed=99)
+        name = f"s{said}"
+        unfinished = Unfinished("t", sampling, said)
+        turn = await bench.engine.attach(name, PROMPT + whole[:said], unfinished=unfinished)
+        told = await read(turn)
+        whole = whole or told
+        assert told == whole
+        assert turn is not None
+        assert turn.ended is not None
+        assert turn.ended.reason == "length"
+        await bench.engine.close(name)
+    stop = whole[5]
+    end = whole.index(stop) + 1
+    sampling = Sampling(max_tokens=12, temperature=1.0, seed=99, stop_ids=(stop,))
+    turn = await bench.engine.attach(
+        "s", PROMPT + whole[:end], unfinished=Unfinished("t", sampling, end)
+    )
+    assert await read(turn) == whole[:end]
+    assert turn is not None
+    assert turn.ended is not None
+    assert turn.ended.reason == "stop"
+
+
+async def test_pause_and_resume(bench: Bench) -> None:
+    turn, said = await begin(bench.engine, 80, 3, fence=0)
+    await bench.engine.pause("s")
+    assert (await bench.engine.stats()).active_turns == 0
+    bench.kill()
+    await until(lambda: bench.launches == 2)
+    assert (await bench.engine.stats()).active_turns == 0, "nor does it go on elsewhere"
+    await bench.engine.resume("s")
+    said += await read(turn)
+    assert said == oracle(PROMPT, 80)
+
+
+async def test_a_paused_turn_can_be_cancelled(bench: Bench) -> None:
+    turn, said = await begin(bench.engine, 80, 3, fence=0)
+    await bench.engine.pause("s")
+    length = await bench.engine.cancel("s", "t")
+    said += await read(turn)
+    assert turn.ended is not None
+    assert turn.ended.reason == "cancelled"
+    assert length == turn.ended.length == len(PROMPT) + len(said)
+    await bench.engine.resume("s")
+    assert (await bench.engine.stats()).active_turns == 0
+
+
+# ---- who may join ------------------------------------------------------------------------------
+
+
+async def test_a_front_must_know_the_secret(bench: Bench, tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_bytes(SECRET + b"\n")
+    port = await bench.listen(file)
+    async with front(port, SECRET) as one:
+        await one.open("s")
+        for wrong in (b"another secret of some length", b""):
+            stranger = Engine()
+            stranger.add("127.0.0.1", port, Security(secret=wrong))
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(stranger.when_ready(), 0.3)
+            await stranger.stop()
+        assert len(await one.list()) == 1
+
+
+async def test_an_engine_must_know_it_too(bench: Bench) -> None:
+    """Who pretends to be one is told nothing."""
+    heard = bytearray()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write((1).to_bytes(4, "little") + b"x")
+        while data := await reader.read(1000):
+            heard.extend(data)
+        writer.close()
+
+    server = await asyncio.start_server(pretend, "127.0.0.1", 0)
+    engine = Engine()
+    engine.add("127.0.0.1", server.sockets[0].getsockname()[1], Security(secret=SECRET))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(engine.when_ready(), 0.3)
+    await engine.stop()
+    server.close()
+    assert SECRET not in heard
+    assert heard.count(b"continuo link") >= 1
+
+
+async def test_numbers_of_two_fronts_do_not_mix(bench: Bench) -> None:
+    port = await bench.listen()
+    async with front(port) as one, front(port) as two:
+        await asyncio.gather(*(e.open(n) for e, n in ((one, "a"), (two, "b"))))
+        lengths = await asyncio.gather(
+            *(e.append(n, ids) for e, n, ids in ((one, "a", [1]), (two, "b", [1, 2, 3])))
+        )
+        assert lengths == [1, 3]
+        with pytest.raises(UnknownSession):
+            await two.append("a", [1])
+
+
+# ---- several engines -----------------------------------------------------------------------
+
+
+async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
+    async with (
+        digest_engine(letters, step_s=0.002) as one,
+        digest_engine(letters, step_s=0.002) as two,
+    ):
+        ports = [await one.listen(), await two.listen()]
+        engine = Engine()
+        for port in ports:
+            engine.add("127.0.0.1", port)
+        await engine.when_ready()
+        await until(lambda: len(engine.loads()) == 2)
+        names = [await engine.open() for _ in range(6)]
+        assert len({engine.place(name) for name in names}) <= 2
+        for name in names:
+            await engine.append(name, PROMPT)
+        turns = [await engine.generate(name, Sampling(max_tokens=80)) for name in names]
+        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        await asyncio.sleep(0.03)
+        one.may_launch.clear()
+        one.kill()
+        assert await asyncio.gather(*reading) == [oracle(PROMPT, 80)] * 6
+        assert len(engine.loads()) == 1
+        await engine.append(names[0], [4])
+        again = await engine.generate(names[0], Sampling(max_tokens=3))
+        assert await read(again) == oracle([*PROMPT, *oracle(PROMPT, 80), 4], 3)
+        two.may_launch.clear()
+        two.kill()
+        waiting = asyncio.create_task(engine.append(names[1], [4]))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        one.may_launch.set()
+        assert await waiting == len(PROMPT) + 81
+        await engine.stop()
+        with pytest.raises(EngineLost):
+            await engine.append(names[1], [4])
+        two.may_launch.set()
+        await until(lambda: one.engine.up and two.engine.up)
