@@ -15,11 +15,13 @@ from engine.errors import (
 )
 from engine.front import Engine, Unfinished
 from engine.greeting import read_secret
-from engine.messages import EngineStats, Load, Ready, Sampling, SessionInfo, TurnEnded
+from engine.messages import EngineStats, Grammar, Load, Ready, Sampling, SessionInfo, TurnEnded
 from engine.peer import Security
 from engine.text import (
     ArgumentsDelta,
+    Asked,
     CallDone,
+    Callee,
     CallStarted,
     ChatTemplate,
     Detokenizer,
@@ -29,16 +31,19 @@ from engine.text import (
     TextDelta,
     ToolCall,
     ToolParser,
+    schema_problem,
 )
 from engine.turn import Piece, Turn
 
 __all__ = [
     "BUNDLED",
     "ArgumentsDelta",
+    "Asked",
     "BadRequest",
     "Busy",
     "CallDone",
     "CallStarted",
+    "Callee",
     "ChatTemplate",
     "Detokenizer",
     "Engine",
@@ -47,6 +52,7 @@ __all__ = [
     "EngineLost",
     "EngineStats",
     "Extension",
+    "Grammar",
     "LinkRefused",
     "Listening",
     "Load",
@@ -69,4 +75,5 @@ __all__ = [
     "Unfinished",
     "UnknownSession",
     "read_secret",
+    "schema_problem",
 ]

@@ -1,7 +1,8 @@
 """Text of one model: its tokenizer, its chat template, its detokenizer. Knows no torch."""
 
+from engine.text.calling import Asked, Callee
 from engine.text.detokenizer import Detokenizer
-from engine.text.grammar import Grammars, Matcher, SchemaError, check_schema
+from engine.text.grammar import Grammars, Matcher, SchemaError, schema_problem
 from engine.text.message import Message, Role, Tool, ToolCall
 from engine.text.stop import Holdback, StopWatch
 from engine.text.template import ChatTemplate, Extension
@@ -18,8 +19,10 @@ from engine.text.tools import (
 
 __all__ = [
     "ArgumentsDelta",
+    "Asked",
     "CallDone",
     "CallStarted",
+    "Callee",
     "ChatTemplate",
     "Detokenizer",
     "Extension",
@@ -37,5 +40,5 @@ __all__ = [
     "ToolEvent",
     "ToolFormat",
     "ToolParser",
-    "check_schema",
+    "schema_problem",
 ]

@@ -7,6 +7,7 @@ taken back. So cancel, retraction and rewind need nothing here, and a turn that 
 told what it has said already. Knows no torch: a mask is bytes.
 """
 
+import functools
 import hashlib
 import json
 import re
@@ -22,7 +23,9 @@ from engine.messages import Grammar
 from engine.text.tokenizer import Tokenizer
 
 SOURCE_BYTES_MAX = 256 * 1024
-"""A longer grammar or schema is refused."""
+"""A longer grammar is refused."""
+SCHEMA_CHARS_MAX = 64 * 1024
+"""A longer schema cannot be enforced."""
 CACHE_BYTES_MAX = 8 * 1024 * 1024
 """Sources of compiled grammars that are kept; the least recently used go first. A compiled one
 takes some ten times as much."""
@@ -62,13 +65,21 @@ def json_rule(schema: str) -> str:
     return "%json " + json.dumps({**cast(dict[str, object], value), "x-guidance": options})
 
 
-def check_schema(schema: str) -> None:
-    """Raises SchemaError if a JSON schema cannot be enforced. May take tenths of a second."""
-    if len(schema.encode()) > SOURCE_BYTES_MAX:
-        raise SchemaError(f"it is longer than {SOURCE_BYTES_MAX:,} bytes")
-    rule = llguidance.LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}")
-    if problem := llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS):
-        raise SchemaError(_line(problem))
+def schema_problem(schema: str) -> str | None:
+    """Why a JSON schema cannot be enforced, in one line; None: it can. May take tenths of a second
+    the first time."""
+    if len(schema) > SCHEMA_CHARS_MAX:
+        return f"it has {len(schema):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
+    return _schema_problem(schema)
+
+
+@functools.lru_cache(maxsize=256)
+def _schema_problem(schema: str) -> str | None:
+    try:
+        rule = llguidance.LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}")
+    except SchemaError as error:
+        return str(error)
+    return _line(llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)) or None
 
 
 class Matcher:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from engine.messages import Grammar
+from engine.text.calling import Asked, Callee, calls
 from engine.text.message import Message, Role, Tool
 from engine.text.seams import CALL, SYSTEM, TOOL, USER, Seams
 from engine.text.tokenizer import Tokenizer
@@ -64,6 +66,13 @@ class ChatTemplate:
         self.supports_tools = "probe_tool" in (writer.attempt([USER], [_PROBE_TOOL]) or "")
         called = (writer.attempt([USER, CALL]) or "").partition(USER.content)[2]
         self.tool_format = format_of(called, CALL.tool_calls[0].name)
+
+    def calling(self, tools: Sequence[Callee], asked: Asked) -> Grammar | None:
+        """The grammar of an answer that may or must call one of `tools`; None if the template does
+        not show how the model calls. Raises SchemaError."""
+        if self.tool_format is None:
+            return None
+        return calls(self.tool_format, tools, self._tokenizer.id_of, asked)
 
     # --- the exact way ---
 

@@ -60,6 +60,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     description: str | None = None
     parameters: str = "{}"
     """JSON schema, as text."""
+    strict: bool = False
+    """Calls must follow the schema; one that cannot be enforced is refused."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -84,10 +86,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = ""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    """Whether an answer may make more than one call."""
     max_output_tokens: int | None = None
     """None: up to the context."""
     sampling: Sampling = Sampling()
-    """`max_tokens` and `stop_ids` are filled in when a turn starts."""
+    """`max_tokens` and `stop_ids` are filled in when a turn starts. `grammar` is of what an answer
+    says; what calls need is added to it."""
     truncation: Truncation = Truncation()
     extras: str = "{}"
 

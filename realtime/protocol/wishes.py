@@ -85,9 +85,11 @@ def sampling_of(wishes: Sampled, now: Sampling, default: Sampling) -> Sampling:
     )
 
 
-def tool_of(name: str, description: str | None, parameters: dict[str, object] | None) -> core.Tool:
+def tool_of(
+    name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None
+) -> core.Tool:
     schema = msgspec.json.encode(parameters or {}).decode()
-    return core.Tool(name=name, description=description, parameters=schema)
+    return core.Tool(name=name, description=description, parameters=schema, strict=strict is True)
 
 
 def named(name: str, tools: Sequence[core.Tool], param: str) -> core.ToolChoice:

@@ -1,17 +1,24 @@
-"""Calls in what a model says, found by the engine's parser for the way it writes them."""
+"""Calls in what a model says, found by the engine's parser for the way it writes them, and the
+grammar that makes it write them as the settings say."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import assert_never
 
 from engine import (
     ArgumentsDelta,
+    Asked,
     CallDone,
+    Callee,
     CallStarted,
     ChatTemplate,
+    Grammar,
     TextDelta,
     ToolParser,
+    schema_problem,
 )
-from realtime.protocol.core import Settings
+from realtime.errors import Refusal
+from realtime.protocol.core import Settings, Tool
 from realtime.session.output import (
     CallArguments,
     CallBegun,
@@ -40,6 +47,71 @@ def reader_for(settings: Settings, template: ChatTemplate) -> Reader:
         return PlainReader()
     names = [tool.name for tool in settings.tools]
     return CallReader(ToolParser(template.tool_format, names))
+
+
+async def vet(settings: Settings, template: ChatTemplate, where: str) -> None:
+    """Raises Refusal, which names its field behind `where`, if the settings want what cannot be
+    enforced. Compiles each schema beside the event loop, once."""
+    wanted = settings.sampling.grammar
+    if settings.tools or (wanted is not None and wanted.kind == "json_schema"):
+        await asyncio.to_thread(_vet, settings, template, where)
+
+
+def grammar_of(settings: Settings, template: ChatTemplate) -> Grammar | None:
+    """What an answer must look like; None: anything. Raises Refusal as `vet` does, which is best
+    asked before."""
+    _vet(settings, template, "")
+    choice, answer = settings.tool_choice, settings.sampling.grammar
+    if not settings.tools or choice.mode == "none":
+        return answer
+    must = choice.mode != "auto"
+    several = settings.parallel_tool_calls and choice.mode != "function"
+    if not must and several and answer is None and not any(tool.strict for tool in settings.tools):
+        return None
+    tools = [tool for tool in settings.tools if choice.name in (None, tool.name)]
+    asked = Asked(must=must, several=several, answer=answer)
+    return template.calling([_callee(tool, must) for tool in tools], asked) or answer
+
+
+def _vet(settings: Settings, template: ChatTemplate, where: str) -> None:
+    for tool in settings.tools:
+        problem = schema_problem(tool.parameters)
+        if problem is not None and tool.strict:
+            raise Refusal(
+                f"Invalid '{where}tools': the parameters of the strict function {tool.name!r} "
+                f"cannot be enforced: {problem}.",
+                code="invalid_function_parameters",
+                param=f"{where}tools",
+            )
+    wanted = settings.sampling.grammar
+    if wanted is not None and wanted.kind == "json_schema":
+        problem = schema_problem(wanted.source)
+        if problem is not None:
+            raise Refusal(
+                f"Invalid '{where}text.format.schema': it cannot be enforced: {problem}.",
+                code="invalid_json_schema",
+                param=f"{where}text.format.schema",
+            )
+    if wanted is not None and settings.sampling.ignore_eos:
+        raise Refusal(
+            f"Invalid '{where}ignore_eos': the end of a text that follows a schema is its end.",
+            code="invalid_value",
+            param=f"{where}ignore_eos",
+        )
+    forced = settings.tool_choice.mode in ("required", "function")
+    if forced and settings.tools and template.tool_format is None:
+        raise Refusal(
+            f"Invalid '{where}tool_choice': this model's chat template shows no way to call tools, "
+            "so no call can be forced.",
+            code="unsupported_value",
+            param=f"{where}tool_choice",
+        )
+
+
+def _callee(tool: Tool, must: bool) -> Callee:
+    """A strict tool's schema is enforced always, another's where a call is forced and it can be."""
+    enforced = tool.strict or (must and schema_problem(tool.parameters) is None)
+    return Callee(tool.name, tool.parameters) if enforced else Callee(tool.name)
 
 
 def _chunk(event: TextDelta | CallStarted | ArgumentsDelta | CallDone) -> Chunk:

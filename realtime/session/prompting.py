@@ -5,6 +5,7 @@ import msgspec
 from engine import Ready, Sampling
 from realtime.errors import Refusal
 from realtime.protocol.core import Settings
+from realtime.session.calls import grammar_of
 from realtime.session.conversation import Conversation
 
 
@@ -19,7 +20,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 
 def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
-    """Raises Refusal if there is no room for a single token."""
+    """Raises Refusal if there is no room for a single token, or its form cannot be enforced."""
     conversation, header = conversation.asked()
     length, limit = conversation.length + len(header), ready.max_model_len
     if length >= limit:
@@ -36,5 +37,6 @@ def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, para
         max_tokens=room if tokens is None else min(tokens, room),
         top_k=min(settings.sampling.top_k, ready.vocab_size),
         stop_ids=conversation.template.stop_ids,
+        grammar=grammar_of(settings, conversation.template),
     )
     return Prompt(conversation, header, sampling)

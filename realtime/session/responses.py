@@ -24,7 +24,7 @@ from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.session.answering import Answering
-from realtime.session.calls import reader_for
+from realtime.session.calls import reader_for, vet
 from realtime.session.conversation import Conversation
 from realtime.session.keeping import Keeper
 from realtime.session.layout import Span
@@ -221,6 +221,7 @@ class Responses:
             given = tuple(_resolved(item, before) for item in items)
             return window.fitted(before.with_items(given)), given
 
+        await vet(ask.settings, self._template, "")
         chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))
         chars += len(ask.settings.instructions)
         stored = ask.previous is not None and origin.point is None

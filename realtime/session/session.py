@@ -16,7 +16,7 @@ from realtime.limits import TEXT_CHARS_MAX, Limits
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.session.answering import Answering, Teller
-from realtime.session.calls import reader_for
+from realtime.session.calls import reader_for, vet
 from realtime.session.conversation import Conversation
 from realtime.session.history import History, Origin
 from realtime.session.output import Output
@@ -157,6 +157,7 @@ class Session:
         match ask:
             case core.Configure(settings=settings):
                 _, actions = step(self._state, Event.CONFIGURE)
+                await vet(settings, self.conversation.template, "session.")
                 await self._history.change(
                     lambda now: now.configured(settings),
                     push=Action.PUSH in actions,
@@ -297,6 +298,7 @@ class Session:
                 code="rate_limit_exceeded",
                 param="response.conversation",
             )
+        await vet(ask.settings, self.conversation.template, "response.")
         prompt = await self._prompt(ask)
         answer = core.Answer(
             id=fresh("resp"),

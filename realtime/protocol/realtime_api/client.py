@@ -27,6 +27,8 @@ class ToolIn(msgspec.Struct, frozen=True):
     name: Name | None = None
     description: Text | None = None
     parameters: dict[str, object] | None = None
+    strict: bool | None = None
+    """Ours, as in the Responses API: calls follow the schema."""
 
 
 class ToolChoiceIn(msgspec.Struct, frozen=True):

@@ -6,7 +6,6 @@ from realtime.protocol.core import Settings
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    parallel_tool_calls: bool = True
     voice: str = "alloy"
 
     @classmethod

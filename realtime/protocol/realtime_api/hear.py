@@ -121,10 +121,13 @@ def _settings(
         instructions=pick(wishes.instructions, now.instructions, default.instructions),
         tools=tools,
         tool_choice=choice,
+        parallel_tool_calls=pick(
+            wishes.parallel_tool_calls, now.parallel_tool_calls, default.parallel_tool_calls
+        ),
         max_output_tokens=tokens,
         sampling=sampling_of(wishes, now.sampling, default.sampling),
         truncation=now.truncation,
-        extras=_extras(wishes, now, default),
+        extras=_extras(wishes, now),
     )
 
 
@@ -152,7 +155,7 @@ def _tools(tools: list[client.ToolIn], where: str) -> tuple[core.Tool, ...]:
             continue
         if tool.name is None:
             raise missing(f"{where}.tools[{n}].name")
-        taken.append(tool_of(tool.name, tool.description, tool.parameters))
+        taken.append(tool_of(tool.name, tool.description, tool.parameters, tool.strict))
     return tuple(taken)
 
 
@@ -173,14 +176,9 @@ def _tool_choice(
             )
 
 
-def _extras(wishes: client.Wishes, now: core.Settings, default: core.Settings) -> str:
-    was, cleared = Extras.of(now), Extras.of(default)
-    return Extras(
-        parallel_tool_calls=pick(
-            wishes.parallel_tool_calls, was.parallel_tool_calls, cleared.parallel_tool_calls
-        ),
-        voice=_voice(wishes.audio) or was.voice,
-    ).text()
+def _extras(wishes: client.Wishes, now: core.Settings) -> str:
+    was = Extras.of(now)
+    return Extras(voice=_voice(wishes.audio) or was.voice).text()
 
 
 class _Voiced(msgspec.Struct):

@@ -163,7 +163,7 @@ class Voice:
             instructions=settings.instructions,
             tools=[tool_out(tool) for tool in settings.tools],
             tool_choice=_choice(settings.tool_choice),
-            parallel_tool_calls=extras.parallel_tool_calls,
+            parallel_tool_calls=settings.parallel_tool_calls,
             max_output_tokens=_tokens(settings),
             output_modalities=["text"],
             audio=server.SessionAudio(output=server.AudioOut(voice=extras.voice)),
@@ -222,6 +222,7 @@ def tool_out(tool: core.Tool) -> server.ToolOut:
         name=tool.name,
         description=UNSET if tool.description is None else tool.description,
         parameters=msgspec.Raw(tool.parameters.encode()),
+        strict=tool.strict or UNSET,
     )
 
 

@@ -54,6 +54,7 @@ class ToolOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
     name: str
     description: str | UnsetType = UNSET
     parameters: msgspec.Raw
+    strict: bool | UnsetType = UNSET
 
 
 class ToolChoiceOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):

@@ -9,7 +9,6 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     """Said back to the client in the response. `text` is what its text shall look like."""
 
     model: str = ""
-    parallel_tool_calls: bool = True
     background: bool = False
     text: msgspec.Raw = msgspec.Raw(b'{"format":{"type":"text"}}')
 

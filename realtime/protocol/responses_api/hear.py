@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
+from engine import Grammar
 from realtime.errors import Refusal
 from realtime.protocol import core
 from realtime.protocol.responses_api import client
@@ -46,7 +47,6 @@ def settings_of(create: client.Create, default: core.Settings, model: str) -> co
     text = create.text or client.TextIn()
     extras = Extras(
         model=model,
-        parallel_tool_calls=create.parallel_tool_calls is not False,
         background=bool(create.background),
         text=msgspec.Raw(msgspec.json.encode(_text(text))),
     )
@@ -54,8 +54,11 @@ def settings_of(create: client.Create, default: core.Settings, model: str) -> co
         instructions=create.instructions or "",
         tools=tools,
         tool_choice=_tool_choice(create.tool_choice, tools),
+        parallel_tool_calls=create.parallel_tool_calls is not False,
         max_output_tokens=create.max_output_tokens,
-        sampling=sampling_of(create, default.sampling, default.sampling),
+        sampling=msgspec.structs.replace(
+            sampling_of(create, default.sampling, default.sampling), grammar=_grammar(text.format)
+        ),
         truncation=core.Truncation(mode=create.truncation or "disabled"),
         extras=extras.encode(),
     )
@@ -115,7 +118,7 @@ def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
             continue
         if tool.name is None:
             raise missing(f"tools[{n}].name")
-        taken.append(tool_of(tool.name, tool.description, tool.parameters))
+        taken.append(tool_of(tool.name, tool.description, tool.parameters, tool.strict))
     return tuple(taken)
 
 
@@ -134,6 +137,16 @@ def _tool_choice(
             return core.ToolChoice("required")
         case _:
             return core.ToolChoice()
+
+
+def _grammar(format: client.FormatIn | None) -> Grammar | None:
+    match format:
+        case client.FormatIn(type="json_object"):
+            return Grammar("json")
+        case client.FormatIn(type="json_schema", schema=schema):
+            return Grammar("json_schema", msgspec.json.encode(schema).decode())
+        case _:
+            return None
 
 
 def _text(text: client.TextIn) -> dict[str, object]:

@@ -152,7 +152,7 @@ def response_out(answer: core.Answer) -> server.ResponseOut:
         max_output_tokens=settings.max_output_tokens,
         model=extras.model,
         output=[item_out(item) for item in answer.items],
-        parallel_tool_calls=extras.parallel_tool_calls,
+        parallel_tool_calls=settings.parallel_tool_calls,
         previous_response_id=answer.previous,
         store=answer.kept,
         temperature=settings.sampling.temperature,
@@ -228,7 +228,7 @@ def _tool(tool: core.Tool) -> server.ToolOut:
         name=tool.name,
         description=tool.description,
         parameters=msgspec.Raw(tool.parameters.encode()),
-        strict=False,
+        strict=tool.strict,
     )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.errors import BadRequest
 from engine.messages import Grammar
-from engine.text import Grammars, SchemaError, Text, check_schema
+from engine.text import Grammars, Text, schema_problem
 from engine.text.grammar import CACHE_BYTES_MAX, Matcher
 from tests.engine.text.text_fixtures import NAMES, family
 
@@ -59,7 +59,7 @@ leaf = st.one_of(
     st.builds(lambda low, span: {"type": "string", "minLength": low, "maxLength": low + span},
               st.integers(0, 3), st.integers(0, 12)),
     st.just({"type": "string", "pattern": "^[A-Z][a-z]{1,4}(-[0-9]{2})?$"}),
-    st.just({"type": "string", "format": "date"}),
+    st.just({"type": "string", "format": "ipv4"}),
     st.builds(lambda values: {"enum": values},
               st.lists(st.text(max_size=6) | st.integers(-9, 9) | st.none(), min_size=1,
                        max_size=4, unique_by=repr)),
@@ -143,33 +143,34 @@ def test_at_the_end_only_the_turns_own_stop_ids_may_follow() -> None:
         ('{"$ref": "https://example.com/x"}', "example.com"),
         ('{"type": "object", "required": ["a"], "additionalProperties": false}', "'a'"),
         ('{"type": "array", "items": ' * 200 + "{}" + "}" * 200, "recursion"),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 50_000, "not JSON"),
         ("[]", "object"),
         ("{", "not JSON"),
-        ('{"enum": ["' + "x" * 300_000 + '"]}', "bytes"),
+        ('{"enum": ["' + "x" * 300_000 + '"]}', "characters"),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(schema: str, problem: str) -> None:
-    with pytest.raises(SchemaError, match=problem) as caught:
-        check_schema(schema)
-    assert len(str(caught.value)) < 400
-    assert "\n" not in str(caught.value)
+    found = schema_problem(schema)
+    assert found is not None
+    assert problem in found
+    assert len(found) < 400
+    assert "\n" not in found
 
 
 def test_a_client_cannot_loosen_it() -> None:
     """`x-guidance` in a schema is an option of the library, not a keyword."""
-    with pytest.raises(SchemaError, match="not"):
-        check_schema('{"not": {}, "x-guidance": {"lenient": true}}')
+    assert "not" in (schema_problem('{"not": {}, "x-guidance": {"lenient": true}}') or "")
 
 
 def test_hostile_schemas_are_bounded() -> None:
     """What would blow up when written out is refused, or costs nothing until it is drawn."""
     two: dict[str, Any] = {"type": "string"}
-    for _ in range(18):
+    for _ in range(11):
         two = {"anyOf": [two, two]}
-    with pytest.raises(SchemaError):
-        check_schema(json.dumps(two))
-    check_schema('{"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}')
+    assert schema_problem(json.dumps(two)) is not None
+    assert (
+        schema_problem('{"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}') is None
+    )
     matcher = grammars("qwen3").matcher(
         Grammar("json_schema", '{"type": "string", "pattern": "^(.*a.{30}|.*b.{31}|.*c.{32})$"}'),
         (0,),

@@ -1,0 +1,151 @@
+"""Calls that must be made, or must not, and the schemas they follow."""
+
+import json
+
+from tests.clients.flows.talk import Client, Talk, flow
+
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Paris", "Oslo"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+LIGHT = {
+    "type": "function",
+    "name": "set_light",
+    "description": "Turns a light on or off.",
+    "strict": True,
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "room": {"type": "string", "pattern": "^[a-z]{3,8}$"},
+            "on": {"type": "boolean"},
+            "level": {"type": "integer", "minimum": 1, "maximum": 9},
+        },
+        "required": ["room", "on", "level"],
+        "additionalProperties": False,
+    },
+}
+
+
+async def with_tools(talk: Talk, **session: object) -> None:
+    wish = {"type": "realtime", "tools": [WEATHER, LIGHT], **session}
+    await talk.connection.session.update(session=wish)  # type: ignore[arg-type]
+    said = (await talk.expect("session.updated"))["session"]
+    assert said["tools"] == [WEATHER, LIGHT]
+    for key, value in session.items():
+        assert said[key] == value
+
+
+def calls_of(events: list[dict]) -> list[tuple[str, dict]]:
+    """Each follows its schema, and its deltas are what it says."""
+    done = events[-1]["response"]
+    assert done["status"] == "completed", done
+    calls = []
+    for item in done["output"]:
+        assert item["type"] == "function_call"
+        deltas = [
+            event["delta"]
+            for event in events
+            if event["type"] == "response.function_call_arguments.delta"
+            and event["item_id"] == item["id"]
+        ]
+        assert "".join(deltas) == item["arguments"]
+        arguments = json.loads(item["arguments"])
+        if item["name"] == "get_weather":
+            assert list(arguments) == ["city"]
+            assert arguments["city"] in ("Rome", "Paris", "Oslo")
+        else:
+            assert list(arguments) == ["room", "on", "level"]
+            assert 3 <= len(arguments["room"]) <= 8
+            assert isinstance(arguments["on"], bool)
+            assert arguments["level"] in range(1, 10)
+        calls.append((item["name"], arguments))
+    return calls
+
+
+@flow
+async def a_call_is_required(client: Client) -> None:
+    async with client.talk() as talk:
+        await with_tools(talk, tool_choice="required")
+        await talk.say("Hello, how are you?")
+        assert calls_of(await talk.answer(max_output_tokens=300))
+
+
+@flow
+async def a_named_tool_is_called(client: Client) -> None:
+    async with client.talk() as talk:
+        await with_tools(talk)
+        for name in ("set_light", "get_weather"):
+            await talk.say("What is the weather in Rome?")
+            choice = {"type": "function", "name": name}
+            ((called, _),) = calls_of(await talk.answer(tool_choice=choice))
+            assert called == name
+
+
+@flow
+async def at_most_one_call(client: Client) -> None:
+    async with client.talk() as talk:
+        await with_tools(talk, tool_choice="required", parallel_tool_calls=False)
+        for seed in range(4):
+            await talk.say("The weather in Rome and Paris, and light in the kitchen, please.")
+            events = await talk.answer(temperature=1.5, seed=seed, max_output_tokens=300)
+            assert len(calls_of(events)) == 1
+
+
+@flow
+async def a_strict_schema_is_followed_however_hot(client: Client) -> None:
+    async with client.talk() as talk:
+        await with_tools(talk, tool_choice={"type": "function", "name": "set_light"})
+        for seed in range(5):
+            await talk.say("hello")
+            calls_of(await talk.answer(temperature=2.0, seed=seed))
+
+
+@flow
+async def no_call_where_none_may_be(client: Client) -> None:
+    async with client.talk() as talk:
+        await with_tools(talk)
+        await talk.say("What is the weather in Rome?")
+        done = (await talk.answer(tool_choice="none", max_output_tokens=40))[-1]["response"]
+        assert [item["type"] for item in done["output"]] == ["message"]
+
+
+@flow
+async def a_schema_that_cannot_be_enforced_is_refused(client: Client) -> None:
+    async with client.talk() as talk:
+        await with_tools(talk)
+        parameters = {"type": "object", "not": {"required": ["city"]}}
+        strict = {**WEATHER, "strict": True, "parameters": parameters}
+        await talk.send(type="session.update", session={"type": "realtime", "tools": [strict]})
+        error = (await talk.expect("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_function_parameters", "session.tools")
+        assert "not" in error["message"]
+        await talk.send(type="response.create", response={"tools": [strict]})
+        assert (await talk.expect("error"))["error"]["param"] == "response.tools"
+        loose = {**WEATHER, "parameters": parameters}
+        await talk.connection.session.update(session={"type": "realtime", "tools": [loose]})
+        assert (await talk.expect("session.updated"))["session"]["tools"] == [loose]
+        await talk.usable()
+
+
+@flow
+async def a_calls_kv_stays_warm(client: Client) -> None:
+    """While the tool runs nothing is lost: what follows its result is all that is computed."""
+    async with client.talk() as talk:
+        await with_tools(talk, tool_choice="required", parallel_tool_calls=False)
+        await talk.say("What is the weather in Rome?")
+        asked = (await talk.answer(max_output_tokens=300))[-1]["response"]
+        (call,) = asked["output"]
+        item = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+        await talk.send(type="conversation.item.create", item=item)
+        await talk.expect("conversation.item.added", "conversation.item.done")
+        done = (await talk.answer(tool_choice="none", max_output_tokens=20))[-1]["response"]
+        cached = done["usage"]["input_token_details"]["cached_tokens"]
+        before, now = asked["usage"]["total_tokens"], done["usage"]["input_tokens"]
+        assert now - 40 < before - 1 <= cached < now, (before, cached, now)

@@ -1,0 +1,167 @@
+"""Answers that may or must call tools, in every family's form: what is drawn is read as calls."""
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import jsonschema
+import pytest
+
+from engine.messages import Grammar
+from engine.text import (
+    ArgumentsDelta,
+    Asked,
+    CallDone,
+    Callee,
+    CallStarted,
+    TextDelta,
+    ToolFormat,
+    ToolParser,
+)
+from engine.text.calling import calls
+from engine.text.tools import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
+from tests.engine.text.test_grammar import drawn, grammars
+from tests.engine.text.text_fixtures import family, template_of
+
+CALLING = ["demo", "qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small"]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Köln", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [Callee("get_weather", json.dumps(SCHEMA)), Callee('say "hi"'), Callee("get_time")]
+Call = tuple[str, Any]
+
+
+def said(name: str, grammar: Grammar, seed: int) -> str:
+    text = family(name)
+    found = drawn(text, grammars(name).matcher(grammar, text.stop_ids), seed)
+    assert found is not None
+    return found
+
+
+def parse(
+    format: ToolFormat | None, said: str, tools: Sequence[Callee] = TOOLS
+) -> tuple[str, list[Call]]:
+    """The text beside the calls, and the calls; each of them is whole."""
+    parser = ToolParser(format, [tool.name for tool in tools])
+    text, found = "", list[list[str]]()
+    for event in [*parser.push(said), *parser.finish()]:
+        match event:
+            case TextDelta(text=piece):
+                text += piece
+            case CallStarted(name=name):
+                found.append([name, ""])
+            case ArgumentsDelta(text=piece):
+                found[-1][1] += piece
+            case CallDone(complete=complete):
+                assert complete, said
+    return text, [(name, json.loads(arguments)) for name, arguments in found]
+
+
+def follow_their_schemas(found: list[Call]) -> bool:
+    for name, arguments in found:
+        assert name in [tool.name for tool in TOOLS]
+        jsonschema.validate(arguments, SCHEMA if name == "get_weather" else {"type": "object"})
+    return True
+
+
+@pytest.mark.parametrize("name", CALLING)
+@pytest.mark.parametrize("several", [True, False])
+def test_must_call(name: str, several: bool) -> None:
+    template = template_of(name)
+    tools = TOOLS if name != "mistral_small" else [TOOLS[0], TOOLS[2]]  # names stand bare there
+    grammar = template.calling(tools, Asked(must=True, several=several))
+    assert grammar is not None
+    counts: set[int] = set()
+    for seed in range(300):
+        text, found = parse(template.tool_format, said(name, grammar, seed))
+        assert text.strip() == ""
+        assert follow_their_schemas(found)
+        counts.add(len(found))
+        if seed >= 20 and (not several or max(counts) > 1):
+            break
+    assert min(counts) == 1
+    assert (max(counts) > 1) == several
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_may_call(name: str) -> None:
+    """Free text, and behind the marker nothing but a call: the marker is given here, since chance
+    would hardly draw it."""
+    template, text = template_of(name), family(name)
+    grammar = template.calling([TOOLS[0]], Asked())
+    assert grammar is not None
+    assert template.tool_format is not None
+    made = 0
+    for seed in range(12):
+        matcher = grammars(name).matcher(grammar, text.stop_ids)
+        opening = "Let me see." if not template.tool_format.bare else ""
+        marker = "{" if template.tool_format.bare else template.tool_format.marker
+        for id in [*text.encode_plain(opening), *text.encode(marker)]:
+            mask = matcher.allowed()
+            if not mask[id >> 3] >> (id & 7) & 1:
+                continue  # a space that SentencePiece puts before the marker
+            matcher.accept(id)
+        rest = drawn(text, matcher, seed)
+        assert rest is not None
+        _, found = parse(template.tool_format, opening + marker + rest)
+        assert follow_their_schemas(found)
+        made += len(found)
+    assert made >= 12
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_text_stays_free_and_never_spells_a_call(name: str) -> None:
+    template, text = template_of(name), family(name)
+    grammar = template.calling([TOOLS[0]], Asked())
+    assert grammar is not None
+    source = random.Random(1)
+    for _ in range(5):
+        matcher = grammars(name).matcher(grammar, text.stop_ids)
+        for id in text.encode_plain("Hello, {world}: 3 < 4. ") * source.randint(1, 3):
+            mask = matcher.allowed()
+            assert mask[id >> 3] >> (id & 7) & 1
+            assert all(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids), "it may end anywhere"
+            matcher.accept(id)
+
+
+@pytest.mark.parametrize("format", [HERMES, MISTRAL, MISTRAL_ARGS, LLAMA3])
+def test_a_marker_that_is_no_token_is_found_in_the_text(format: ToolFormat) -> None:
+    text = family("chatml")
+    grammar = calls(format, [TOOLS[0]], lambda spelling: None, Asked())
+    for seed in range(10):
+        matcher = grammars("chatml").matcher(grammar, text.stop_ids)
+        opening = "Well, " + format.marker
+        for id in text.encode_plain(opening):
+            matcher.accept(id)
+        rest = drawn(text, matcher, seed)
+        assert rest is not None
+        begun, found = parse(format, opening + rest)
+        assert begun.strip() == "Well,"
+        assert len(found) >= 1
+        assert follow_their_schemas(found)
+
+
+@pytest.mark.parametrize("name", ["demo", "llama3", "mistral_v3"])
+def test_an_answer_is_a_call_or_follows_a_schema(name: str) -> None:
+    template = template_of(name)
+    wanted = {"type": "array", "items": {"type": "boolean"}, "minItems": 1}
+    answer = Grammar("json_schema", json.dumps(wanted))
+    grammar = template.calling([TOOLS[0]], Asked(answer=answer))
+    assert grammar is not None
+    kinds: set[str] = set()
+    for seed in range(40):
+        text, found = parse(template.tool_format, said(name, grammar, seed))
+        if found:
+            assert follow_their_schemas(found)
+        else:
+            jsonschema.validate(json.loads(text), wanted)
+        kinds.add("call" if found else "answer")
+    assert kinds == {"call", "answer"}
+
+
+def test_a_template_that_shows_no_calls_has_no_grammar_for_them() -> None:
+    assert template_of("chatml").calling(TOOLS, Asked(must=True)) is None
