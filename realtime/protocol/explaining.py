@@ -2,6 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from realtime.errors import BadFrame
+
+T = TypeVar("T")
 
 Choices = Mapping[str, tuple[str, ...]]
 """By path, indices left out: what may stand where msgspec says only that a value is not one of the
@@ -49,3 +56,20 @@ def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str
         want = match["want"].replace(" | ", " or ")
         return f"Invalid type for {name}: expected {want}{got}.", "invalid_type", path or None
     return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None
+
+
+def decoded(
+    decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str, choices: Choices | None = None
+) -> T:
+    """Whatever the bytes of the `what` (frame, body), a value. Raises BadFrame."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, code, param = explain(str(error), choices)
+    except msgspec.DecodeError as error:
+        message, code, param = f"The {what} is not valid JSON: {error}.", "invalid_json", None
+    except UnicodeError:
+        message, code, param = f"The {what} is not valid UTF-8.", "invalid_json", None
+    except RecursionError:
+        message, code, param = f"The {what} is nested too deeply.", "invalid_json", None
+    raise BadFrame(message, code=code, param=param)

@@ -22,6 +22,7 @@ from realtime.limits import Limits
 from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import ClientSecrets
+from realtime.server.completions import CompletionRoutes
 from realtime.server.logs import Recent
 from realtime.server.page import Page
 from realtime.server.peers import GuardedHttp, GuardedWebSocket
@@ -72,8 +73,11 @@ def build(
         show_warnings=len({*settings.tenants.values()}) <= 1,
     )
     page = Page().all() if settings.web else []
-    answering = ResponseRoutes(responses, gate, served)
-    app = Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *answering.all(), *page])
+    answering = [
+        *ResponseRoutes(responses, gate, served).all(),
+        *CompletionRoutes(responses, gate, served).all(),
+    ]
+    app = Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *answering, *page])
     app.state.responses = responses
     return app
 

@@ -13,7 +13,7 @@ A response is its tenant's: somebody else's id is answered like an unknown one.
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -22,11 +22,11 @@ from realtime.errors import Refusal
 from realtime.names import fresh
 from realtime.protocol.responses_api import Voice, decode_body, encode_sse, hear, response_out
 from realtime.server import answers
-from realtime.server.auth import Denied, Gate
+from realtime.server.auth import Gate
 from realtime.server.bodies import read_body
 from realtime.server.served import Served
 from realtime.server.streams import EventStream, HungUp, unless_gone
-from realtime.session import Guest, Recording, Responses, Visitor
+from realtime.session import Recording, Responses, Visitor
 from realtime.transport import StarletteSocket
 from realtime.transport.responses import ResponsesConnection
 
@@ -49,7 +49,7 @@ class ResponseRoutes:
         ]
 
     async def connect(self, websocket: WebSocket) -> None:
-        guest = self._admit(websocket)
+        guest = answers.admitted(self._gate, websocket)
         if isinstance(guest, Response):
             await websocket.send_denial_response(guest)
             return
@@ -58,7 +58,7 @@ class ResponseRoutes:
         await ResponsesConnection(socket, self._responses, guest.tenant, self._served.name).run()
 
     async def create(self, request: Request) -> Response:
-        guest = self._admit(request)
+        guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         try:
@@ -78,7 +78,7 @@ class ResponseRoutes:
             return Response()
 
     async def look(self, request: Request) -> Response:
-        guest = self._admit(request)
+        guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         try:
@@ -93,7 +93,7 @@ class ResponseRoutes:
         return answers.json(response_out(recording.answer))
 
     async def delete(self, request: Request) -> Response:
-        guest = self._admit(request)
+        guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         try:
@@ -104,7 +104,7 @@ class ResponseRoutes:
         return answers.json({"id": _id(request), "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        guest = self._admit(request)
+        guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         visitor = Visitor(guest.tenant)
@@ -117,15 +117,6 @@ class ResponseRoutes:
 
     def _stream(self, recording: Recording, after: int = -1) -> Response:
         return EventStream(_events(recording, after), self._limits.send_s_max)
-
-    def _admit(self, connection: HTTPConnection) -> Guest | Response:
-        """A browser's key opens conversations, nothing else."""
-        guest = self._gate.check(connection.headers)
-        if isinstance(guest, Denied):
-            return answers.error(guest.status, guest.code, guest.message)
-        if guest.ephemeral:
-            return answers.error(403, "ephemeral_key", "A client secret is not good for this.")
-        return guest
 
 
 async def _events(recording: Recording, after: int) -> AsyncGenerator[bytes, None]:

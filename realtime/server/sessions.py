@@ -21,10 +21,10 @@ from realtime.names import fresh
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
 from realtime.server import answers
-from realtime.server.auth import Denied, Gate
+from realtime.server.auth import Gate
 from realtime.server.bodies import read_body
 from realtime.server.client_secrets import ClientSecrets
-from realtime.session import Guest, Registry, Session
+from realtime.session import Registry, Session
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class SessionRoutes:
         ]
 
     async def mint(self, request: Request) -> Response:
-        guest = self._admit(request)
+        guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         try:
@@ -97,7 +97,7 @@ class SessionRoutes:
         return answers.json({"id": session.id, "object": "realtime.session", "deleted": True})
 
     def _find(self, request: Request) -> Session | Response:
-        guest = self._admit(request)
+        guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         name: str = request.path_params["id"]
@@ -106,15 +106,6 @@ class SessionRoutes:
             message = f"The session with id '{name[:200]}' does not exist."
             return answers.error(404, "session_not_found", message, "id")
         return session
-
-    def _admit(self, request: Request) -> Guest | Response:
-        """A browser's key opens conversations, nothing else."""
-        guest = self._gate.check(request.headers)
-        if isinstance(guest, Denied):
-            return answers.error(guest.status, guest.code, guest.message)
-        if guest.ephemeral:
-            return answers.error(403, "ephemeral_key", "A client secret is not good for this.")
-        return guest
 
 
 def _secret_in(body: bytes) -> SecretIn:

@@ -2,16 +2,12 @@
 gives a value or raises BadFrame."""
 
 import re
-from typing import TypeVar
 
 import msgspec
 
-from realtime.errors import BadFrame
-from realtime.protocol.explaining import Choices, explain
+from realtime.protocol.explaining import Choices, decoded
 from realtime.protocol.responses_api import client
 from realtime.protocol.responses_api.server import ResponseEvent, ResponseOut, ServerEvent
-
-T = TypeVar("T")
 
 _frame = msgspec.json.Decoder(client.ClientEvent)
 _body = msgspec.json.Decoder(client.Create)
@@ -41,16 +37,16 @@ _envelope = msgspec.json.Decoder(_Envelope)
 
 
 def decode(frame: str | bytes) -> client.ClientEvent:
-    return _decoded(_frame, frame, "frame")
+    return decoded(_frame, frame, "frame", _CHOICES)
 
 
 def decode_body(body: bytes) -> client.Create:
     """`type` may be missing there, and must be right if it is not."""
-    return _decoded(_body, body, "body")
+    return decoded(_body, body, "body", _CHOICES)
 
 
 def decode_input(raw: msgspec.Raw) -> client.Input:
-    return _decoded(_input, bytes(raw), "input")
+    return decoded(_input, bytes(raw), "input", _CHOICES)
 
 
 def encode(event: ServerEvent | ResponseOut) -> bytes:
@@ -69,17 +65,3 @@ def stream_id_of(frame: str) -> str | None:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         found = _STREAM_ID.search(frame)
         return found[1] if found else None
-
-
-def _decoded(decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str) -> T:
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        message, code, param = explain(str(error), _CHOICES)
-    except msgspec.DecodeError as error:
-        message, code, param = f"The {what} is not valid JSON: {error}.", "invalid_json", None
-    except UnicodeError:
-        message, code, param = f"The {what} is not valid UTF-8.", "invalid_json", None
-    except RecursionError:
-        message, code, param = f"The {what} is nested too deeply.", "invalid_json", None
-    raise BadFrame(message, code=code, param=param)

@@ -1,0 +1,113 @@
+"""What clients ask, to what the session layer does. Pure; raises Refusal for what the shapes alone
+cannot forbid."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+from realtime.errors import Refusal
+from realtime.protocol import core
+from realtime.protocol.chat_api import client
+from realtime.protocol.wishes import missing, named, sampling_of, tool_of
+
+Fresh = Callable[[str], str]
+"""Makes an id from a prefix."""
+
+
+def hear(create: client.Create, default: core.Settings, fresh: Fresh) -> core.GoOn:
+    """The first message, if it is the system's, is the instructions."""
+    messages, instructions, skipped = create.messages, "", 0
+    if messages[0].role in ("system", "developer"):
+        instructions = "\n".join(_texts(messages[0], "messages[0]"))
+        skipped = 1
+    tools = _tools(create.tools or [])
+    settings = core.Settings(
+        instructions=instructions,
+        tools=tools,
+        tool_choice=_tool_choice(create.tool_choice, tools),
+        max_output_tokens=create.max_completion_tokens or create.max_tokens,
+        sampling=sampling_of(create, default.sampling, default.sampling),
+        truncation=core.Truncation(mode="disabled"),
+    )
+    items = tuple(
+        item
+        for n, message in enumerate(messages[skipped:], skipped)
+        for item in _items(message, f"messages[{n}]", fresh)
+    )
+    return core.GoOn(settings=settings, input=items, keep=False)
+
+
+def _items(message: client.MessageIn, where: str, fresh: Fresh) -> Iterator[core.Item]:
+    if message.role == "tool":
+        if message.tool_call_id is None:
+            raise missing(f"{where}.tool_call_id")
+        output = "\n".join(_texts(message, where))
+        yield core.CallOutputItem(id=fresh("item"), call_id=message.tool_call_id, output=output)
+        return
+    calls = message.tool_calls or []
+    if message.content is not None or not calls:
+        yield _message(message, where, fresh)
+    for call in calls:
+        yield core.CallItem(
+            id=fresh("item"),
+            call_id=call.id,
+            name=call.function.name,
+            arguments=call.function.arguments,
+        )
+
+
+def _message(message: client.MessageIn, where: str, fresh: Fresh) -> core.MessageItem:
+    match message.role:
+        case "user" | "assistant" as role:
+            kind = "output_text" if role == "assistant" else "input_text"
+        case _:
+            role, kind = "system", "input_text"
+    parts = tuple(core.Part(kind, text) for text in _texts(message, where))
+    return core.MessageItem(id=fresh("item"), role=role, parts=parts)
+
+
+def _texts(message: client.MessageIn, where: str) -> list[str]:
+    content = message.content
+    if content is None:
+        raise missing(f"{where}.content")
+    if isinstance(content, str):
+        return [content]
+    texts: list[str] = []
+    for n, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in ("text", "refusal"):
+            raise Refusal(
+                f"Invalid '{where}.content[{n}].type': this server takes text only, not "
+                f"{part.type[:64]!r}.",
+                code="invalid_value",
+                param=f"{where}.content[{n}].type",
+            )
+        if text is None:
+            raise missing(f"{where}.content[{n}].{part.type}")
+        texts.append(text)
+    return texts
+
+
+def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
+    taken: list[core.Tool] = []
+    for n, tool in enumerate(tools):
+        if tool.type != "function":
+            continue
+        if tool.function is None:
+            raise missing(f"tools[{n}].function")
+        function = tool.function
+        taken.append(tool_of(function.name, function.description, function.parameters))
+    return tuple(taken)
+
+
+def _tool_choice(
+    choice: str | client.ToolChoiceIn | None, tools: Sequence[core.Tool]
+) -> core.ToolChoice:
+    """A choice among tools that we left out is no choice."""
+    match choice:
+        case "none" | "required":
+            return core.ToolChoice(choice)
+        case client.ToolChoiceIn(type="function", function=function):
+            if function is None:
+                raise missing("tool_choice.function")
+            return named(function.name, tools, "tool_choice.function.name")
+        case _:
+            return core.ToolChoice()

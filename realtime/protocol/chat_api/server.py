@@ -1,0 +1,94 @@
+"""What a chat completion looks like, whole and in chunks. Each validates against the OpenAI SDK's
+own types."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Called(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """`index` in chunks alone; what was said of a call before is not said again."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: Called
+
+
+class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    message: Message
+    logprobs: None = None
+    finish_reason: FinishReason
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[Call] | UnsetType = UNSET
+
+
+class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    delta: Delta
+    logprobs: None = None
+    finish_reason: FinishReason | None = None
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """`usage` is null but in the last, where it was asked for."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    message: str
+    type: Literal["server_error"] = "server_error"
+    param: None = None
+    code: str
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True):
+    """In place of a chunk, when the answer has failed."""
+
+    error: ErrorBody
