@@ -10,7 +10,7 @@ from starlette.routing import Route
 
 from realtime.errors import Refusal
 from realtime.names import fresh
-from realtime.protocol.chat_api import Voice, decode, failure, hear
+from realtime.protocol.chat_api import Voice, decode, failure, hear, worded
 from realtime.server import answers
 from realtime.server.auth import Gate
 from realtime.server.bodies import read_body
@@ -39,7 +39,7 @@ class CompletionRoutes:
             ask = hear(create, self._responses.settings, fresh)
             making = await self._responses.begin(ask, Visitor(guest.tenant))
         except Refusal as refusal:
-            return answers.refused(refusal)
+            return answers.refused(worded(refusal))
         options = create.stream_options
         voice = Voice(model, usage=bool(options and options.include_usage))
         if create.stream:

@@ -350,6 +350,19 @@ async def test_a_chat_with_tools(running: Running) -> None:
             "n",
         ),
         (
+            {"messages": [{"role": "user", "content": "x" * 500}]},
+            "context_length_exceeded",
+            "messages",
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x"}},
+            },
+            "missing_required_parameter",
+            "response_format.json_schema.schema",
+        ),
+        (
             {"messages": [{"role": "user", "content": "x"}], "tool_choice": "always"},
             "invalid_value",
             "tool_choice",

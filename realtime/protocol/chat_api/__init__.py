@@ -5,7 +5,7 @@ JSON, SSE ◀──────── chunk ◀──say─── Told        (c
 """
 
 from realtime.protocol.chat_api.client import Create, decode
-from realtime.protocol.chat_api.hear import hear
+from realtime.protocol.chat_api.hear import hear, worded
 from realtime.protocol.chat_api.say import Voice, failure
 
-__all__ = ["Create", "Voice", "decode", "failure", "hear"]
+__all__ = ["Create", "Voice", "decode", "failure", "hear", "worded"]

@@ -82,6 +82,7 @@ class Create(Sampled, frozen=True, kw_only=True):
     model: str | None = None
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Tokens | None = None
     max_tokens: Tokens | None = None
     """The older name."""

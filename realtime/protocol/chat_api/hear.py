@@ -3,6 +3,9 @@ cannot forbid."""
 
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
+
+from engine import Grammar
 from realtime.errors import Refusal
 from realtime.protocol import core
 from realtime.protocol.chat_api import client
@@ -23,8 +26,12 @@ def hear(create: client.Create, default: core.Settings, fresh: Fresh) -> core.Go
         instructions=instructions,
         tools=tools,
         tool_choice=_tool_choice(create.tool_choice, tools),
+        parallel_tool_calls=create.parallel_tool_calls is not False,
         max_output_tokens=create.max_completion_tokens or create.max_tokens,
-        sampling=sampling_of(create, default.sampling, default.sampling),
+        sampling=msgspec.structs.replace(
+            sampling_of(create, default.sampling, default.sampling),
+            grammar=_grammar(create.response_format),
+        ),
         truncation=core.Truncation(mode="disabled"),
     )
     items = tuple(
@@ -94,8 +101,23 @@ def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
         if tool.function is None:
             raise missing(f"tools[{n}].function")
         function = tool.function
-        taken.append(tool_of(function.name, function.description, function.parameters))
+        taken.append(
+            tool_of(function.name, function.description, function.parameters, function.strict)
+        )
     return tuple(taken)
+
+
+def _grammar(format: client.FormatIn | None) -> Grammar | None:
+    match format:
+        case client.FormatIn(type="json_object"):
+            return Grammar("json")
+        case client.FormatIn(type="json_schema", json_schema=schema):
+            if schema is None or schema.schema is None:
+                within = "" if schema is None else ".schema"
+                raise missing(f"response_format.json_schema{within}")
+            return Grammar("json_schema", msgspec.json.encode(schema.schema).decode())
+        case _:
+            return None
 
 
 def _tool_choice(
@@ -111,3 +133,15 @@ def _tool_choice(
             return named(function.name, tools, "tool_choice.function.name")
         case _:
             return core.ToolChoice()
+
+
+_THEIRS = {"input": "messages", "text.format.schema": "response_format.json_schema.schema"}
+
+
+def worded(refusal: Refusal) -> Refusal:
+    """What the session layer refuses, with the fields as they are called here."""
+    param = refusal.param
+    if param not in _THEIRS:
+        return refusal
+    message = refusal.message.replace(f"'{param}'", f"'{_THEIRS[param]}'")
+    return Refusal(message, code=refusal.code, param=_THEIRS[param], kind=refusal.kind)
