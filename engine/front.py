@@ -158,6 +158,16 @@ class Engine:
         peers = [peer for peer in self._routing.peers if peer.answers]
         return {peer.ready.incarnation: peer.load for peer in peers if peer.ready}
 
+    def answers_at(self, host: str, port: int) -> bool:
+        """Whether the engine that was added as this answers."""
+        name = f"{host}:{port}"
+        return any(peer.answers for peer in self._routing.peers if peer.name == name)
+
+    @property
+    def turns(self) -> int:
+        """Turns of this front that have not ended."""
+        return len(self._routing.turns)
+
     async def drain(self) -> None:
         """Its engines take nothing new; what runs goes on."""
         await self._routing.ask_all(Drain)

@@ -23,6 +23,7 @@ from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import ClientSecrets
 from realtime.server.completions import CompletionRoutes
+from realtime.server.entrance import Entrance
 from realtime.server.logs import Recent
 from realtime.server.page import Page
 from realtime.server.peers import GuardedHttp, GuardedWebSocket
@@ -86,13 +87,13 @@ BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, option: str = "--host") -> socket.socket:
     """A listening socket, ours from here on: who connects before the model is loaded waits. Raises
     SetupError if the port is taken."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise SetupError(f"--host {host}: {error.strerror}") from None
+        raise SetupError(f"{option} {host}: {error.strerror}") from None
     family, kind, protocol, _, address = infos[0]
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -129,7 +130,7 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: Starlette,
+        app: Starlette | Entrance,
         settings: Settings,
         on_listening: Callable[[], None],
         tls: ssl.SSLContext | None = None,
@@ -154,7 +155,7 @@ class Server(uvicorn.Server):
             )
         )
         self._on_listening = on_listening
-        self._responses: Responses = app.state.responses
+        self._app = app
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -162,7 +163,9 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        await self._responses.close()
+        responses: Responses | None = getattr(self._app.state, "responses", None)
+        if responses is not None:
+            await responses.close()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

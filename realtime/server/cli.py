@@ -1,4 +1,4 @@
-"""continuo serve | chat | bench | models"""
+"""continuo serve | gateway | engine | chat | bench | models"""
 
 import argparse
 import importlib.metadata
@@ -10,9 +10,15 @@ import uvloop
 
 from realtime.errors import SetupError
 from realtime.server import options
-from realtime.server.settings import DEFAULT_PORT, make
+from realtime.server.settings import DEFAULT_PORT, make, make_engine, make_gateway
 
 _CHAT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}"
+
+_WHENCE = (
+    "An option may also come from the environment (the name in brackets; lists separated by "
+    "commas) or from a TOML file (--config); the command line wins over the environment, which "
+    "wins over the file."
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,6 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         match arguments.command:
             case "serve":
                 return _serve(arguments)
+            case "gateway":
+                return _gateway(arguments)
+            case "engine":
+                return _engine(arguments)
             case "chat":
                 return _chat(arguments)
             case "models":
@@ -48,14 +58,23 @@ def _parser() -> argparse.ArgumentParser:
         "--version", action="version", version=f"continuo {importlib.metadata.version('continuo')}"
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    serve = commands.add_parser(
-        "serve",
-        help="start the server",
-        description="Starts the server. An option may also come from the environment (the name in "
-        "brackets; lists separated by commas) or from a TOML file (--config); the command line "
-        "wins over the environment, which wins over the file.",
-    )
-    options.add_options(serve)
+    for name, brief, long in (
+        ("serve", "start the server", "Starts the server: a gateway with an engine of its own."),
+        (
+            "gateway",
+            "start a gateway alone",
+            "Starts a gateway alone. Its engines run apart (continuo engine), on this machine or "
+            "others; there may be several of each.",
+        ),
+        (
+            "engine",
+            "start an engine alone",
+            "Starts an engine alone, for gateways on this machine or others (continuo gateway).",
+        ),
+    ):
+        options.add_options(
+            commands.add_parser(name, help=brief, description=f"{long} {_WHENCE}"), name
+        )
     chat = commands.add_parser(
         "chat",
         help="talk to a server",
@@ -85,6 +104,18 @@ def _serve(arguments: argparse.Namespace) -> int:
     from realtime.server.serving import serve
 
     return uvloop.run(serve(make(options.load(arguments))))
+
+
+def _gateway(arguments: argparse.Namespace) -> int:
+    from realtime.server.serving import gateway
+
+    return uvloop.run(gateway(make_gateway(options.load(arguments))))
+
+
+def _engine(arguments: argparse.Namespace) -> int:
+    from realtime.server.hosting import host
+
+    return uvloop.run(host(make_engine(options.load(arguments))))
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
-"""Options of `continuo serve`: from the command line, else the environment, else a TOML file.
+"""Options of `continuo serve`, `gateway` and `engine`: from the command line, else the environment,
+else a TOML file.
 
 One table says them all. Names follow vLLM's where it has the option.
 """
@@ -79,6 +80,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("ssl-certfile", "text", "server", "PEM certificate: serve wss:// and https://", "FILE"),
     Option("ssl-keyfile", "text", "server", "its key, where it is not in the same file", "FILE"),
+    Option(
+        "store",
+        "text",
+        "server",
+        "where sessions are kept, and engines announced: redis://HOST:PORT/DB, rediss://, "
+        "redis+sentinel://",
+        "URL",
+    ),
     Option("no-auth", "switch", "server", "listen beyond loopback without any key"),
     Option(
         "allowed-origins",
@@ -87,6 +96,50 @@ OPTIONS: tuple[Option, ...] = (
         "web origin whose pages may connect, as https://example.org; may be given again "
         "(pages from this machine always may)",
         "ORIGIN",
+    ),
+    Option(
+        "engine",
+        "list",
+        "engines",
+        "an engine, as HOST:PORT; may be given again. Those announced in a Redis of --store are "
+        "found by themselves",
+        "HOST:PORT",
+    ),
+    Option(
+        "engine-cafile",
+        "text",
+        "engines",
+        "PEM certificates of who signs for engines with TLS, or of the engines themselves",
+        "FILE",
+    ),
+    Option(
+        "listen",
+        "text",
+        "host",
+        "where gateways connect (default: 127.0.0.1:8100)",
+        "HOST:PORT",
+    ),
+    Option(
+        "advertise",
+        "text",
+        "host",
+        "the address gateways are told, where it is not that of --listen",
+        "HOST:PORT",
+    ),
+    Option(
+        "secret-file",
+        "text",
+        "link",
+        "what gateways and engines must both know, 16 bytes or more; engines beyond loopback "
+        "need one",
+        "FILE",
+    ),
+    Option(
+        "drain-grace-s",
+        "number",
+        "process",
+        "how long answers in flight may take after SIGTERM (default: 20)",
+        "SECONDS",
     ),
     Option("no-web", "switch", "server", "serve no page, the API alone"),
     Option(
@@ -99,23 +152,46 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "log-level",
         "text",
-        "server",
+        "process",
         "how much is logged (default: warning)",
         choices=("debug", "info", "warning", "error"),
     ),
 )
 
 _BY_KEY = {option.key: option for option in OPTIONS}
-_GROUPS = {"model": "the model", "engine": "its engine", "server": "the server"}
+_GROUPS = {
+    "model": "the model",
+    "engine": "its engine",
+    "host": "the engine by itself",
+    "server": "the server",
+    "engines": "its engines",
+    "link": "between gateways and engines",
+    "process": "the process",
+}
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "serve": ("model", "engine", "server", "process"),
+    "gateway": ("server", "engines", "link", "process"),
+    "engine": ("model", "engine", "host", "link", "process"),
+}
+"""Which groups of options each takes."""
+_ALSO = {"engine": ("ssl-certfile", "ssl-keyfile", "store")}
+_NOT = {"engine": ("served-model-name",)}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, command: str) -> None:
+    """Those of the command; the environment and a file may hold options of others too."""
     for group, title in _GROUPS.items():
         section = parser.add_argument_group(title)
         for option in OPTIONS:
-            if option.group == group:
+            if option.group == group and _takes(command, option):
                 _add(section.add_argument, option)
     parser.add_argument("--config", metavar="FILE", help="TOML file with options, named as here")
+
+
+def _takes(command: str, option: Option) -> bool:
+    if option.name in _NOT.get(command, ()):
+        return False
+    return option.group in COMMANDS[command] or option.name in _ALSO.get(command, ())
 
 
 def read(arguments: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Value]:

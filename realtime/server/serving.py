@@ -1,4 +1,8 @@
-"""`continuo serve`, from the port to the farewell."""
+"""`continuo serve` and `continuo gateway`, from the port to the farewell.
+
+SIGTERM drains: nobody new comes in, answers in flight are finished within a grace, connections are
+closed with 1012. SIGINT does not wait for answers. A second signal leaves at once.
+"""
 
 import asyncio
 import os
@@ -6,33 +10,186 @@ import signal
 import socket
 import ssl
 import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import TypeVar
 
-from starlette.applications import Starlette
+import msgspec
 
-from engine import Engine, EngineError
+from engine import Engine, EngineError, Security
 from realtime.errors import SetupError
 from realtime.server import logs
 from realtime.server.app import Server, bind, build, not_free
+from realtime.server.engines import elsewhere
+from realtime.server.entrance import Entrance
 from realtime.server.settings import DEFAULT_PORT, Settings
-from realtime.store import open_store
+from realtime.store import Store, open_store
+
+QUIET_S = 0.5
+"""So long after the last answer its end has been written."""
+
+Source = Callable[[Settings], AbstractAsyncContextManager[Engine]]
+Value = TypeVar("Value")
 
 
 async def serve(settings: Settings) -> int:
-    """Returns the exit status. Raises SetupError."""
+    """With an engine of its own. Returns the exit status. Raises SetupError."""
+    return await _run(settings, _own)
+
+
+async def gateway(settings: Settings) -> int:
+    """With engines that run apart. Returns the exit status. Raises SetupError."""
+    return await _run(settings, _apart)
+
+
+class Stopping:
+    """Set by the first signal; the second does not wait for anybody."""
+
+    def __init__(self) -> None:
+        self.gently = False
+        """Answers in flight may end."""
+        self._asked = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._heard, number)
+
+    def _heard(self, number: signal.Signals) -> None:
+        if self._asked.is_set():
+            os._exit(1)
+        self.gently = number == signal.SIGTERM
+        self._asked.set()
+
+    async def asked(self) -> None:
+        await self._asked.wait()
+
+    async def unless(self, work: Coroutine[None, None, Value]) -> Value | None:
+        """What the work gives. None: stopped before it was done."""
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self.asked())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            return None
+        finally:
+            stopping.cancel()
+
+
+@asynccontextmanager
+async def _own(settings: Settings) -> AsyncGenerator[Engine]:
+    say(f"Loading {settings.engine.model} ...")
+    try:
+        engine = await Engine.start(settings.engine, Progress())
+    except EngineError as error:
+        raise SetupError(error.message) from None
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def _apart(settings: Settings) -> AsyncGenerator[Engine]:
+    where = [str(address) for address in settings.engines]
+    if settings.store.startswith("redis"):
+        where.append("those announced in Redis")
+    say(f"Waiting for an engine: {', '.join(where)} ...")
+    security = Security(settings.secret, _trust(settings))
+    store = settings.store if settings.store.startswith("redis") else None
+    async with elsewhere(settings.engines, security, store) as engine:
+        await engine.when_ready()
+        yield engine
+
+
+async def _run(settings: Settings, source: Source) -> int:
     recent = logs.configure(settings.log_level, settings.tenants)
     tls = _tls(settings)
-    stop = _on_signals()
+    stopping = Stopping()
     with bind(settings.host, settings.port) as sock:
-        engine = await _load(settings, stop)
-        if engine is None:
-            return 0
-        store = await open_store("sqlite://:memory:")
-        try:
-            app = build(engine, settings, recent, store)
-            return await _serve(app, engine, settings, sock, stop, tls)
-        finally:
-            await engine.stop()
-            await store.aclose()
+        entrance = Entrance()
+        server = Server(entrance, settings, lambda: None, tls)
+        serving = asyncio.create_task(server.serve([sock]), name="http")
+        async with AsyncExitStack() as stack:
+            try:
+                engine = await stopping.unless(stack.enter_async_context(source(settings)))
+                if engine is None:
+                    return 0
+                store = await stack.enter_async_context(_store())
+                settings = _named(settings, engine)
+                entrance.open(build(engine, settings, recent, store), engine)
+                _welcome(engine, settings, sock)
+                return await _until_stopped(entrance, engine, serving, stopping, settings)
+            finally:
+                server.should_exit = True
+                try:
+                    await serving
+                except OSError as error:
+                    raise not_free(settings.host, settings.port, error) from None
+
+
+@asynccontextmanager
+async def _store() -> AsyncGenerator[Store]:
+    store = await open_store("sqlite://:memory:")
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+def _named(settings: Settings, engine: Engine) -> Settings:
+    """A gateway serves what its engines serve."""
+    if settings.served_model_name:
+        return settings
+    return msgspec.structs.replace(settings, served_model_name=(engine.ready.model,))
+
+
+async def _until_stopped(
+    entrance: Entrance,
+    engine: Engine,
+    serving: "asyncio.Task[None]",
+    stopping: Stopping,
+    settings: Settings,
+) -> int:
+    asked, lost = asyncio.create_task(stopping.asked()), asyncio.create_task(engine.lost())
+    await asyncio.wait((serving, asked, lost), return_when=asyncio.FIRST_COMPLETED)
+    if lost.done():
+        say("continuo: the engine process is gone; stopping.")
+        return 1
+    lost.cancel()
+    asked.cancel()
+    entrance.draining = True
+    if stopping.gently:
+        say("Stopping. Answers in flight are finished; again to stop at once.")
+        await until_quiet(lambda: engine.turns, settings.drain_grace_s)
+    else:
+        say("Stopping.")
+    return 0
+
+
+async def until_quiet(turns: Callable[[], int], grace_s: float) -> None:
+    """Returns when there has been no turn for QUIET_S, at the latest after `grace_s`."""
+    now_s = quiet_since_s = time.monotonic()
+    end_s = now_s + grace_s
+    while now_s < end_s and now_s - quiet_since_s < QUIET_S:
+        await asyncio.sleep(QUIET_S / 10)
+        now_s = time.monotonic()
+        if turns():
+            quiet_since_s = now_s
+
+
+def _trust(settings: Settings) -> ssl.SSLContext | None:
+    """Of engines that speak TLS. Raises SetupError."""
+    if settings.engine_cafile is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.engine_cafile)
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise SetupError(f"--engine-cafile {settings.engine_cafile}: {why}") from None
+    context.check_hostname = False  # it is signed by who we trust; it may have many addresses
+    return context
 
 
 def _tls(settings: Settings) -> ssl.SSLContext | None:
@@ -52,68 +209,7 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _on_signals() -> asyncio.Event:
-    """Set by the first; the second does not wait for anybody."""
-    stop = asyncio.Event()
-
-    def heard() -> None:
-        if stop.is_set():
-            os._exit(1)
-        stop.set()
-
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, heard)
-    return stop
-
-
-async def _load(settings: Settings, stop: asyncio.Event) -> Engine | None:
-    """None: stopped while it loaded."""
-    _say(f"Loading {settings.engine.model} ...")
-    loading = asyncio.create_task(Engine.start(settings.engine, _Progress()))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((loading, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not loading.done():
-        loading.cancel()
-        await asyncio.gather(loading, return_exceptions=True)
-        return None
-    try:
-        return loading.result()
-    except EngineError as error:
-        raise SetupError(error.message) from None
-
-
-async def _serve(
-    app: Starlette,
-    engine: Engine,
-    settings: Settings,
-    sock: socket.socket,
-    stop: asyncio.Event,
-    tls: ssl.SSLContext | None,
-) -> int:
-    server = Server(app, settings, lambda: _welcome(engine, settings, sock), tls)
-    serving = asyncio.create_task(server.serve([sock]))
-    stopping = asyncio.create_task(stop.wait())
-    lost = asyncio.create_task(engine.lost())
-    await asyncio.wait((serving, stopping, lost), return_when=asyncio.FIRST_COMPLETED)
-    status = 0
-    if lost.done():
-        _say("continuo: the engine process is gone; stopping.")
-        status = 1
-    elif stopping.done():
-        _say("Stopping.")
-    stopping.cancel()
-    lost.cancel()
-    server.should_exit = True
-    try:
-        await serving
-    except OSError as error:
-        raise not_free(settings.host, settings.port, error) from None
-    return status
-
-
-class _Progress:
+class Progress:
     """Says a stage once, when it begins; in a terminal, how far it is."""
 
     def __init__(self) -> None:
@@ -125,12 +221,12 @@ class _Progress:
             print(f"\r\x1b[K  {what} {fraction:.0%}", end=end, flush=True)
         elif what != self._stage:
             self._stage = what
-            _say(f"  {what}")
+            say(f"  {what}")
 
 
 def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
     ready = engine.ready
-    name, port = settings.served_model_name or (settings.engine.model,), sock.getsockname()[1]
+    name, port = settings.served_model_name, sock.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "wss" if settings.ssl_certfile else "ws"
     url = f"{scheme}://{host}:{port}"
@@ -140,7 +236,7 @@ def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
     if settings.tenants:
         chat += " --api-key YOUR_KEY"
     page = f"  Open           http{url.removeprefix('ws')}/\n" if settings.web else ""
-    _say(
+    say(
         f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
         f"{ready.max_model_len:,} tokens of context.\n"
         f"\n"
@@ -151,5 +247,5 @@ def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
     )
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, flush=True)

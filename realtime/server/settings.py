@@ -1,4 +1,4 @@
-"""What `serve` was asked to be, checked."""
+"""What `serve`, `gateway` or `engine` was asked to be, checked."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,14 +7,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from engine import EngineConfig
+from engine import EngineConfig, LinkRefused, read_secret
 from realtime.errors import SetupError
 from realtime.limits import Limits
 from realtime.server import keys
+from realtime.server.addresses import Address
 from realtime.server.options import Value
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
+DEFAULT_LISTEN = Address("127.0.0.1", 8100)
+DRAIN_GRACE_S = 20.0
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,20 +35,48 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     web: bool = True
     """Whether browsers find a page at `/`."""
+    store: str = ""
+    engines: tuple[Address, ...] = ()
+    """Of a gateway, those it was told of."""
+    secret: bytes = b""
+    engine_cafile: str | None = None
+    drain_grace_s: float = DRAIN_GRACE_S
     log_level: str = "warning"
     limits: Limits = Limits()
 
     @property
     def loopback(self) -> bool:
-        return self.host in LOOPBACK or self.host.startswith("127.")
+        return is_loopback(self.host)
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an engine by itself."""
+
+    engine: EngineConfig = EngineConfig()
+    listen: Address = DEFAULT_LISTEN
+    advertise: Address | None = None
+    """None: as it listens."""
+    secret_file: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    store: str | None = None
+    """A Redis where gateways find it."""
+    drain_grace_s: float = DRAIN_GRACE_S
+    log_level: str = "warning"
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
 
 
 def make(options: Mapping[str, Value]) -> Settings:
     """Raises SetupError, in one line."""
     fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
-    engine = {key: value for key, value in options.items() if key in _ENGINE_FIELDS}
+    fields |= {"store", "engine_cafile", "drain_grace_s"}
     settings = Settings(
-        engine=_engine(engine),
+        engine=_engine(options),
+        engines=tuple(Address.read(text, "--engine") for text in _list(options, "engine")),
+        secret=_secret(options) or b"",
         served_model_name=_list(options, "served_model_name"),
         tenants=_tenants(options),
         web=not options.get("no_web"),
@@ -57,6 +88,7 @@ def make(options: Mapping[str, Value]) -> Settings:
         raise SetupError(f"--port {settings.port}: expected 0 to 65535")
     if not 0 <= settings.temperature <= 2:
         raise SetupError(f"--temperature {settings.temperature}: expected 0 to 2")
+    _check_grace(settings.drain_grace_s)
     if settings.ssl_keyfile and not settings.ssl_certfile:
         raise SetupError(
             f"--ssl-keyfile {settings.ssl_keyfile} is of no use without --ssl-certfile"
@@ -69,12 +101,62 @@ def make(options: Mapping[str, Value]) -> Settings:
     return settings
 
 
+def make_gateway(options: Mapping[str, Value]) -> Settings:
+    """Raises SetupError, in one line."""
+    settings = make(options)
+    if not settings.engines and not settings.store.startswith("redis"):
+        raise SetupError(
+            "a gateway needs engines: name them with --engine HOST:PORT, or the Redis where they "
+            "are announced with --store redis://HOST:PORT"
+        )
+    return settings
+
+
+def make_engine(options: Mapping[str, Value]) -> EngineSettings:
+    """Raises SetupError, in one line."""
+    fields = {"ssl_certfile", "ssl_keyfile", "store", "drain_grace_s", "log_level", "secret_file"}
+    settings = EngineSettings(engine=_engine(options))
+    chosen: dict[str, object] = {key: value for key, value in options.items() if key in fields}
+    for name in ("listen", "advertise"):
+        if name in options:
+            chosen[name] = Address.read(str(options[name]), f"--{name}")
+    settings = msgspec.structs.replace(settings, **chosen)
+    _check_grace(settings.drain_grace_s)
+    if _secret(options) is None and not is_loopback(settings.listen.host):
+        raise SetupError(
+            f"--listen {settings.listen} would let any gateway in: set --secret-file, here and at "
+            "the gateways"
+        )
+    if settings.store is not None and not settings.store.startswith("redis"):
+        raise SetupError(f"--store {settings.store}: engines are announced in a Redis only")
+    if settings.store and settings.advertise is None and settings.listen.host in ("0.0.0.0", "::"):
+        raise SetupError(
+            f"--listen {settings.listen} is no address gateways could be told: set --advertise"
+        )
+    return settings
+
+
+def _check_grace(seconds: float) -> None:
+    if not 0 <= seconds <= 3600:
+        raise SetupError(f"--drain-grace-s {seconds}: expected 0 to 3600")
+
+
+def _secret(options: Mapping[str, Value]) -> bytes | None:
+    file = options.get("secret_file")
+    try:
+        return read_secret(str(file)) if file else None
+    except LinkRefused as error:
+        raise SetupError(f"--secret-file {error.message}") from None
+
+
 _ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__)
 
 
 def _engine(options: Mapping[str, Value]) -> EngineConfig:
     try:
-        return msgspec.convert(options, EngineConfig)
+        return msgspec.convert(
+            {key: value for key, value in options.items() if key in _ENGINE_FIELDS}, EngineConfig
+        )
     except msgspec.ValidationError as error:
         raise SetupError(str(error)) from None
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from realtime.errors import SetupError
-from realtime.server.options import OPTIONS, add_options, read
-from realtime.server.settings import make
+from realtime.server.options import COMMANDS, OPTIONS, Value, add_options, read
+from realtime.server.settings import make, make_engine, make_gateway
 
 
-def parse(*argv: str) -> dict[str, object]:
+def parse(*argv: str, command: str = "serve") -> dict[str, object]:
     parser = argparse.ArgumentParser()
-    add_options(parser)
+    add_options(parser, command)
     return vars(parser.parse_args(argv))
 
 
@@ -54,7 +54,7 @@ def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
 def test_every_engine_option_reaches_the_engine() -> None:
     values = {"integer": "7", "number": "0.5", "text": "m"}
     for option in OPTIONS:
-        if option.group == "server" or option.kind == "list":
+        if option.group not in ("model", "engine") or option.kind == "list":
             continue
         text = option.choices[-1] if option.choices else values[option.kind]
         engine = make(read(parse(f"--{option.name}", text), {})).engine
@@ -113,9 +113,68 @@ def test_loopback_needs_none(host: str) -> None:
 
 
 def test_help_names_every_option_and_its_variable() -> None:
-    parser = argparse.ArgumentParser()
-    add_options(parser)
-    text = " ".join(parser.format_help().split())
+    text = ""
+    for command in COMMANDS:
+        parser = argparse.ArgumentParser()
+        add_options(parser, command)
+        text += " ".join(parser.format_help().split())
     for option in OPTIONS:
         assert f"--{option.name}" in text
         assert f"[{option.variable}]" in text
+
+
+# ---- gateways and engines apart ------------------------------------------------------------------
+
+
+def test_a_gateway_is_told_of_its_engines(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef\n")
+    environ = {
+        "CONTINUO_ENGINE": "engine-1:8100, [::1]:8101",
+        "CONTINUO_SECRET_FILE": str(secret),
+        "CONTINUO_MODEL": "options of others do not matter",
+    }
+    settings = make_gateway(read(parse(command="gateway"), environ))
+    assert settings.engines == (("engine-1", 8100), ("::1", 8101))
+    assert settings.secret == b"0123456789abcdef"
+    assert settings.drain_grace_s == 20
+    assert make_gateway({"store": "redis://r:6379/0"}).engines == ()
+
+
+def test_an_engine_alone() -> None:
+    settings = make_engine(read(parse("--listen", "127.0.0.1:0", command="engine"), {}))
+    assert settings.listen == ("127.0.0.1", 0)
+    assert make_engine({}).listen == ("127.0.0.1", 8100)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "a gateway needs engines"),
+        ({"store": "sqlite:///x"}, "a gateway needs engines"),
+        ({"engine": ["nowhere"]}, "--engine nowhere: expected HOST:PORT"),
+        ({"engine": ["a:70000"]}, "--engine a:70000: expected HOST:PORT"),
+        ({"engine": ["a:1"], "secret_file": "/none"}, "--secret-file /none: cannot be read"),
+        ({"engine": ["a:1"], "drain_grace_s": -1.0}, "--drain-grace-s -1.0: expected 0 to 3600"),
+    ],
+)
+def test_what_a_gateway_refuses(options: dict[str, Value], words: str) -> None:
+    with pytest.raises(SetupError, match=words):
+        make_gateway(options)
+
+
+def test_what_an_engine_refuses(tmp_path: Path) -> None:
+    short, secret = tmp_path / "short", tmp_path / "secret"
+    short.write_text("0123456789\n")
+    secret.write_text("0123456789abcdef\n")
+    known: dict[str, Value] = {"secret_file": str(secret)}
+    wrong: list[tuple[dict[str, Value], str]] = [
+        ({"listen": "0.0.0.0:1"}, "would let any gateway in: set --secret-file"),
+        ({"secret_file": str(short)}, "10 bytes; it must have 16"),
+        ({"store": "sqlite:///x"}, "announced in a Redis only"),
+        ({**known, "listen": "0.0.0.0:1", "store": "redis://r"}, "set --advertise"),
+    ]
+    for options, words in wrong:
+        with pytest.raises(SetupError, match=words):
+            make_engine(options)
+    assert make_engine({**known, "listen": "0.0.0.0:1"}).listen.port == 1

@@ -1,0 +1,157 @@
+"""The engines of a gateway: those it was told of, and those that are announced in Redis.
+
+    continuo:engines             sorted set: HOST:PORT, scored by when it is forgotten (ms of Redis)
+    continuo:engine:HOST:PORT    what it says of itself, JSON; expires with it
+
+An engine knows no Redis: the process it was started by announces it. Which engine a session goes to
+is decided by what the engines say on their links; here they are only found.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from engine import Engine, Security
+from realtime.errors import SetupError
+from realtime.server.addresses import Address
+from realtime.store.errors import StoreError
+from realtime.store.redis_server import RedisServer
+
+log = logging.getLogger(__name__)
+
+ANNOUNCE_S = 1.0
+"""How often an engine is announced, and how often gateways look."""
+FORGET_MS = 5_000
+"""After the last time."""
+
+_ENGINES = "continuo:engines"
+_ANNOUNCE = """
+-- KEYS 1 continuo:engines, 2 continuo:engine:ADDRESS
+-- ARGV 1 address, 2 what it says, 3 ms it holds
+local now = redis.call('TIME')
+redis.call('ZADD', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[3], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+return 1
+"""
+_FIND = """
+-- KEYS 1 continuo:engines. Gives the addresses that hold
+local now = redis.call('TIME')
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now[1] * 1000 + math.floor(now[2] / 1000))
+return redis.call('ZRANGE', KEYS[1], 0, -1)
+"""
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What is said of an engine, for people who look."""
+
+    address: str
+    model: str
+    incarnation: str
+    sessions: int
+    turns: int
+    pages_leased: int
+    pages_total: int
+
+
+@asynccontextmanager
+async def announced(engine: Engine, address: Address, store: str | None) -> AsyncGenerator[None]:
+    """While an engine of ours is ready, gateways find it. Raises SetupError."""
+    if store is None:
+        yield
+        return
+    redis = _redis(store)
+    announcing = asyncio.create_task(_announce(engine, address, redis), name="announce")
+    try:
+        yield
+    finally:
+        announcing.cancel()
+        await _forget(address, redis)
+        await redis.aclose()
+
+
+@asynccontextmanager
+async def elsewhere(
+    named: Iterable[Address], security: Security, store: str | None
+) -> AsyncGenerator[Engine]:
+    """Engines that run apart, ready or not. Raises SetupError."""
+    engine = Engine()
+    fixed = set(named)
+    for address in fixed:
+        engine.add(address.host, address.port, security)
+    redis = _redis(store) if store is not None else None
+    looking = None
+    if redis is not None:
+        looking = asyncio.create_task(_look(engine, fixed, security, redis), name="engines")
+    try:
+        yield engine
+    finally:
+        if looking is not None:
+            looking.cancel()
+        await engine.stop()
+        if redis is not None:
+            await redis.aclose()
+
+
+def _redis(url: str) -> RedisServer:
+    try:
+        return RedisServer(url)
+    except StoreError as error:
+        raise SetupError(str(error)) from None
+
+
+async def _announce(engine: Engine, address: Address, redis: RedisServer) -> None:
+    while True:
+        loads = engine.loads()
+        for incarnation, load in loads.items():
+            said = Announcement(
+                str(address),
+                engine.ready.model,
+                incarnation,
+                load.sessions,
+                load.turns,
+                load.pages_leased,
+                load.pages_total,
+            )
+            if not load.draining:
+                await _tried(
+                    redis,
+                    "EVAL",
+                    *(_ANNOUNCE, 2, _ENGINES, f"continuo:engine:{address}"),
+                    *(str(address), msgspec.json.encode(said), FORGET_MS),
+                )
+        await asyncio.sleep(ANNOUNCE_S)
+
+
+async def _forget(address: Address, redis: RedisServer) -> None:
+    await _tried(redis, "ZREM", _ENGINES, str(address))
+    await _tried(redis, "DEL", f"continuo:engine:{address}")
+
+
+async def _look(
+    engine: Engine, fixed: set[Address], security: Security, redis: RedisServer
+) -> None:
+    """While Redis does not answer, those that were found stay."""
+    known: set[Address] = set()
+    while True:
+        found = await _tried(redis, "EVAL", _FIND, 1, _ENGINES)
+        if found is not None:
+            now = {Address.read(name.decode()) for name in found} - fixed
+            for address in now - known:
+                engine.add(address.host, address.port, security)
+            gone = {address for address in known - now if not engine.answers_at(*address)}
+            for address in gone:
+                engine.remove(address.host, address.port)
+            known = (known | now) - gone
+        await asyncio.sleep(ANNOUNCE_S)
+
+
+async def _tried(redis: RedisServer, *command: str | bytes | int) -> list[bytes] | None:
+    try:
+        async with redis.bounded():
+            return await redis.do(*command)
+    except StoreError as error:
+        log.warning("engines in Redis: %s", error)
+        return None

@@ -1,0 +1,183 @@
+"""Real `continuo` processes, and a client that talks to them."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+ROOT = Path(__file__).parents[2]
+READY_S = 120
+
+
+class Process:
+    """`continuo COMMAND …`, and what it prints."""
+
+    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "realtime.server.cli", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.printed = ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def until(self, pattern: str) -> str:
+        """Reads what it prints; gives the first group of the line that matches."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.printed += line
+            if found := re.search(pattern, line):
+                return found[1]
+        raise AssertionError(f"it ended with {self._process.wait()}:\n{self.printed}")
+
+    def children(self) -> list[int]:
+        """Of an engine or `serve`: the process with the model."""
+        tasks = Path(f"/proc/{self.pid}/task")
+        listed = [(task / "children").read_text() for task in tasks.iterdir()]
+        return [int(pid) for pids in listed for pid in pids.split()]
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    async def ended(self, within_s: float = 60) -> int:
+        async with asyncio.timeout(within_s):
+            while (status := self._process.poll()) is None:
+                await asyncio.sleep(0.02)
+        return status
+
+    def stop(self) -> None:
+        """However it is."""
+        for pid in [self.pid, *(self.children() if self._process.poll() is None else [])]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def running(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Process]:
+    process = Process(*arguments, env=env)
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+def engine(*options: str, env: dict[str, str] | None = None) -> Any:
+    """On a free port."""
+    return running("engine", "--listen", "127.0.0.1:0", "--threads", "1", *options, env=env)
+
+
+def gateway(*options: str, env: dict[str, str] | None = None) -> Any:
+    return running("gateway", "--port", "0", "--no-web", *options, env=env)
+
+
+def address_of(engine: Process) -> str:
+    return engine.until(r"Gateways +(\S+)")
+
+
+def url_of(gateway: Process) -> str:
+    return gateway.until(r"Listening on +(\S+)")
+
+
+async def get(url: str, path: str, within_s: float = 10) -> int:
+    """The HTTP status."""
+    where = re.sub(r"^ws(.*)/v1/realtime$", r"http\1", url) + path
+
+    def ask() -> int:
+        try:
+            with urllib.request.urlopen(where, timeout=within_s) as answer:
+                return answer.status
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    return await asyncio.to_thread(ask)
+
+
+async def until_ready(url: str, status: int = 200, within_s: float = READY_S) -> None:
+    async with asyncio.timeout(within_s):
+        while await get(url, "/health/ready") != status:
+            await asyncio.sleep(0.05)
+
+
+class Client:
+    """Says something, and hears the answer out."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+        self.text = ""
+        self.last: dict[str, Any] = {}
+
+    async def hear(self) -> dict[str, Any]:
+        self.last = json.loads(await asyncio.wait_for(self.socket.recv(), READY_S))
+        if self.last["type"] == "response.output_text.delta":
+            self.text += self.last["delta"]
+        return self.last
+
+    async def until(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        while not wanted(await self.hear()):
+            assert self.last["type"] != "error", self.last
+        return self.last
+
+    async def say(self, text: str) -> None:
+        part = {"type": "input_text", "text": text}
+        item = {"type": "message", "role": "user", "content": [part]}
+        await self.send(type="conversation.item.create", item=item)
+
+    async def send(self, **event: Any) -> None:
+        await self.socket.send(json.dumps(event))
+
+    async def ask(self, **response: Any) -> None:
+        """Begins an answer; `text` will be it."""
+        self.text = ""
+        await self.send(type="response.create", response=response)
+
+    async def deltas(self, count: int) -> None:
+        for _ in range(count):
+            await self.until(lambda event: event["type"] == "response.output_text.delta")
+
+    async def close_code(self) -> int:
+        """The code the server closes with, whatever it says before."""
+        try:
+            while True:
+                await self.hear()
+        except ConnectionClosed as closed:
+            return closed.rcvd.code if closed.rcvd else 1006
+
+    async def done(self) -> str:
+        event = await self.until(lambda event: event["type"] == "response.done")
+        assert event["response"]["status"] in ("completed", "incomplete"), event
+        return self.text
+
+    async def whole(self, **response: Any) -> str:
+        await self.ask(**response)
+        return await self.done()
+
+
+LONG = {"max_output_tokens": 300, "ignore_eos": True}
+"""An answer that gives a fault time to happen."""
+
+
+async def talk(url: str) -> AsyncIterator[Client]:
+    async with connect(url) as socket:
+        client = Client(socket)
+        await client.until(lambda event: event["type"] == "session.created")
+        yield client

@@ -1,0 +1,186 @@
+"""Gateways and engines as processes of their own, with the bundled model. Each is killed, stopped
+or asked to go in the middle of an answer, which goes on to the same end."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from tests.faults import processes
+from tests.faults.processes import LONG, Client, Process, address_of, until_ready, url_of
+from tests.realtime.store.redis_process import RedisProcess, needs_redis
+
+STORY = "Tell me a short story."
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("secret") / "link"
+    file.write_text("known to gateways and engines alone")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def engines(secret: str) -> Iterator[list[Process]]:
+    with (
+        processes.engine("--secret-file", secret) as one,
+        processes.engine("--secret-file", secret) as two,
+    ):
+        yield [one, two]
+
+
+@pytest.fixture(scope="module")
+def addresses(engines: list[Process]) -> list[str]:
+    return [address_of(engine) for engine in engines]
+
+
+@pytest.fixture
+def gateway(addresses: list[str], secret: str) -> Iterator[Process]:
+    """Of the first engine."""
+    with processes.gateway("--engine", addresses[0], "--secret-file", secret) as gateway:
+        yield gateway
+
+
+@pytest.fixture
+async def url(gateway: Process) -> str:
+    url = await asyncio.to_thread(url_of, gateway)
+    await until_ready(url)
+    return url
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[Client]:
+    async for client in processes.talk(url):
+        await client.say(STORY)
+        yield client
+
+
+async def test_an_engine_killed_in_an_answer(
+    client: Client, url: str, engines: list[Process]
+) -> None:
+    whole = await client.whole(conversation="none", **LONG)
+    for delta in (1, 40):
+        await client.ask(conversation="none", **LONG)
+        await client.deltas(delta)
+        os.kill(engines[0].children()[0], signal.SIGKILL)
+        await until_ready(url, 503, within_s=5)
+        assert await processes.get(url, "/health/live") == 200
+        assert await client.done() == whole
+        await until_ready(url)
+
+
+async def test_an_engine_that_is_stopped(client: Client, url: str, engines: list[Process]) -> None:
+    whole = await client.whole(conversation="none", **LONG)
+    await client.ask(conversation="none", **LONG)
+    await client.deltas(10)
+    child = engines[0].children()[0]
+    os.kill(child, signal.SIGSTOP)
+    try:
+        await until_ready(url, 503, within_s=10)
+    finally:
+        os.kill(child, signal.SIGCONT)
+    assert await client.done() == whole
+    await until_ready(url)
+
+
+async def test_sigterm_lets_the_answer_end(client: Client, url: str, gateway: Process) -> None:
+    whole = await client.whole(conversation="none", **LONG)
+    await client.ask(conversation="none", **LONG)
+    await client.deltas(1)
+    gateway.send(signal.SIGTERM)
+    await until_ready(url, 503)
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(url)
+    assert refused.value.response.status_code == 503
+    assert refused.value.response.headers["Retry-After"]
+    assert await client.done() == whole
+    assert await client.close_code() == 1012
+    assert await gateway.ended() == 0
+
+
+async def test_a_second_sigterm_leaves_at_once(client: Client, gateway: Process) -> None:
+    await client.ask(**LONG)
+    await client.deltas(1)
+    gateway.send(signal.SIGTERM)
+    await asyncio.sleep(0.2)
+    gateway.send(signal.SIGTERM)
+    before_s = time.monotonic()
+    assert await gateway.ended() == 1
+    assert time.monotonic() - before_s < 2
+
+
+async def test_what_is_wrong_is_said(addresses: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "other"
+    file.write_text("some other secret of gateways")
+    for options, words in (
+        ((), "a gateway needs engines"),
+        (("--engine", "nowhere"), "--engine nowhere: expected HOST:PORT"),
+        (("--engine", addresses[0], "--secret-file", "/none"), "/none: cannot be read"),
+    ):
+        with processes.gateway(*options) as gateway:
+            assert await gateway.ended() == 1
+            with pytest.raises(AssertionError, match=words):
+                gateway.until("never")
+    with processes.gateway("--engine", addresses[0], "--secret-file", str(file)) as gateway:
+        assert await asyncio.to_thread(gateway.until, "(does not know our secret)")
+        gateway.send(signal.SIGTERM)
+        assert await gateway.ended() == 0
+    with processes.running("engine", "--listen", "0.0.0.0:0") as engine:
+        assert await engine.ended() == 1
+        with pytest.raises(AssertionError, match="set --secret-file"):
+            engine.until("never")
+
+
+@needs_redis
+async def test_engines_are_found_in_redis_and_leave_in_peace(tmp_path: Path) -> None:
+    """Two engines: one is asked to go while it answers, and its sessions go on with the other."""
+    redis = RedisProcess(tmp_path)
+    await redis.start()
+    with (
+        processes.engine("--store", redis.url) as one,
+        processes.engine("--store", redis.url) as two,
+        processes.gateway("--store", redis.url) as gateway,
+    ):
+        engines = {await asyncio.to_thread(address_of, engine): engine for engine in (one, two)}
+        url = await asyncio.to_thread(url_of, gateway)
+        await until_ready(url)
+        store = redis.client()
+        async with asyncio.timeout(20):
+            while await store.zcard("continuo:engines") < 2:
+                await asyncio.sleep(0.1)
+        await asyncio.sleep(2)  # the gateway has looked again
+        async for client in processes.talk(url):
+            await client.say(STORY)
+            whole = await client.whole(conversation="none", **LONG)
+            await client.ask(**LONG)
+            await client.deltas(2)
+            busy = await _busy(store, engines)
+            busy.send(signal.SIGTERM)
+            assert await client.done() == whole
+            assert await busy.ended() == 0
+            assert await processes.get(url, "/health/ready") == 200
+            await client.say("What is 3 plus 4?")
+            assert await client.whole(max_output_tokens=20)
+        await store.aclose()
+    redis.stop()
+
+
+async def _busy(store: Redis, engines: dict[str, Process]) -> Process:
+    """The engine that has a session, as it is announced."""
+    async with asyncio.timeout(20):
+        while True:
+            for address, engine in engines.items():
+                said = await store.get(f"continuo:engine:{address}")
+                if said and json.loads(said)["sessions"]:
+                    return engine
+            await asyncio.sleep(0.05)
