@@ -11,6 +11,7 @@ NAMES = {
     "cold-beside-live": "short turns beside long cold prompts",
     "commit-to-first-token": "words prefilled while they are spoken",
     "barge-in": "an answer interrupted, cut to what was heard, and the next turn",
+    "gateway": "token streams, idle connections and appends before a scripted engine",
     "idle-sessions": "ten times more open sessions than fit",
     "step-overhead": "scheduler, cache and batch building per step, on a null device",
 }

@@ -21,7 +21,7 @@ from tests.support.frames import CLOSE, TEXT, Peer, frame
 STALL_S_MAX = 0.050
 EVENT_CODES = {1000, 1007, 1009}
 """session.close said, too many frames that are no JSON, over-long."""
-WIRE_CODES = {*EVENT_CODES, 1001, 1002, 1003, 1006, 1008, 1011}
+WIRE_CODES = {*EVENT_CODES, 1001, 1002, 1003, 1005, 1006, 1008, 1011}
 """A close frame of the client is answered with its own code."""
 
 

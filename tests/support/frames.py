@@ -112,10 +112,10 @@ class Peer:
         return event
 
     async def close_code(self) -> int:
-        """What it is closed with, whatever it says before; 1006: without a word."""
+        """What it is closed with, whatever it says before; 1005: no code; 1006: without a word."""
         while (got := await self.recv()) is not None:
             if got.opcode == CLOSE:
-                return int.from_bytes(got.payload[:2], "big")
+                return int.from_bytes(got.payload[:2], "big") if got.payload else 1005
         return 1006
 
     def reset(self) -> None:

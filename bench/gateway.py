@@ -1,0 +1,255 @@
+"""The gateway alone: a scripted engine behind it, clients before it, on one machine.
+
+streams     N answers at once, 50 tokens a second each: how late each token reaches its client,
+            counted from the beat of the device; and what lies around the engine when another turn
+            starts beside them: response.create to the engine, and the first token back
+append      words appended to the text buffer, and items: how long until they are acknowledged
+idle        connections held open: how fast they open, bytes each, processor time meanwhile
+
+All of it includes the link to the engine, and the client, on the same machine.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import uvloop
+
+from bench import models
+from bench.gateway_clients import Asker, Listener, Wire, late_s
+from bench.report import Report, Row, median, percentile
+
+RATE = 50.0
+PROBES = 8
+TICKS = os.sysconf("SC_CLK_TCK")
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--streams", type=int, nargs="*", default=[200, 400], metavar="N")
+    parser.add_argument("--idle", type=int, default=10_000, metavar="N", help="connections")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+
+
+def run(options: argparse.Namespace) -> Report:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return uvloop.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder, seconds = models.folder("S"), options.seconds
+    rows: list[Row] = []
+    for count in options.streams:
+        async with served(folder, RATE) as gateway:
+            rows += await streams(gateway, count, seconds)
+    async with served(folder, 0) as gateway:
+        rows += await appends(gateway, seconds)
+    if options.idle:
+        async with served(folder, 0) as gateway:
+            rows += await idle(gateway, options.idle, seconds)
+    return Report("The gateway before a scripted engine", rows, notes=["Milliseconds."])
+
+
+# ---------------------------------------------------------------- the server
+
+
+class Gateway(NamedTuple):
+    port: int
+    pid: int
+    asked_file: Path
+
+    def cpu_s(self) -> float:
+        """Processor time it has used."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS
+
+    def asked_s(self) -> dict[str, float]:
+        """When the engine was asked for each turn, by the response's id."""
+        lines = self.asked_file.read_text().splitlines()
+        return {name: float(at) for name, at in map(str.split, lines)}
+
+    def resident_bytes(self) -> int:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path, rate: float) -> AsyncIterator[Gateway]:
+    file = Path(tempfile.mkdtemp()) / "asked"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "bench.gateway_server", str(folder), str(rate), str(file)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        line = await process.stdout.readline()
+        assert line, "the gateway did not start"
+        port, pid = map(int, line.split())
+        yield Gateway(port, pid, file)
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 60)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        shutil.rmtree(file.parent)
+
+
+# ---------------------------------------------------------------- what is measured
+
+
+async def streams(gateway: Gateway, count: int, seconds: float) -> list[Row]:
+    """`count` long answers; beside them, turns of a few tokens, one after the other."""
+    tokens = int(RATE * seconds)
+    listeners = [Listener(RATE) for _ in range(count)]
+    wires = [await Wire.connect(gateway.port, listener) for listener in listeners]
+    for number, wire in enumerate(wires):
+        _say(wire, f"stream {number}")
+        _respond(wire, tokens)
+        await asyncio.sleep(0.5 / count)
+    began_s, cpu_s = time.monotonic(), gateway.cpu_s()
+    probing = asyncio.gather(*(_probe(gateway.port, seconds * 0.8) for _ in range(PROBES)))
+    await asyncio.sleep(seconds * 0.8)
+    used = (gateway.cpu_s() - cpu_s) / (time.monotonic() - began_s)
+    turns = [turn for waited in await probing for turn in waited]
+    await asyncio.gather(*(listener.done for listener in listeners))
+    for wire in wires:
+        wire.close()
+    asked_s = gateway.asked_s()
+    waits = [asked_s[turn] - by_client_s + late for turn, by_client_s, late in turns]
+    late = [late for listener in listeners for late in listener.late_s]
+    what = f"{count} streams of {RATE:.0f} tokens/s"
+    return [
+        _row(f"{what}: token late", late)
+        | {"cpu_percent": used * 100, "missing": count * tokens - len(late)},
+        _row(f"{what}: another's first token, on both ways", waits),
+    ]
+
+
+class _Waited(NamedTuple):
+    turn: str
+    asked_s: float
+    """By the client."""
+    late_s: float
+    """Of the first token, from the beat of the device."""
+
+
+async def _probe(port: int, seconds: float) -> list[_Waited]:
+    """Short turns, asked for when their question is in the engine."""
+    asker, waited = Asker(), list[_Waited]()
+    wire = await Wire.connect(port, asker)
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        _say(wire, "and now?")
+        await asker.await_event("conversation.item.added")
+        await asyncio.sleep(random.uniform(0.02, 0.06))
+        first = asker.await_event("response.output_text.delta")
+        asked_s = time.monotonic()
+        _respond(wire, 3)
+        payload, first_s = await first
+        turn = json.loads(payload)["response_id"]
+        waited.append(_Waited(turn, asked_s, late_s(payload, RATE, first_s)[0]))
+        await asker.await_event("response.done")
+    wire.close()
+    return waited
+
+
+async def appends(gateway: Gateway, seconds: float) -> list[Row]:
+    """8 sessions, words every 20 ms or so, a turn's worth at a time."""
+    spent = await asyncio.gather(*(_append(gateway.port, seconds) for _ in range(PROBES)))
+    words = [took for took, _ in spent for took in took]
+    items = [took for _, took in spent for took in took]
+    return [
+        _row("input_text_buffer.append to .appended", words),
+        _row("conversation.item.create to .added", items),
+    ]
+
+
+async def _append(port: int, seconds: float) -> tuple[list[float], list[float]]:
+    asker, words, items = Asker(), list[float](), list[float]()
+    wire = await Wire.connect(port, asker)
+    until_s = time.monotonic() + seconds
+    while time.monotonic() < until_s:
+        for _ in range(20):
+            await asyncio.sleep(random.uniform(0, 0.04))
+            words.append(
+                await _took(
+                    asker,
+                    "input_text_buffer.appended",
+                    lambda: wire.send(type="input_text_buffer.append", text="word "),
+                )
+            )
+        wire.send(type="input_text_buffer.clear")
+        await asker.await_event("input_text_buffer.cleared")
+        items.append(await _took(asker, "conversation.item.added", lambda: _say(wire, "and now?")))
+    wire.close()
+    return words, items
+
+
+async def _took(asker: Asker, kind: str, act: Any) -> float:
+    came = asker.await_event(kind)
+    began_s = time.monotonic()
+    act()
+    return (await came)[1] - began_s
+
+
+async def idle(gateway: Gateway, count: int, seconds: float) -> list[Row]:
+    """Connections that say nothing, pinged as ever."""
+    at_once = asyncio.Semaphore(64)
+    before_bytes = gateway.resident_bytes()
+
+    async def open_one() -> Wire:
+        async with at_once:
+            return await Wire.connect(gateway.port, lambda payload, now: None)
+
+    began_s = time.monotonic()
+    wires = await asyncio.gather(*(open_one() for _ in range(count)))
+    opened_s = time.monotonic() - began_s
+    await asyncio.sleep(2)
+    each = (gateway.resident_bytes() - before_bytes) / count
+    cpu_s, began_s = gateway.cpu_s(), time.monotonic()
+    await asyncio.sleep(max(seconds, 41))  # two pings and more
+    used = (gateway.cpu_s() - cpu_s) / (time.monotonic() - began_s)
+    for wire in wires:
+        wire.close()
+    return [
+        {
+            "what": f"{count} idle connections",
+            "count": count,
+            "kib_each": each / 1024,
+            "opened_per_s": count / opened_s,
+            "cpu_percent": used * 100,
+        }
+    ]
+
+
+def _row(what: str, spent: Sequence[float]) -> dict[str, Any]:
+    return {
+        "what": what,
+        "count": len(spent),
+        "p50_ms": median(spent) * 1e3,
+        "p99_ms": percentile(spent, 99) * 1e3,
+        "max_ms": max(spent) * 1e3,
+    }
+
+
+def _say(wire: Wire, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    item = {"type": "message", "role": "user", "content": content}
+    wire.send(type="conversation.item.create", item=item)
+
+
+def _respond(wire: Wire, tokens: int) -> None:
+    response = {"max_output_tokens": tokens, "ignore_eos": True}
+    wire.send(type="response.create", response=response)

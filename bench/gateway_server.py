@@ -1,0 +1,65 @@
+"""python -m bench.gateway_server FOLDER RATE ASKED: the gateway before a scripted engine.
+
+As `continuo serve` runs it, in a process of its own. When it listens it prints its port and process
+id.
+"""
+
+import asyncio
+import os
+import resource
+import signal
+import socket
+import sys
+
+import uvloop
+
+from engine.front import Engine
+from realtime.limits import Limits
+from realtime.server import logs
+from realtime.server.app import Server, bind, build
+from realtime.server.settings import Settings
+
+KEY = "bench"
+SESSIONS_MAX = 20_000
+
+
+async def main(folder: str, rate: str, asked: str) -> None:
+    logs.configure("warning", (KEY,))
+
+    async def launch() -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "bench.scripted_engine"),
+                *(str(theirs.fileno()), folder, rate, asked),
+                pass_fds=(theirs.fileno(),),
+            )
+        return ours
+
+    engine = Engine(launch)
+    await engine.connect()
+    settings = Settings(
+        tenants={KEY: "default"},
+        served_model_name=("bench",),
+        limits=Limits(sessions_max=SESSIONS_MAX),
+    )
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+        server = Server(
+            build(engine, settings),
+            settings,
+            lambda: print(port, os.getpid(), flush=True),
+        )
+        serving = asyncio.create_task(server.serve([sock]))
+        await stop.wait()
+        server.should_exit = True
+        await serving
+        await engine.stop()
+
+
+if __name__ == "__main__":
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    uvloop.run(main(*sys.argv[1:]))
