@@ -49,7 +49,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     session_s_max: float = 3600.0
     """How long a connection may last; then an `error` event, and close 1000."""
     sessions_max: int = 10_000
-    """Open sessions; more are told to come back (close 1013)."""
+    """Sessions with a client; more are told to come back (close 1013). As many again may wait for
+    theirs in memory; of more the oldest wait in the store alone."""
     response_frame_bytes_max: int = 16 * 1024 * 1024
     """A frame or a body of the Responses API; over it an error, over twice it close 1009."""
     lanes_max: int = 32
@@ -75,3 +76,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a stored response is made on after its last reader is gone; then it ends."""
     send_s_max: float = 10.0
     """How long one frame may take to leave; then close 1013."""
+    resume_window_s: float = 900.0
+    """How long a session waits for a client that has dropped; then it is gone."""
+    detach_grace_s: float = 30.0
+    """How long an answer is made for a client that has dropped; then it pauses."""
+    sweep_s: float = 1.0
+    """Between two looks for sessions whose time is over."""

@@ -1,7 +1,22 @@
 """Ids we give out: a prefix that says what it is, and 80 random bits."""
 
+import hashlib
 import secrets
+from collections.abc import Callable
 
 
 def fresh(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(10)}"
+
+
+def within(source: str) -> Callable[[str], str]:
+    """Names for the parts of something: the same ones when it is made again."""
+    made = 0
+
+    def name(prefix: str) -> str:
+        nonlocal made
+        made += 1
+        digest = hashlib.blake2b(f"{source} {prefix} {made}".encode(), digest_size=10)
+        return f"{prefix}_{digest.hexdigest()}"
+
+    return name

@@ -227,8 +227,29 @@ Ask = Configure | AddItem | FetchItem | DropItem | TruncateItem | Respond | Canc
 # ---------------------------------------------------------------- what the core says
 
 
+class Resume(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client needs to come back, and how it came back."""
+
+    session_id: str
+    epoch: str
+    """Of the positions in event ids."""
+    window_s: float
+    """How long the session waits for it after a drop."""
+    token: str | None = None
+    """Told once, when the session is made."""
+    resumed: Literal["exact", "snapshot"] | None = None
+    """`exact`: what follows is what was missed. `snapshot`: everything, again. None: it is new."""
+    kv: Residency = "none"
+
+
 class Opened(msgspec.Struct, frozen=True):
     settings: Settings
+    resume: Resume | None = None
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    settings: Settings
+    resume: Resume
 
 
 class Configured(msgspec.Struct, frozen=True):
@@ -322,6 +343,7 @@ Told = (
 
 Tell = (
     Opened
+    | Resumed
     | Configured
     | ItemAdded
     | ItemFetched

@@ -42,10 +42,7 @@ SHUTDOWN_S = 5
 
 
 def build(
-    engine: Engine,
-    settings: Settings,
-    recent: Recent | None = None,
-    store: Store | None = None,
+    engine: Engine, settings: Settings, store: Store, recent: Recent | None = None
 ) -> Starlette:
     """Raises SetupError where the model cannot hold a conversation."""
     template = engine.text.template
@@ -55,7 +52,7 @@ def build(
             "instruction-tuned version of it, or put a chat_template.jinja into its folder"
         )
     default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
-    registry = Registry(engine, template, default, settings.limits)
+    registry = Registry(engine, template, default, settings.limits, store)
     responses = Responses(engine, template, default, settings.limits, registry.scope, store)
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())
@@ -80,6 +77,7 @@ def build(
     ]
     app = Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *answering, *page])
     app.state.responses = responses
+    app.state.registry = registry
     return app
 
 

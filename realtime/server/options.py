@@ -80,14 +80,6 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("ssl-certfile", "text", "server", "PEM certificate: serve wss:// and https://", "FILE"),
     Option("ssl-keyfile", "text", "server", "its key, where it is not in the same file", "FILE"),
-    Option(
-        "store",
-        "text",
-        "server",
-        "where sessions are kept, and engines announced: redis://HOST:PORT/DB, rediss://, "
-        "redis+sentinel://",
-        "URL",
-    ),
     Option("no-auth", "switch", "server", "listen beyond loopback without any key"),
     Option(
         "allowed-origins",
@@ -150,6 +142,37 @@ OPTIONS: tuple[Option, ...] = (
         "T",
     ),
     Option(
+        "store",
+        "text",
+        "store",
+        "where conversations are kept: sqlite:///FILE, redis://HOST, rediss://HOST, "
+        "redis+sentinel://HOST,HOST/SERVICE, or 'memory' (default: a file in your state folder). "
+        "Engines that run apart are announced in a Redis",
+        "URL",
+    ),
+    Option(
+        "durability",
+        "text",
+        "store",
+        "what an acknowledgement means. normal: a crash of the process loses nothing; strict: nor "
+        "does one of the machine (default: normal)",
+        choices=("normal", "strict"),
+    ),
+    Option(
+        "resume-window-s",
+        "number",
+        "store",
+        "how long a session waits for a client that has dropped (default: 900)",
+        "SECONDS",
+    ),
+    Option(
+        "detach-grace-s",
+        "number",
+        "store",
+        "how long an answer is made for a client that has dropped; then it pauses (default: 30)",
+        "SECONDS",
+    ),
+    Option(
         "log-level",
         "text",
         "process",
@@ -164,13 +187,14 @@ _GROUPS = {
     "engine": "its engine",
     "host": "the engine by itself",
     "server": "the server",
+    "store": "what survives a dropped connection, a restart or a crash",
     "engines": "its engines",
     "link": "between gateways and engines",
     "process": "the process",
 }
 COMMANDS: dict[str, tuple[str, ...]] = {
-    "serve": ("model", "engine", "server", "process"),
-    "gateway": ("server", "engines", "link", "process"),
+    "serve": ("model", "engine", "server", "store", "process"),
+    "gateway": ("server", "store", "engines", "link", "process"),
     "engine": ("model", "engine", "host", "link", "process"),
 }
 """Which groups of options each takes."""

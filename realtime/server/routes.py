@@ -2,13 +2,14 @@
 
     WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
         &fork=SESSION&at=ITEM       that begins as another one was after an item
+        &session_id=SESSION&last_event_id=EVENT[&resume_token=TOKEN]    that goes on
     GET /v1/models                  what can be talked to
     GET /health                     this process is alive; is its engine?
 
 Only /health is for everyone.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import msgspec
 from starlette.requests import HTTPConnection, Request
@@ -21,7 +22,7 @@ from realtime.protocol.closing import CloseCode
 from realtime.server import answers
 from realtime.server.auth import SUBPROTOCOL, Denied, Gate, offered
 from realtime.server.served import Model, Served
-from realtime.session import Fork, Registry
+from realtime.session import Fork, Registry, Return
 from realtime.transport import Connection, StarletteSocket
 
 
@@ -62,9 +63,8 @@ class Routes:
         await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
         name = websocket.query_params.get("model") or self._served.models[0].id
         socket = StarletteSocket(websocket)
-        wish = websocket.query_params.get("fork")
-        fork = Fork(wish, websocket.query_params.get("at")) if wish else None
-        connection = Connection(socket, self._registry, self._limits, name, guest, fork)
+        wish = _wish(websocket.query_params)
+        connection = Connection(socket, self._registry, self._limits, name, guest, wish)
         if self._served.find(name):
             await connection.run()
         else:
@@ -89,6 +89,14 @@ class Routes:
     def _guard(self, request: HTTPConnection) -> Response | None:
         guest = self._gate.check(request.headers)
         return _denial(guest) if isinstance(guest, Denied) else None
+
+
+def _wish(query: Mapping[str, str]) -> Fork | Return | None:
+    if session_id := query.get("session_id"):
+        return Return(session_id, query.get("last_event_id"), query.get("resume_token"))
+    if source := query.get("fork"):
+        return Fork(source, query.get("at"))
+    return None
 
 
 def _denial(denied: Denied) -> Response:

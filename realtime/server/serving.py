@@ -24,7 +24,7 @@ from realtime.server.app import Server, bind, build, not_free
 from realtime.server.engines import elsewhere
 from realtime.server.entrance import Entrance
 from realtime.server.settings import DEFAULT_PORT, Settings
-from realtime.store import Store, open_store
+from realtime.store import Store, StoreError, open_store
 
 QUIET_S = 0.5
 """So long after the last answer its end has been written."""
@@ -113,12 +113,14 @@ async def _run(settings: Settings, source: Source) -> int:
         serving = asyncio.create_task(server.serve([sock]), name="http")
         async with AsyncExitStack() as stack:
             try:
+                store = await stack.enter_async_context(_store(settings))
                 engine = await stopping.unless(stack.enter_async_context(source(settings)))
                 if engine is None:
                     return 0
-                store = await stack.enter_async_context(_store())
                 settings = _named(settings, engine)
-                entrance.open(build(engine, settings, recent, store), engine)
+                app = build(engine, settings, store, recent)
+                await stack.enter_async_context(app.state.registry.running())
+                entrance.open(app, engine)
                 _welcome(engine, settings, sock)
                 return await _until_stopped(entrance, engine, serving, stopping, settings)
             finally:
@@ -130,8 +132,13 @@ async def _run(settings: Settings, source: Source) -> int:
 
 
 @asynccontextmanager
-async def _store() -> AsyncGenerator[Store]:
-    store = await open_store("sqlite://:memory:")
+async def _store(settings: Settings) -> AsyncGenerator[Store]:
+    """Raises SetupError."""
+    url = "sqlite://:memory:" if settings.store == "memory" else settings.store
+    try:
+        store = await open_store(url, settings.durability)
+    except StoreError as error:
+        raise SetupError(f"--store: {error}") from None
     try:
         yield store
     finally:

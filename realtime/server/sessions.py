@@ -93,7 +93,7 @@ class SessionRoutes:
         session = self._find(request)
         if isinstance(session, Response):
             return session
-        self._registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
+        await self._registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
         return answers.json({"id": session.id, "object": "realtime.session", "deleted": True})
 
     def _find(self, request: Request) -> Session | Response:

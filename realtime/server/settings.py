@@ -13,11 +13,13 @@ from realtime.limits import Limits
 from realtime.server import keys
 from realtime.server.addresses import Address
 from realtime.server.options import Value
+from realtime.store import Durability, default_url
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
 DEFAULT_LISTEN = Address("127.0.0.1", 8100)
 DRAIN_GRACE_S = 20.0
+WINDOW_S_MAX = 7 * 86_400
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,13 +37,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float = 0.0
     web: bool = True
     """Whether browsers find a page at `/`."""
-    store: str = ""
     engines: tuple[Address, ...] = ()
     """Of a gateway, those it was told of."""
     secret: bytes = b""
     engine_cafile: str | None = None
     drain_grace_s: float = DRAIN_GRACE_S
     log_level: str = "warning"
+    store: str = "memory"
+    """URL, or `memory`."""
+    durability: Durability = "normal"
     limits: Limits = Limits()
 
     @property
@@ -72,7 +76,7 @@ def is_loopback(host: str) -> bool:
 def make(options: Mapping[str, Value]) -> Settings:
     """Raises SetupError, in one line."""
     fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
-    fields |= {"store", "engine_cafile", "drain_grace_s"}
+    fields |= {"store", "durability", "engine_cafile", "drain_grace_s"}
     settings = Settings(
         engine=_engine(options),
         engines=tuple(Address.read(text, "--engine") for text in _list(options, "engine")),
@@ -81,6 +85,8 @@ def make(options: Mapping[str, Value]) -> Settings:
         tenants=_tenants(options),
         web=not options.get("no_web"),
         allowed_origins=frozenset(_origin(text) for text in _list(options, "allowed_origins")),
+        store=default_url(),
+        limits=_limits(options),
     )
     chosen = {key: value for key, value in options.items() if key in fields}
     settings = msgspec.structs.replace(settings, **chosen)
@@ -159,6 +165,15 @@ def _engine(options: Mapping[str, Value]) -> EngineConfig:
         )
     except msgspec.ValidationError as error:
         raise SetupError(str(error)) from None
+
+
+def _limits(options: Mapping[str, Value]) -> Limits:
+    given = {key: options[key] for key in ("resume_window_s", "detach_grace_s") if key in options}
+    for key, value in given.items():
+        if not 0 <= cast(float, value) <= WINDOW_S_MAX:
+            name = key.replace("_", "-")
+            raise SetupError(f"--{name} {value}: expected 0 to {WINDOW_S_MAX:,} seconds")
+    return msgspec.structs.replace(Limits(), **given)
 
 
 def _list(options: Mapping[str, Value], key: str) -> tuple[str, ...]:

@@ -1,23 +1,27 @@
 """One conversation: what may happen when (`state`), what was said (`conversation`), where the
-engine stands (`strand`), how an answer is made (`answering`, `output`), and the shell that does it
-(`session`); answers that go on from each other without a session (`responses`). Knows no wire: it
-hears Asks and says Tells."""
+engine stands (`strand`) and the store (`ledger`), how an answer is made (`answering`, `output`),
+what was said and can be said again (`transcript`), and the shell that does it (`session`); answers
+that go on from each other without a session (`responses`). Knows no wire: it hears Asks and says
+Tells."""
 
 from realtime.session.recording import Recording
-from realtime.session.registry import Fork, Guest, Registry
+from realtime.session.registry import Fork, Guest, Registry, Return
 from realtime.session.responses import Making, Responses, Visitor
 from realtime.session.session import Session
 from realtime.session.status import Status
 from realtime.session.strand import Door
+from realtime.session.transcript import Line
 
 __all__ = [
     "Door",
     "Fork",
     "Guest",
+    "Line",
     "Making",
     "Recording",
     "Registry",
     "Responses",
+    "Return",
     "Session",
     "Status",
     "Visitor",

@@ -1,6 +1,7 @@
-"""How one answer is made: the strand is brought up to the prompt, a turn runs, its pieces are told.
-Whatever goes wrong on the way, the answer ends, and says how."""
+"""How one answer is made: the strand is brought up to the prompt, a turn runs, its pieces are told
+once the answer is accepted. Whatever goes wrong on the way, the answer ends, and says how."""
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class Answering:
         self.sampled: list[int] = []
         self._output = output
         self._reader = reader
+        self.refused = False
+        """Nobody was told of it, and nothing of it stays."""
         self._cancelled = False
         self._generating = False
 
@@ -45,22 +48,34 @@ class Answering:
         if self._generating:
             await self.strand.cancel(self.answer.id)
 
-    async def run(self, prompt: Prompt, tell: Teller) -> None:
-        """Ends with `answer` final; all but its end has been told."""
+    async def run(
+        self, prompt: Prompt, tell: Teller, accepted: asyncio.Future[bool] | None = None
+    ) -> None:
+        """Ends with `answer` final; all but its end has been told. The turn begins at once, and is
+        heard of when it is `accepted`."""
         try:
-            ended = await self._turn(prompt, tell)
+            ended = await self._turn(prompt, tell, accepted)
         except EngineError as error:
             if isinstance(error, EngineLost):
                 self.strand.forget()
-            self._end(tell, "failed", AnswerError(error.code, error.message))
+            if await self._heard(accepted):
+                self._end(tell, "failed", AnswerError(error.code, error.message))
         except Exception:
             log.exception("answer %s", self.answer.id)
             self.strand.forget()
-            self._end(tell, "failed", AnswerError("server_error", "The server had a fault."))
+            if await self._heard(accepted):
+                self._end(tell, "failed", AnswerError("server_error", "The server had a fault."))
         else:
-            self._finish(tell, ended)
+            if await self._heard(accepted):
+                self._finish(tell, ended)
 
-    async def _turn(self, prompt: Prompt, tell: Teller) -> TurnEnded | None:
+    async def _heard(self, accepted: asyncio.Future[bool] | None) -> bool:
+        self.refused = accepted is not None and not await accepted
+        return not self.refused
+
+    async def _turn(
+        self, prompt: Prompt, tell: Teller, accepted: asyncio.Future[bool] | None
+    ) -> TurnEnded | None:
         if self._cancelled:
             return None
         turn = await self.strand.answer(
@@ -69,14 +84,18 @@ class Answering:
         self._generating = True
         if self._cancelled:
             await self.strand.cancel(self.answer.id)
+        if not await self._heard(accepted):
+            await self.strand.cancel(self.answer.id, drop=True)
         with contextlib.suppress(TurnFailed):  # `ended` says so too
             async for piece in turn:
+                if self.refused:
+                    continue
                 self.sampled.extend(piece.ids)
                 for said in self._output.take(self._reader.push(piece.text)):
                     tell(said)
         ended = turn.ended
         assert ended is not None, "a turn that stopped has ended"
-        self.sampled = self.sampled[: ended.length - prompt.length]
+        del self.sampled[ended.length - prompt.length :]
         self.strand.drawn(self.sampled)
         assert self.strand.length == ended.length, "the engine's log is what we think it is"
         return ended

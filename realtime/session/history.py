@@ -1,24 +1,36 @@
-"""History: a session's conversation, and the engine's log brought up to it.
+"""History: a session's conversation; the engine's log and the store's, brought up to it; and what
+was said of it.
 
-conversation ─┬─ as it stands ──────────────── strand: firm
-              └─ draft: words not yet final ── strand: provisional, without what may still change
+conversation ─┬─ as it stands ──────────────── strand: firm ─────────── ledger: entries
+              └─ draft: words not yet final ── strand: provisional ──── ledger: behind them
+                                               (without what may still change)
+
+A change goes to both at once. It is told when the store has it; what either refuses, neither keeps.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from engine import EngineError, EngineLost
 from realtime.errors import Refusal
-from realtime.protocol.core import Item, Settings
+from realtime.protocol.core import Answer, AnswerEnded, AnswerStarted, Item, Settings, Tell
 from realtime.session.conversation import Conversation
+from realtime.session.ledger import Ledger, News, Whole
 from realtime.session.rendering import stable
+from realtime.session.stored import Asked, Words, event_of, pack_asked, pieces_of
 from realtime.session.strand import Strand
+from realtime.session.transcript import Transcript
 from realtime.session.window import Window
+from realtime.store import Begun, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)
+
+Edit = Callable[[Conversation], Conversation]
+Tells = Callable[[Conversation], Sequence[Tell]]
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -29,44 +41,196 @@ class Origin(msgspec.Struct, frozen=True):
     strand: Strand
 
 
+class Saved(msgspec.Struct, frozen=True):
+    """What a session goes on with."""
+
+    settings: Settings
+    conversation: Conversation
+    draft: tuple[Words, ...] = ()
+    epoch: int = 0
+
+
 class History:
     """What does not fit into `window` any more is dropped, oldest first. Texts of more than
     `off_loop_chars` are tokenised on a thread, so that nobody's delta waits for them."""
 
     def __init__(
-        self, conversation: Conversation, strand: Strand, window: Window, off_loop_chars: int
+        self,
+        saved: Saved,
+        strand: Strand,
+        ledger: Ledger,
+        transcript: Transcript,
+        window: Window,
+        off_loop_chars: int,
     ) -> None:
-        self.conversation = conversation
+        self.settings = saved.settings
+        self.conversation = saved.conversation
         self.strand = strand
-        self.draft: str = ""
-        """The input text buffer."""
+        self.ledger = ledger
+        self.transcript = transcript
         self.window = window
+        self._words = saved.draft
+        self.draft: str = "".join(words.text for words in saved.draft)
+        """The input text buffer."""
+        self.epoch = saved.epoch
+        self.begun: dict[str, Begun] = {}
+        """Answers being made."""
         self._off_loop_chars = off_loop_chars
+        self._lock = asyncio.Lock()
+        """One change at a time: what is written and told has an order."""
+
+    # ------------------------------------------------------------ changes
 
     async def change(
         self,
-        edit: Callable[[Conversation], Conversation],
+        edit: Edit,
         *,
-        push: bool,
+        push: Callable[[], bool],
         param: str,
+        tells: Tells,
         chars: int = 0,
         draft: str | None = None,
+        settings: Settings | None = None,
         window: Window | None = None,
+        once: Once | None = None,
     ) -> None:
         """Edits the conversation, if it fits, with `draft` the words that are not final, and with
-        `window` what is seen. What the engine refuses is not done."""
+        `window` what is seen; `tells` says what there is to tell then, `push` whether the engine
+        hears of it now. Raises Refusal, EngineError and StoreError; then nothing is done."""
         window = window or self.window
-        draft = self.draft if draft is None else draft
         while True:
             old = self.conversation
             new = await self.beside(chars, lambda now=old: window.fitted(edit(now)))
-            if self.conversation is old:
-                break
-        if not window.holds(old, new):
-            raise _too_long(old, new, window.limit, param)
-        if push:
-            await self._sync(new, draft)
-        self.conversation, self.draft, self.window = new, draft, window
+            async with self._lock:
+                if self.conversation is not old:
+                    continue
+                if not window.holds(old, new):
+                    raise _too_long(old, new, window.limit, param)
+                draft = self.draft if draft is None else draft
+                words = self._words_of(draft)
+                told = tells(new)
+                whole = self._whole(new, words, settings or self.settings, told)
+                news = News(state=settings is not None, once=once)
+                await self._write_and_push(whole, news, (new, draft) if push() else None)
+                if self.conversation is not old:  # an answer being made has shown an item
+                    new = window.fitted(edit(self.conversation))
+                self.conversation, self.window = new, window
+                self.draft, self._words = draft, words
+                self.settings = settings or self.settings
+                self._tell(told)
+                return
+
+    async def begin(
+        self, answer: Answer, asked: Asked, seed: int, prompt: int, once: Once | None = None
+    ) -> None:
+        """An answer to `prompt` tokens is being made; one of the conversation has its place at the
+        end of it. Raises StoreError."""
+        async with self._lock:
+            new, entry = self.conversation, None
+            if answer.conversation is not None:
+                new, entry = new.open(answer.id), len(pieces_of(new, ()))
+            asked = msgspec.structs.replace(asked, number=self.transcript.next)
+            begun = Begun(
+                id=answer.id, seed=seed, prompt=prompt, entry=entry, body=pack_asked(asked)
+            )
+            told = (AnswerStarted(answer),)
+            whole = self._whole(new, self._words, self.settings, told)
+            await self.ledger.write(whole, News(begin=begun, once=once))
+            self.conversation = new
+            self.begun[answer.id] = begun
+            self._tell(told)
+
+    async def end(self, answer: Answer, sampled: Sequence[int]) -> None:
+        """An answer has been made. It is told even if the store cannot be written, which is done
+        with the next change then."""
+        async with self._lock:
+            begun = self.begun.pop(answer.id)
+            new = self.conversation
+            if begun.entry is not None:
+                new = new.settle(answer.id, answer.items, sampled)
+            told = (AnswerEnded(answer),)
+            whole = self._whole(new, self._words, self.settings, told)
+            try:
+                await self.ledger.write(whole, News(end=answer.id))
+            except StaleFence:
+                raise
+            except StoreError as error:
+                log.warning("the end of %s is not written yet: %s", answer.id, error)
+            self.conversation = new
+            self._tell(told)
+
+    async def step_epoch(self) -> None:
+        """Positions told before mean nothing any more. Raises StoreError."""
+        async with self._lock:
+            self.epoch += 1
+            whole = self._whole(self.conversation, self._words, self.settings, ())
+            await self.ledger.write(whole, News(epoch=True))
+            self.transcript.epoch = wire_epoch(self.ledger.lease.store, self.epoch)
+
+    async def write_all(self) -> None:
+        """What a session begins with, or could not be written before. Raises StoreError."""
+        async with self._lock:
+            whole = self._whole(self.conversation, self._words, self.settings, ())
+            await self.ledger.write(whole, News())
+
+    async def _write_and_push(
+        self, whole: Whole, news: News, push: tuple[Conversation, str] | None
+    ) -> None:
+        writing = asyncio.ensure_future(self.ledger.write(whole, news))
+        if push is not None:
+            try:
+                await self._sync(*push)
+            except BaseException:
+                await self._take_back(writing)
+                raise
+        try:
+            await writing
+        except StoreError:
+            if push is not None:
+                await self.push()
+            raise
+
+    async def _take_back(self, writing: "asyncio.Future[None]") -> None:
+        """The engine has refused what is being written."""
+        with contextlib.suppress(StoreError):
+            await writing
+            old = self._whole(self.conversation, self._words, self.settings, ())
+            await self.ledger.write(old, News(state=True))
+
+    def _tell(self, told: Sequence[Tell]) -> None:
+        for tell in told:
+            self.transcript.record(tell)
+
+    def _whole(
+        self,
+        conversation: Conversation,
+        words: tuple[Words, ...],
+        settings: Settings,
+        told: Sequence[Tell],
+    ) -> Whole:
+        def events(number: int) -> list[bytes]:
+            records = [*self.transcript.since(number), *self.transcript.drafted(told)]
+            return [event_of(record) for record in records]
+
+        return Whole(
+            pieces=pieces_of(conversation, words),
+            settings=settings,
+            epoch=self.epoch,
+            first=self.transcript.first,
+            next=self.transcript.next + len(told),
+            events=events,
+            begun=tuple(self.begun.values()),
+        )
+
+    def _words_of(self, draft: str) -> tuple[Words, ...]:
+        """The text buffer in pieces: what is new is one."""
+        if draft == self.draft:
+            return self._words
+        if self._words and draft.startswith(self.draft):
+            return (*self._words, Words(draft[len(self.draft) :]))
+        return (Words(draft),) if draft else ()
+
+    # ------------------------------------------------------------ the engine
 
     async def push(self) -> None:
         """What came while an answer was made goes to the engine now; the next push heals a
@@ -78,6 +242,26 @@ class History:
             if isinstance(error, EngineLost):
                 self.strand.forget()
             log.warning("session %s: push failed: %s", self.strand.session, error.message)
+
+    async def beside(self, chars: int, make: Callable[[], Conversation]) -> Conversation:
+        if chars > self._off_loop_chars:
+            return await asyncio.to_thread(make)
+        return make()
+
+    async def _sync(self, conversation: Conversation, draft: str) -> None:
+        limit = self.window.limit
+        if conversation.length > limit:
+            return
+        if draft:
+            said = stable(draft)
+            ahead = await self.beside(len(draft), lambda: conversation.drafted(said))
+            if ahead.length <= limit:
+                *firm, last = ahead.all_spans
+                await self.strand.sync(firm, draft=last.ids)
+                return
+        await self.strand.sync(conversation.all_spans, draft=())
+
+    # ------------------------------------------------------------ looking
 
     def find(self, item_id: str, code: str) -> Item:
         item = self.conversation.find(item_id)
@@ -97,23 +281,10 @@ class History:
             )
         return item
 
-    async def beside(self, chars: int, make: Callable[[], Conversation]) -> Conversation:
-        if chars > self._off_loop_chars:
-            return await asyncio.to_thread(make)
-        return make()
 
-    async def _sync(self, conversation: Conversation, draft: str) -> None:
-        limit = self.window.limit
-        if conversation.length > limit:
-            return
-        if draft:
-            said = stable(draft)
-            ahead = await self.beside(len(draft), lambda: conversation.drafted(said))
-            if ahead.length <= limit:
-                *firm, last = ahead.all_spans
-                await self.strand.sync(firm, draft=last.ids)
-                return
-        await self.strand.sync(conversation.all_spans, draft=())
+def wire_epoch(store: str, epoch: int) -> str:
+    """Of the positions clients are told: other ones in another store."""
+    return f"{store[:8]}{epoch:02x}"
 
 
 def _too_long(old: Conversation, new: Conversation, limit: int, param: str) -> Refusal:

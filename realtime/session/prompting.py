@@ -1,5 +1,7 @@
 """Prompt: what an answer is made from."""
 
+import secrets
+
 import msgspec
 
 from engine import Ready, Sampling
@@ -38,5 +40,6 @@ def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, para
         top_k=min(settings.sampling.top_k, ready.vocab_size),
         stop_ids=conversation.template.stop_ids,
         grammar=grammar_of(settings, conversation.template),
+        seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
     )
     return Prompt(conversation, header, sampling)

@@ -1,7 +1,8 @@
-"""What the engine says, or does not say in time, as an answer to the client."""
+"""What the engine and the store say, or do not say in time, as an answer to the client."""
 
 from engine import BadRequest, EngineError, TooLong
 from realtime.errors import Refusal
+from realtime.store import Conflict, StaleFence, StoreError
 
 
 def no_answer(waited_s: float) -> Refusal:
@@ -19,3 +20,27 @@ def refusal_of(error: EngineError) -> Refusal:
     if isinstance(error, BadRequest):
         return Refusal(error.message, code=code, param=error.field)
     return Refusal(error.message, code=code, kind="server_error", param=error.field)
+
+
+def not_kept(error: StoreError) -> Refusal:
+    """The store's words."""
+    match error:
+        case Conflict(key=key):
+            return Refusal(
+                f"The event_id '{key}' was used before, for something else.",
+                code="idempotency_conflict",
+                param="event_id",
+            )
+        case StaleFence():
+            return Refusal(
+                "A newer connection has taken this session over.",
+                code="session_replaced",
+                kind="server_error",
+            )
+        case _:
+            return Refusal(
+                "What was sent could not be stored, so it was not accepted. Nothing has changed: "
+                "try again.",
+                code="store_unavailable",
+                kind="server_error",
+            )

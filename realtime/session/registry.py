@@ -1,8 +1,18 @@
-"""The sessions of this process, by id, and whose they are."""
+"""The sessions of this process, by id: whose they are, who listens, which wait for their client.
 
+open ──▶ attached ──drop──▶ parked ──resume──▶ attached        in memory, and in the store
+             │                │ window over, or too many
+             └─end─▶ gone ◀───┴──▶ in the store alone ──resume──▶ attached
+"""
+
+import asyncio
+import contextlib
+import hashlib
 import hmac
+import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -10,12 +20,29 @@ from engine import ChatTemplate
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
+from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.core import Settings
-from realtime.session.answering import Teller
-from realtime.session.history import Origin
+from realtime.session.conversation import Conversation
+from realtime.session.history import Saved
+from realtime.session.loading import House, loaded, made
+from realtime.session.position import Position, parse
+from realtime.session.refusals import not_kept
 from realtime.session.session import Session
-from realtime.session.strand import Door
+from realtime.session.stored import State, pack_state
+from realtime.session.strand import Door, Strand
+from realtime.session.transcript import Listener
+from realtime.store import (
+    NewSession,
+    StaleFence,
+    Store,
+    StoreError,
+    StoreLost,
+    StoreUnavailable,
+    UnknownSession,
+)
+
+log = logging.getLogger(__name__)
 
 
 class Guest(msgspec.Struct, frozen=True):
@@ -35,61 +62,244 @@ class Fork(msgspec.Struct, frozen=True):
     at: str | None = None
 
 
+class Return(msgspec.Struct, frozen=True):
+    """A wish to go on with a session after the last event seen (None: to see everything)."""
+
+    session_id: str
+    last_event_id: str | None = None
+    token: str | None = None
+    """None: whoever has a key of the tenant may."""
+
+
+SWEEP_MAX = 500
+"""Sessions removed at once."""
+EXPIRED_MAX = 10_000
+"""Of those whose time is over, how many are remembered as such."""
+
 HangUp = Callable[[CloseCode, str], None]
 
 
-class _Open(msgspec.Struct, frozen=True):
+class _Open(msgspec.Struct):
     session: Session
     tenant: str
-    hang_up: HangUp
+    secret: bytes
+    hang_up: HangUp | None
+    """None: parked."""
+    over: asyncio.TimerHandle | None = None
+    """When the window of a parked one is over."""
 
 
 class Registry:
     def __init__(
-        self, door: Door, template: ChatTemplate, settings: Settings, limits: Limits
+        self,
+        door: Door,
+        template: ChatTemplate,
+        settings: Settings,
+        limits: Limits,
+        store: Store,
     ) -> None:
         """`settings` are those of a session that sets nothing."""
         self.settings = settings
-        self._door = door
-        self._template = template
+        self._house = House(door, template, limits, store)
         self._limits = limits
+        self._store = store
+        self._owner = fresh("gate")
         self._secret = secrets.token_bytes(32)
         self._sessions: dict[str, _Open] = {}
+        self._parked: dict[str, None] = {}
+        """Ids, the oldest first."""
+        self._expired: dict[str, str] = {}
+        """Tenants, by session; the oldest first."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        """Sessions with a client."""
+        return len(self._sessions) - len(self._parked)
 
-    def open(
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """Removes what is over, as long as this lasts; then lets go of all sessions."""
+        sweeping = asyncio.create_task(self._sweep(), name="sweep")
+        try:
+            yield
+        finally:
+            sweeping.cancel()
+            await self.aclose()
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.sweep_s)
+            try:
+                while len(await self._store.sweep(SWEEP_MAX)) == SWEEP_MAX:
+                    pass
+            except StoreError as error:
+                log.debug("sweep: %s", error)
+
+    # ------------------------------------------------------------ coming
+
+    async def open(
         self,
-        tell: Teller,
+        listener: Listener,
         session_id: str | None = None,
         guest: Guest | None = None,
         hang_up: HangUp = lambda code, reason: None,
         fork: Fork | None = None,
     ) -> Session:
-        """`hang_up` ends the connection of the session. Raises Refusal when there are too many, or
-        nothing to fork."""
-        if len(self._sessions) >= self._limits.sessions_max:
+        """`hang_up` ends the connection of the session. Raises Refusal when there are too many,
+        nothing to fork, or no store."""
+        self._check_room()
+        guest = guest or Guest()
+        source = self._source(fork, guest.tenant) if fork else None
+        settings = guest.settings or self.settings
+        parent: Strand | None = None
+        if source is not None and fork is not None:
+            origin = source.fork(fork.at)
+            saved, parent = Saved(origin.settings, origin.conversation), origin.strand
+        else:
+            begun = Conversation.start(self._house.template, settings)
+            saved = Saved(settings, begun)
+        token = secrets.token_urlsafe(24)
+        new = NewSession(
+            id=session_id or fresh("sess"),
+            owner=self._owner,
+            tenant=guest.tenant,
+            secret=_hash(token),
+            state=pack_state(State(settings=saved.settings)),
+            hold_s=self._held_s,
+        )
+        try:
+            lease = await self._store.create(new)
+        except StoreError as error:
+            raise not_kept(error) from error
+        session = made(self._house, lease, new, saved, self.scope(guest.tenant), parent)
+        self._add(session, guest.tenant, new.secret, hang_up)
+        await session.start(listener, self._resume_of(session, token))
+        return session
+
+    async def resume(
+        self, wish: Return, listener: Listener, guest: Guest, hang_up: HangUp
+    ) -> Session:
+        """Takes a session over from whoever has it; what was missed is said to `listener`. Raises
+        Refusal where it cannot be."""
+        self._check_room()
+        since = _position(wish)
+        lock = self._locks.setdefault(wish.session_id, asyncio.Lock())
+        async with lock:
+            try:
+                entry = await self._here(wish, guest) or await self._from_store(wish, guest)
+            except StoreUnavailable as error:
+                raise not_kept(error) from error
+            self._replace(entry, hang_up)
+            session = entry.session
+            try:
+                await session.resume(listener, since, self._resume_of(session))
+            except BaseException:
+                await self.park(session, hang_up)
+                raise
+            return session
+
+    async def _here(self, wish: Return, guest: Guest) -> _Open | None:
+        """None: it is not here, or not ours any more. Raises Refusal, StoreUnavailable."""
+        entry = self._sessions.get(wish.session_id)
+        if entry is None:
+            return None
+        _admit(wish, guest, entry.tenant, entry.secret)
+        try:
+            await entry.session.hold(self._held_s, parked=False)
+        except StaleFence:
+            await self._forget(entry)
+            return None
+        except (UnknownSession, StoreLost):
+            pass  # the store has lost it; it is given it again with the next change
+        return entry if self._sessions.get(wish.session_id) is entry else None
+
+    async def _from_store(self, wish: Return, guest: Guest) -> _Open:
+        try:
+            card = await self._store.find(wish.session_id)
+            if card is None:
+                raise self._unknown(wish, guest)
+            _admit(wish, guest, card.tenant, card.secret)
+            lease = await self._store.claim(card.id, self._owner, hold_s=self._held_s)
+            found = await self._store.load(card.id)
+        except (UnknownSession, StoreLost) as error:
+            raise self._unknown(wish, guest) from error
+        if found is None:
+            raise self._unknown(wish, guest)
+        new = NewSession(
+            id=card.id,
+            owner=self._owner,
+            tenant=card.tenant,
+            secret=card.secret,
+            state=found.state,
+            hold_s=self._held_s,
+        )
+        session = loaded(self._house, lease, new, found, self.scope(card.tenant))
+        return self._add(session, card.tenant, card.secret, None)
+
+    def _unknown(self, wish: Return, guest: Guest) -> Refusal:
+        if self._expired.get(wish.session_id) != guest.tenant:
+            return _unknown(wish)
+        return Refusal(
+            f"The session with id '{wish.session_id}' has waited for its client for longer than "
+            f"{self._limits.resume_window_s:,g} seconds, and is gone.",
+            code="session_expired",
+            param="session_id",
+        )
+
+    def _replace(self, entry: _Open, hang_up: HangUp) -> None:
+        """The connection that had it, if there is one, is told so."""
+        before, entry.hang_up = entry.hang_up, hang_up
+        self._parked.pop(entry.session.id, None)
+        if entry.over is not None:
+            entry.over.cancel()
+            entry.over = None
+        entry.session.detach()
+        if before is not None:
+            before(CloseCode.REPLACED, "a newer connection has taken this session over")
+
+    def _add(self, session: Session, tenant: str, secret: bytes, hang_up: HangUp | None) -> _Open:
+        entry = _Open(session, tenant, secret, hang_up)
+        self._sessions[session.id] = entry
+        if hang_up is None:
+            self._parked[session.id] = None
+        session.on_replaced = lambda: self._replaced(entry)
+        session.on_gap(lambda: self._again(entry))
+        return entry
+
+    def _again(self, entry: _Open) -> None:
+        """What the client has seen is not what is said here: it comes back for everything."""
+        if entry.hang_up is not None:
+            entry.hang_up(CloseCode.RESTART, "the last answer is not what it was: come back")
+
+    def _replaced(self, entry: _Open) -> None:
+        """Another gateway owns the session now."""
+        if entry.hang_up is not None:
+            entry.hang_up(CloseCode.REPLACED, "a newer connection has taken this session over")
+        self._later(self._forget(entry))
+
+    def _check_room(self) -> None:
+        if len(self) >= self._limits.sessions_max:
             raise Refusal(
                 f"This server has {self._limits.sessions_max:,} open sessions, its limit.",
                 code="rate_limit_exceeded",
                 kind="server_error",
             )
-        guest = guest or Guest()
-        origin = self._origin(fork, guest.tenant) if fork else None
-        settings = origin.settings if origin else guest.settings or self.settings
-        session = Session(
-            session_id or fresh("sess"),
-            self._door,
-            self._template,
-            settings,
-            tell,
-            self._limits,
-            scope=self.scope(guest.tenant),
-            origin=origin,
+
+    @property
+    def _held_s(self) -> float:
+        """While a client is there, and then for its window, should this process die."""
+        return self._limits.session_s_max + self._limits.resume_window_s
+
+    def _resume_of(self, session: Session, token: str | None = None) -> core.Resume:
+        return core.Resume(
+            session_id=session.id,
+            epoch=session.epoch,
+            window_s=self._limits.resume_window_s,
+            token=token,
         )
-        self._sessions[session.id] = _Open(session, guest.tenant, hang_up)
-        return session
+
+    # ------------------------------------------------------------ going
 
     def find(self, session_id: str, tenant: str = "") -> Session | None:
         """None, too, if it is another tenant's."""
@@ -100,15 +310,69 @@ class Registry:
         """A tenant's, the oldest first."""
         return [one.session for one in self._sessions.values() if one.tenant == tenant]
 
-    def end(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Its connection closes with this code, and the session with it."""
-        self._sessions[session.id].hang_up(code, reason)
+    async def end(self, session: Session, code: CloseCode, reason: str) -> None:
+        """Ends it; its connection, if there is one, closes with this code."""
+        entry = self._sessions.get(session.id)
+        if entry is not None and entry.hang_up is not None:
+            entry.hang_up(code, reason)
+        await self.close(session)
 
     async def close(self, session: Session) -> None:
-        self._sessions.pop(session.id, None)
+        """It was never there."""
+        self._drop(session)
         await session.close()
 
-    def _origin(self, fork: Fork, tenant: str) -> Origin:
+    async def park(self, session: Session, hang_up: HangUp) -> None:
+        """Its connection has ended; it waits for the next one, unless that is there already."""
+        entry = self._sessions.get(session.id)
+        if entry is None or entry.session is not session or entry.hang_up != hang_up:
+            return
+        session.detach()
+        entry.hang_up = None
+        self._parked[session.id] = None
+        window_s = self._limits.resume_window_s
+        loop = asyncio.get_running_loop()
+        entry.over = loop.call_later(window_s, lambda: self._later(self._over(entry)))
+        if len(self._parked) > self._limits.sessions_max:
+            oldest = self._sessions[next(iter(self._parked))]
+            self._later(self._forget(oldest))
+        with contextlib.suppress(StoreError):  # then it is held for longer
+            await session.hold(window_s, parked=True)
+
+    async def aclose(self) -> None:
+        """Lets go of all sessions: they go on from the store."""
+        entries = list(self._sessions.values())
+        await asyncio.gather(*(self._forget(entry) for entry in entries))
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def _over(self, entry: _Open) -> None:
+        if entry.hang_up is None:
+            self._expired[entry.session.id] = entry.tenant
+            if len(self._expired) > EXPIRED_MAX:
+                del self._expired[next(iter(self._expired))]
+            await self.close(entry.session)
+
+    async def _forget(self, entry: _Open) -> None:
+        """It goes on from the store, here or elsewhere."""
+        self._drop(entry.session)
+        await entry.session.leave()
+
+    def _drop(self, session: Session) -> None:
+        entry = self._sessions.get(session.id)
+        if entry is None or entry.session is not session:
+            return
+        del self._sessions[session.id]
+        self._parked.pop(session.id, None)
+        if entry.over is not None:
+            entry.over.cancel()
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _source(self, fork: Fork, tenant: str) -> Session:
         source = self.find(fork.session_id, tenant)
         if source is None:
             raise Refusal(
@@ -116,8 +380,43 @@ class Registry:
                 code="session_not_found",
                 param="fork",
             )
-        return source.fork(fork.at)
+        return source
 
     def scope(self, tenant: str) -> str:
         """KV is shared within it; who knows only the tenant's name cannot make it."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
+
+
+def _admit(wish: Return, guest: Guest, tenant: str, secret: bytes) -> None:
+    """Somebody else's session is answered like an unknown one."""
+    if guest.tenant != tenant:
+        raise _unknown(wish)
+    if wish.token is not None and not hmac.compare_digest(_hash(wish.token), secret):
+        raise _unknown(wish)
+
+
+def _position(wish: Return) -> Position | None:
+    """Raises Refusal for what was never an event id here."""
+    if wish.last_event_id is None:
+        return None
+    since = parse(wish.last_event_id)
+    if since is None:
+        raise Refusal(
+            f"'{wish.last_event_id[:200]}' is no event id of this server. Leave out last_event_id "
+            "to be told the whole conversation.",
+            code="resume_gap",
+            param="last_event_id",
+        )
+    return since
+
+
+def _unknown(wish: Return) -> Refusal:
+    return Refusal(
+        f"The session with id '{wish.session_id[:200]}' does not exist, or its time is over.",
+        code="session_not_found",
+        param="session_id",
+    )
+
+
+def _hash(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

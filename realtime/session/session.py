@@ -1,35 +1,47 @@
-"""Session: does what the table says, against the engine's door.
+"""Session: does what the table says, against the engine's door and the store.
 
-One Ask at a time (`do`); an answer runs beside, in a task of its own. All it says goes to `tell`,
-in order. Limits are checked before anything changes; a Refusal means that nothing has.
+One Ask at a time (`do`); an answer runs beside, in a task of its own. All it says goes through its
+transcript to whoever is attached. Limits are checked before anything changes; a Refusal means that
+nothing has.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import assert_never
 
-from engine import ChatTemplate, EngineError, EngineLost, SessionInfo, UnknownSession
+import msgspec
+
+from engine import EngineError, EngineLost, SessionInfo, UnknownSession
 from realtime.errors import Refusal
 from realtime.limits import TEXT_CHARS_MAX, Limits
-from realtime.names import fresh
+from realtime.names import fresh, within
 from realtime.protocol import core
-from realtime.session.answering import Answering, Teller
+from realtime.session.answering import Answering
 from realtime.session.calls import reader_for, vet
 from realtime.session.conversation import Conversation
 from realtime.session.history import History, Origin
+from realtime.session.journal import Journal
 from realtime.session.output import Output
+from realtime.session.position import Position
 from realtime.session.prompting import Prompt, prompt_of
-from realtime.session.refusals import no_answer, refusal_of
+from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.state import Action, Event, State, step
 from realtime.session.status import KV, Status
+from realtime.session.stored import Asked
 from realtime.session.strand import Door, Strand
+from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
 from realtime.session.window import Window
+from realtime.store import StaleFence, Store, StoreError
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+"""How long a resumed client waits to be told where its KV is."""
 
 
 class Session:
@@ -37,32 +49,30 @@ class Session:
         self,
         session_id: str,
         door: Door,
-        template: ChatTemplate,
-        settings: core.Settings,
-        tell: Teller,
         limits: Limits,
+        store: Store,
+        history: History,
         *,
         scope: str = "",
-        origin: Origin | None = None,
     ) -> None:
-        """`origin`: it begins as a fork of another session."""
         self.id = session_id
-        self.settings = settings
         self._door = door
-        self._tell = tell
         self._limits = limits
+        self._store = store
         self._scope = scope
         self._state = State.IDLE
-        begun = origin.conversation if origin else Conversation.start(template, settings)
-        self._history = History(
-            begun,
-            Strand(door, session_id, scope=scope, parent=origin.strand if origin else None),
-            Window(door.ready.max_model_len, settings.truncation),
-            limits.off_loop_chars,
-        )
+        self._history = history
+        self._transcript = history.transcript
         self._answering: Answering | None = None
         self._apart: dict[str, Answering] = {}
+        self._journals: dict[str, Journal] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when another gateway turns out to own the session."""
+
+    @property
+    def settings(self) -> core.Settings:
+        return self._history.settings
 
     @property
     def conversation(self) -> Conversation:
@@ -72,13 +82,102 @@ class Session:
     def state(self) -> State:
         return self._state
 
-    def start(self) -> None:
-        """Says what there is already; a fork has items."""
-        self._tell(core.Opened(self.settings))
+    # ------------------------------------------------------------ who listens
+
+    async def start(self, listener: Listener, resume: core.Resume | None = None) -> None:
+        """Says what there is already; a fork has items. Raises Refusal."""
+        self._transcript.attach(listener)
+        if self.conversation.spans:
+            await self._kept(self._history.write_all())
+        self._transcript.open(core.Opened(self.settings, resume))
         previous = None
         for item in self.conversation.items():
-            self._tell(core.ItemAdded(item, previous))
+            self._transcript.record(core.ItemAdded(item, previous))
             previous = item.id
+
+    async def resume(self, listener: Listener, since: Position | None, resume: core.Resume) -> None:
+        """Says what was missed since a position, or everything if that cannot be told exactly, then
+        all that comes. Raises Refusal."""
+        kv = await self._residency()
+        resume = msgspec.structs.replace(resume, kv=kv)
+        if since is not None:
+            exact = core.Resumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
+            try:
+                self._transcript.go_on(listener, since, exact, self._before)
+            except Gap:
+                pass
+            else:
+                return
+        await self._kept(self._history.step_epoch())
+        epoch = self._transcript.epoch
+        resume = msgspec.structs.replace(resume, resumed="snapshot", epoch=epoch)
+        self._transcript.snapshot(listener, self._everything(resume))
+
+    def _everything(self, resume: core.Resume) -> Iterator[core.Tell]:
+        yield core.Resumed(self.settings, resume)
+        previous = None
+        for item in self.conversation.items():
+            if not self.conversation.is_open(item.id):
+                yield core.ItemAdded(item, previous)
+            previous = item.id
+        if self._history.draft:
+            yield core.TextAppended(len(self._history.draft))
+        running = [*self._apart.values(), *([self._answering] if self._answering else [])]
+        for answering in running:
+            yield core.AnswerStarted(answering.answer)
+
+    def _before(self, item_id: str) -> str | None:
+        try:
+            return self.conversation.previous(item_id)
+        except KeyError:
+            return None
+
+    def aside(self) -> str:
+        """An event id for what is said now and is no part of the conversation."""
+        return self._transcript.now.aside().event_id()
+
+    def detach(self) -> None:
+        """Nobody listens; what runs goes on."""
+        self._transcript.detach()
+
+    def on_gap(self, act: Callable[[], None]) -> None:
+        """`act` is called when what a client has seen turns out not to be what is said here."""
+        self._transcript.on_gap = act
+
+    @property
+    def epoch(self) -> str:
+        """Of the positions told."""
+        return self._transcript.epoch
+
+    async def hold(self, for_s: float, *, parked: bool) -> None:
+        """In the store. Raises StoreError."""
+        await self._history.ledger.hold(for_s, parked=parked)
+
+    async def _residency(self) -> core.Residency:
+        """Where the KV is now."""
+        strand = self._history.strand
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                info = await self._door.info(strand.session)
+        except (EngineError, TimeoutError):
+            info = None
+        if not self.conversation.spans:
+            return "none"
+        if info is None or not info.committed + info.host_pages:
+            return "recomputed"
+        return "host" if info.host_pages else "hot"
+
+    async def _kept(self, write: Awaitable[None]) -> None:
+        """Raises Refusal where the store does."""
+        try:
+            await write
+        except StoreError as error:
+            raise self._refused(error) from error
+
+    def _refused(self, error: StoreError) -> Refusal:
+        if isinstance(error, StaleFence):
+            self.on_replaced()
+        return not_kept(error)
 
     def fork(self, at: str | None) -> Origin:
         """What a session begins with that shares this one's history and KV up to and including an
@@ -96,6 +195,8 @@ class Session:
             if isinstance(error, EngineLost):
                 self._history.strand.forget()
             raise refusal_of(error) from error
+        except StoreError as error:
+            raise self._refused(error) from error
         except TimeoutError:
             self._history.strand.forget()
             raise no_answer(self._limits.ask_s_max) from None
@@ -130,8 +231,25 @@ class Session:
         )
 
     async def close(self) -> None:
-        """Stops what runs, within a step, and lets go of the engine. Never raises EngineError. If
-        the engine does not answer it is told when it is back."""
+        """Ends it: it was never there. Stops what runs, within a step. Never raises; where engine
+        or store do not answer, they are told when they are back, or let go of it in time."""
+        await self._release()
+        try:
+            await self._history.ledger.close()
+        except StoreError as error:
+            log.warning("session %s stays in the store until its time is over: %s", self.id, error)
+
+    async def leave(self) -> None:
+        """Lets go of it here: it goes on from the store. Never raises."""
+        for journal in self._journals.values():
+            with contextlib.suppress(StoreError):
+                await journal.flush()
+        self._history.ledger.leave()
+        self.detach()
+        await self._release()
+
+    async def _release(self) -> None:
+        """Stops what runs, and lets go of the engine."""
         running = [*self._apart.values()]
         if self._answering is not None:
             running.append(self._answering)
@@ -156,30 +274,32 @@ class Session:
     async def _do(self, ask: core.Ask) -> None:
         match ask:
             case core.Configure(settings=settings):
-                _, actions = step(self._state, Event.CONFIGURE)
+                step(self._state, Event.CONFIGURE)
                 await vet(settings, self.conversation.template, "session.")
                 await self._history.change(
                     lambda now: now.configured(settings),
-                    push=Action.PUSH in actions,
+                    push=self._pushes,
+                    tells=lambda now: [core.Configured(settings)],
+                    settings=settings,
                     window=Window(self._door.ready.max_model_len, settings.truncation),
                     param="session.instructions",
                     chars=chars_of_head(settings),
                 )
-                self.settings = settings
-                self._tell(core.Configured(settings))
             case core.AddItem():
                 await self._add(ask)
             case core.FetchItem(item_id=item_id):
                 step(self._state, Event.LOOK)
                 item = self._history.find(item_id, "item_retrieve_invalid_item_id")
-                self._tell(core.ItemFetched(item))
+                self._transcript.aside(core.ItemFetched(item))
             case core.DropItem(item_id=item_id):
-                _, actions = step(self._state, Event.EDIT)
+                step(self._state, Event.EDIT)
                 self._history.find_whole(item_id, "item_delete_invalid_item_id")
                 await self._history.change(
-                    lambda now: now.drop(item_id), push=Action.PUSH in actions, param="item_id"
+                    lambda now: now.drop(item_id),
+                    push=self._pushes,
+                    tells=lambda now: [core.ItemDropped(item_id)],
+                    param="item_id",
                 )
-                self._tell(core.ItemDropped(item_id))
             case core.TruncateItem():
                 await self._truncate(ask)
             case core.Respond():
@@ -191,27 +311,32 @@ class Session:
             case _:
                 assert_never(ask)
 
+    def _pushes(self) -> bool:
+        """Whether what changes now goes to the engine at once."""
+        return Action.PUSH in step(self._state, Event.EDIT)[1]
+
     async def _truncate(self, ask: core.TruncateItem) -> None:
         step(self._state, Event.LOOK)
         code = "item_truncate_invalid_item_id"
         item = self._history.find(ask.item_id, code)
         end = ask.text_end
+        told = core.ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, end)
         spoken(item)
         if end is not None:
             if self._state is State.CANCELLING and self.conversation.is_open(ask.item_id):
                 await self._settled()
-            _, actions = step(self._state, Event.EDIT)
+            step(self._state, Event.EDIT)
             item = spoken(self._history.find_whole(ask.item_id, code))
             short = shortened(item, ask, end)
             if short is not item:
                 await self._history.change(
                     lambda now: now.truncate(short, self._door.text),
-                    push=Action.PUSH in actions,
+                    push=self._pushes,
+                    tells=lambda now: [told],
                     param="text_end",
                 )
-        self._tell(
-            core.ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, ask.text_end)
-        )
+                return
+        self._transcript.aside(told)
 
     async def _settled(self) -> None:
         """Returns when the answer that is being cancelled has its place in the conversation."""
@@ -224,16 +349,20 @@ class Session:
         return None if self._answering is None else self._answering.answer.id
 
     async def _draft(self, ask: core.TextBuffer) -> None:
-        _, actions = step(self._state, Event.EDIT)
-        push = Action.PUSH in actions
+        step(self._state, Event.EDIT)
         match ask:
             case core.AppendText(text=text):
-                await self._set_draft(self._history.draft + text, push)
+                await self._set_draft(self._history.draft + text)
             case core.ReplaceText(text=text):
-                await self._set_draft(text, push)
+                await self._set_draft(text)
             case core.ClearText():
-                await self._history.change(_same, push=push, param="text", draft="")
-                self._tell(core.TextCleared())
+                await self._history.change(
+                    _same,
+                    push=self._pushes,
+                    tells=lambda now: [core.TextCleared()],
+                    param="text",
+                    draft="",
+                )
             case core.CommitText(item_id=item_id):
                 text = self._history.draft
                 if not text.strip():
@@ -243,16 +372,23 @@ class Session:
                     )
                 part = core.Part("input_text", text)
                 item = core.MessageItem(id=item_id, role="user", parts=(part,))
+
+                def tells(now: Conversation) -> list[core.Tell]:
+                    previous = now.previous(item_id)
+                    return [core.TextCommitted(item_id, previous), core.ItemAdded(item, previous)]
+
                 await self._history.change(
-                    lambda now: now.add(item), push=push, param="text", chars=len(text), draft=""
+                    lambda now: now.add(item),
+                    push=self._pushes,
+                    tells=tells,
+                    param="text",
+                    chars=len(text),
+                    draft="",
                 )
-                previous = self.conversation.previous(item_id)
-                self._tell(core.TextCommitted(item_id, previous))
-                self._tell(core.ItemAdded(item, previous))
             case _:
                 assert_never(ask)
 
-    async def _set_draft(self, text: str, push: bool) -> None:
+    async def _set_draft(self, text: str) -> None:
         if len(text) > TEXT_CHARS_MAX:
             raise Refusal(
                 f"The input text buffer would hold {len(text):,} characters; it holds "
@@ -260,12 +396,14 @@ class Session:
                 code="string_above_max_length",
                 param="text",
             )
-        await self._history.change(_same, push=push, param="text", draft=text)
-        self._tell(core.TextAppended(len(text)))
+        told = core.TextAppended(len(text))
+        await self._history.change(
+            _same, push=self._pushes, tells=lambda now: [told], param="text", draft=text
+        )
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
-        _, actions = step(self._state, Event.EDIT)
+        step(self._state, Event.EDIT)
         known = self.conversation.find(item.id)
         if known is not None and known != item:
             raise Refusal(
@@ -279,14 +417,16 @@ class Session:
                 code="item_create_invalid_previous_item_id",
                 param="previous_item_id",
             )
-        if known is None:
-            await self._history.change(
-                lambda now: now.add(item, after),
-                push=Action.PUSH in actions,
-                param="item",
-                chars=chars_of(item),
-            )
-        self._tell(core.ItemAdded(item, self.conversation.previous(item.id)))
+        if known is not None:
+            self._transcript.aside(core.ItemAdded(item, self.conversation.previous(item.id)))
+            return
+        await self._history.change(
+            lambda now: now.add(item, after),
+            push=self._pushes,
+            tells=lambda now: [core.ItemAdded(item, now.previous(item.id))],
+            param="item",
+            chars=chars_of(item),
+        )
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
@@ -313,15 +453,31 @@ class Session:
             strand = Strand(self._door, name, scope=self._scope, parent=strand)
         place = _nowhere if ask.apart else self._place(answer.id)
         reader = reader_for(ask.settings, self.conversation.template)
-        answering = Answering(answer, strand, Output(answer, place, fresh), reader)
+        answering = Answering(answer, strand, Output(answer, place, within(answer.id)), reader)
+        accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._run(answering, prompt, accepted)
+        asked = Asked(
+            settings=None if ask.settings == self.settings else ask.settings,
+            metadata=ask.metadata,
+            context=None if ask.context is None else self._context(ask.context),
+        )
+        try:
+            seed = prompt.sampling.seed
+            assert seed is not None, "a prompt has one"
+            await self._history.begin(answer, asked, seed, prompt.length)
+        except BaseException:
+            accepted.set_result(False)
+            raise
+        self._state = state
         if ask.apart:
             self._apart[answer.id] = answering
         else:
             self._answering = answering
-            self._history.conversation = self._history.conversation.open(answer.id)
-        self._state = state
-        self._tell(core.AnswerStarted(answer))
-        task = asyncio.create_task(self._answer(answering, prompt), name=answer.id)
+        accepted.set_result(True)
+
+    def _run(self, answering: Answering, prompt: Prompt, accepted: asyncio.Future[bool]) -> None:
+        answer = self._answer(answering, prompt, accepted)
+        task = asyncio.create_task(answer, name=answering.answer.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -353,12 +509,12 @@ class Session:
         same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
         chars = 0 if same else chars_of_head(settings)
         if ask.context is None:
-            closed, window = self._history.conversation.closed(), self._history.window
+            closed, window = self.conversation.closed(), self._history.window
             conversation = await self._history.beside(
                 chars, lambda: window.fitted(closed.configured(settings))
             )
         else:
-            items = [self._resolve(item) for item in ask.context]
+            items = self._context(ask.context)
             template = self.conversation.template
             chars += sum(chars_of(item) for item in items)
             spans = self.conversation.recalled(items)
@@ -368,23 +524,40 @@ class Session:
         param = "response.input" if ask.context is not None else "conversation"
         return prompt_of(conversation, settings, self._door.ready, param)
 
-    async def _answer(self, answering: Answering, prompt: Prompt) -> None:
-        await answering.run(prompt, self._tell)
-        answer = answering.answer
-        if answer.conversation is None:
-            del self._apart[answer.id]
-            self._tell(core.AnswerEnded(answer))
-        else:
-            self._answering = None
-            self._state, actions = step(self._state, Event.ENDED)
-            settled = self._history.conversation.settle(answer.id, answer.items, answering.sampled)
-            self._history.conversation = settled
-            self._tell(core.AnswerEnded(answer))
-            if Action.PUSH in actions:
-                await self._history.push()
+    async def _answer(
+        self, answering: Answering, prompt: Prompt, accepted: asyncio.Future[bool]
+    ) -> None:
+        answer_id = answering.answer.id
+        journal = Journal(
+            self._store, lambda: self._history.ledger.lease, answer_id, answering.sampled
+        )
+        self._journals[answer_id] = journal
+        try:
+            with journal.kept():
+                await answering.run(prompt, partial(self._transcript.of, answer_id), accepted)
+        finally:
+            del self._journals[answer_id]
+        if not answering.refused:
+            await self._ended(answering)
         if answering.strand is not self._history.strand:
             with contextlib.suppress(EngineError):
                 await answering.strand.close()
+
+    async def _ended(self, answering: Answering) -> None:
+        answer = answering.answer
+        try:
+            await self._history.end(answer, answering.sampled)
+        except StaleFence:
+            self.on_replaced()
+            return
+        finally:
+            if answer.conversation is None:
+                del self._apart[answer.id]
+            else:
+                self._answering = None
+                self._state, _ = step(self._state, Event.ENDED)
+        if answer.conversation is not None and self._state is State.IDLE:
+            await self._history.push()
 
     def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
         def place(items: tuple[core.Item, ...]) -> str | None:
@@ -392,6 +565,9 @@ class Session:
             return self.conversation.previous(items[-1].id)
 
         return place
+
+    def _context(self, context: Iterable[core.Item | core.ItemReference]) -> tuple[core.Item, ...]:
+        return tuple(self._resolve(item) for item in context)
 
     def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
         if isinstance(item, core.ItemReference):

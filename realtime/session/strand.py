@@ -122,8 +122,9 @@ class Strand:
         self._answering = False
         self._tail.extend(ids)
 
-    async def cancel(self, turn: str) -> None:
-        await self._door.cancel(self.session, turn)
+    async def cancel(self, turn: str, *, drop: bool = False) -> None:
+        """`drop`: what it said is forgotten."""
+        await self._door.cancel(self.session, turn, drop=drop)
 
     async def close(self) -> None:
         async with self._lock:

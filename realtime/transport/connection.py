@@ -4,7 +4,7 @@
     socket ◀──send── outbox ◀── say ◀─── tell
 
 A bad frame is answered and forgotten; too many in a row end the connection. When the connection
-ends, for whatever reason, what its session was doing stops.
+ends its session waits for the next one, unless it was ended.
 """
 
 import asyncio
@@ -14,7 +14,6 @@ import logging
 from realtime.errors import BadFrame, Hangup, Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
-from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import (
     Farewell,
@@ -25,7 +24,7 @@ from realtime.protocol.realtime_api import (
     event_id_of,
     hear,
 )
-from realtime.session import Fork, Guest, Registry, Session
+from realtime.session import Fork, Guest, Line, Registry, Return, Session
 from realtime.transport.outbox import Outbox
 from realtime.transport.socket import Socket, SocketClosed
 
@@ -43,49 +42,63 @@ class Connection:
         limits: Limits,
         model: str,
         guest: Guest | None = None,
-        fork: Fork | None = None,
+        wish: Fork | Return | None = None,
     ) -> None:
+        """`wish`: to begin as another session was, or to go on with one."""
         self._socket = socket
         self._registry = registry
         self._limits = limits
         self._outbox = Outbox(socket, limits)
-        self._id = fresh("sess")
+        self._id = wish.session_id if isinstance(wish, Return) else fresh("sess")
         self._voice = Voice(self._id, model)
         self._guest = guest or Guest()
-        self._fork = fork
+        self._wish = wish
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str]] = loop.create_future()
         self._farewell = False
         """Whether the client has ended its session."""
+        self._over = False
+        """Whether the session ends with the connection."""
 
     async def run(self) -> None:
-        """From session.created to the close."""
+        """From session.created, or what was missed, to the close."""
         try:
-            session = self._registry.open(
-                self._tell, self._id, self._guest, self._hang_up, self._fork
-            )
+            session = await self._enter()
         except Refusal as refusal:
             ours = refusal.kind == "server_error"
             await self.refuse(refusal, CloseCode.TRY_LATER if ours else CloseCode.POLICY)
             return
-        session.start()
         reading = asyncio.create_task(self._read(session), name=f"read {self._id}")
         sending = asyncio.create_task(self._outbox.run(), name=f"send {self._id}")
         end: tuple[CloseCode, str] | None = (CloseCode.RESTART, "the server stops")
         try:
-            end = await self._end(reading, sending)
+            end = await self._end(reading, sending, session)
         finally:
             reading.cancel()
-            await self._registry.close(session)
-            if self._farewell:
-                self._outbox.put(self._voice.closed("client_request"))
+            await self._leave(session)
             if end is not None and not sending.done():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._outbox.sent(), _FAREWELL_S)
             sending.cancel()
             await asyncio.gather(reading, sending, return_exceptions=True)
             await self._socket.close(*(end or (CloseCode.NORMAL, "")))
+
+    async def _enter(self) -> Session:
+        """Raises Refusal."""
+        if isinstance(self._wish, Return):
+            return await self._registry.resume(self._wish, self._listen, self._guest, self._hang_up)
+        return await self._registry.open(
+            self._listen, self._id, self._guest, self._hang_up, self._wish
+        )
+
+    async def _leave(self, session: Session) -> None:
+        if self._farewell or self._over:
+            await self._registry.close(session)
+        else:
+            await self._registry.park(session, self._hang_up)
+        if self._farewell:
+            self._outbox.put(self._voice.closed(session.aside(), "client_request"))
 
     async def refuse(self, refusal: Refusal, code: CloseCode) -> None:
         """Says why, and closes: for a connection that never gets a session."""
@@ -100,7 +113,7 @@ class Connection:
             self._ending.set_result((code, reason))
 
     async def _end(
-        self, reading: asyncio.Task[None], sending: asyncio.Task[None]
+        self, reading: asyncio.Task[None], sending: asyncio.Task[None], session: Session
     ) -> tuple[CloseCode, str] | None:
         """Waits for the end of the connection. None: the other side is gone."""
         lifetime_s = self._limits.session_s_max
@@ -115,7 +128,8 @@ class Connection:
                 return self._why(task)
         words = f"The session has reached its maximum duration of {lifetime_s / 60:,.0f} minutes."
         expired = Refusal(words, code="session_expired")
-        self._outbox.put(self._voice.refuse(expired, None))
+        self._outbox.put(self._voice.refuse(expired, None, session.aside()))
+        self._over = True
         return CloseCode.NORMAL, "the session has reached its maximum duration"
 
     def _why(self, task: asyncio.Task[None]) -> tuple[CloseCode, str] | None:
@@ -129,8 +143,8 @@ class Connection:
                 log.error("connection %s broke", self._id, exc_info=error)
                 return CloseCode.SERVER_BUG, "a fault of the server"
 
-    def _tell(self, tell: core.Tell) -> None:
-        for event in self._voice.say(tell):
+    def _listen(self, line: Line) -> None:
+        for event in self._voice.say(line.tell, line.at.event_id)[line.skip :]:
             self._outbox.put(event)
 
     async def _read(self, session: Session) -> None:
@@ -155,14 +169,14 @@ class Connection:
                     self._hang_up(CloseCode.NORMAL, "the client has ended the session")
                 case NoAudio(cleared=cleared):
                     if cleared:
-                        self._outbox.put(self._voice.audio_cleared())
+                        self._outbox.put(self._voice.audio_cleared(session.aside()))
                 case _:
                     await session.do(ask)
         except BadFrame as refusal:
-            self._outbox.put(self._voice.refuse(refusal, event_id))
+            self._outbox.put(self._voice.refuse(refusal, event_id, session.aside()))
             self._count_bad_frame(refusal)
         except Refusal as refusal:
-            self._outbox.put(self._voice.refuse(refusal, event_id))
+            self._outbox.put(self._voice.refuse(refusal, event_id, session.aside()))
         except Exception:
             log.exception("session %s", self._id)
             fault = Refusal(
@@ -170,7 +184,7 @@ class Connection:
                 code="server_error",
                 kind="server_error",
             )
-            self._outbox.put(self._voice.refuse(fault, event_id))
+            self._outbox.put(self._voice.refuse(fault, event_id, session.aside()))
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.frame_bytes_max

@@ -16,7 +16,7 @@ SHORT = 160
 """Characters; longer texts are described."""
 ELLIPSIS = "…"
 _ID = re.compile(r"\b(sess|conv|item|resp|call|ek)_[0-9A-Za-z_-]*[0-9a-f]{20}\b")
-_LEVELLED = {"seed", "residency", "expires_at", "created", "epoch", "last_seq"}
+_LEVELLED = {"seed", "residency", "expires_at", "created", "epoch", "token"}
 
 Entry = tuple[int, str, str]
 """(number of the connection, "C" or "S", frame)"""

@@ -73,7 +73,7 @@ async def bench(chatty: Path) -> AsyncIterator[Bench]:
 
 @pytest.fixture
 async def talk(bench: Bench) -> AsyncIterator[Talk]:
-    talk = open_talk(bench)
+    talk = await open_talk(bench)
     yield talk
     await talk.session.close()
     assert await bench.engine.list() == [], "nothing is left open in the engine"

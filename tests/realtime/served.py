@@ -11,6 +11,7 @@ from websockets.exceptions import ConnectionClosed
 from realtime.server.app import Server, bind, build
 from realtime.server.settings import Settings
 from realtime.store import Store
+from tests.realtime.talks import store_of
 from tests.support.engines import Bench
 
 KEY = "key-one"
@@ -38,12 +39,14 @@ async def serve(
 ) -> AsyncIterator[Running]:
     sock = bind("127.0.0.1", 0)
     listening = asyncio.Event()
-    server = Server(build(bench.engine, settings, store=store), settings, listening.set)
-    serving = asyncio.create_task(server.serve([sock]))
-    await listening.wait()
-    yield Running(sock.getsockname()[1], server)
-    server.should_exit = True
-    await asyncio.wait_for(serving, 20)
+    app = build(bench.engine, settings, store or await store_of(bench))
+    server = Server(app, settings, listening.set)
+    async with app.state.registry.running():
+        serving = asyncio.create_task(server.serve([sock]))
+        await listening.wait()
+        yield Running(sock.getsockname()[1], server)
+        server.should_exit = True
+        await asyncio.wait_for(serving, 20)
 
 
 BEARER = {"Authorization": f"Bearer {KEY}"}

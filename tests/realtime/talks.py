@@ -1,11 +1,13 @@
 """A session, and somebody who talks with it."""
 
 import asyncio
+from weakref import WeakKeyDictionary
 
 from engine import Engine
 from realtime.limits import Limits
 from realtime.protocol import core
-from realtime.session import Registry, Session
+from realtime.session import Line, Registry, Session
+from realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench
 
@@ -15,10 +17,12 @@ class Ears:
 
     def __init__(self) -> None:
         self.heard: list[core.Tell] = []
+        self.lines: list[Line] = []
         self._new = asyncio.Event()
 
-    def __call__(self, tell: core.Tell) -> None:
-        self.heard.append(tell)
+    def __call__(self, line: Line) -> None:
+        self.lines.append(line)
+        self.heard.append(line.tell)
         self._new.set()
 
     async def until(self, kind: type[core.Tell], count: int = 1) -> core.Tell:
@@ -85,13 +89,26 @@ def message(name: str, text: str) -> core.MessageItem:
     return core.MessageItem(id=name, role="user", parts=(core.Part("input_text", text),))
 
 
-def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:
+_STORES: WeakKeyDictionary[Bench, Store] = WeakKeyDictionary()
+
+
+async def store_of(bench: Bench) -> Store:
+    """One in memory, for all that is tried with this engine."""
+    if bench not in _STORES:
+        _STORES[bench] = await open_store("sqlite://:memory:")
+    return _STORES[bench]
+
+
+async def registry_of(bench: Bench, limits: Limits | None = None) -> Registry:
     template = bench.engine.text.template
     assert template is not None
+    store = await store_of(bench)
+    return Registry(bench.engine, template, core.Settings(), limits or Limits(), store)
+
+
+async def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:
     ears = Ears()
-    registry = Registry(bench.engine, template, core.Settings(), limits or Limits())
-    session = registry.open(ears)
-    session.start()
+    session = await (await registry_of(bench, limits)).open(ears)
     return Talk(session, ears, bench)
 
 

@@ -11,8 +11,10 @@ from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
 from realtime.session import Registry
+from realtime.session.state import State
 from realtime.transport import Connection
 from tests.realtime.sockets import FakeSocket
+from tests.realtime.talks import registry_of
 from tests.support.engines import Bench
 
 
@@ -35,9 +37,7 @@ class Wire:
 @contextlib.asynccontextmanager
 async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[Wire]:
     limits = limits or Limits()
-    template = bench.engine.text.template
-    assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), limits)
+    registry = await registry_of(bench, limits)
     socket = FakeSocket()
     running = asyncio.create_task(Connection(socket, registry, limits, "demo").run())
     yield Wire(socket, registry, running)
@@ -45,6 +45,7 @@ async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[W
         socket.frames.put_nowait(None)
     await asyncio.wait_for(running, 20)
     assert len(registry) == 0
+    await registry.aclose()
     assert await bench.engine.list() == [], "nothing is left behind"
 
 
@@ -58,21 +59,30 @@ async def test_the_first_frame_is_the_session(bench: Bench) -> None:
         assert session["temperature"] == 0
 
 
-async def test_a_drop_cancels_the_turn(bench: Bench) -> None:
+async def test_a_drop_leaves_the_session_waiting(bench: Bench) -> None:
     async with connect(bench) as wire:
         wire.say("hello")
         wire.socket.put(type="response.create")
         await wire.socket.until("response.output_text.delta")
         await wire.hang_up()
-        assert (await bench.engine.stats()).active_turns == 0
+        assert len(wire.registry) == 0, "nobody is there"
+        name = wire.socket.sent[0]["session"]["id"]
+        session = wire.registry.find(name)
+        assert session is not None
+        while session.state is not State.IDLE:
+            await asyncio.sleep(0)
+        assert sum(1 for _ in session.conversation.items()) == 2
 
 
-async def test_a_drop_before_the_first_token_too(bench: Bench) -> None:
+@pytest.mark.parametrize("since", ["response.created", "response.output_text.delta"])
+async def test_the_end_of_a_session_stops_the_turn(bench: Bench, since: str) -> None:
     async with connect(bench) as wire:
         wire.say("hello")
         wire.socket.put(type="response.create")
-        await wire.socket.until("response.created")
-        await wire.hang_up()
+        await wire.socket.until(since)
+        wire.socket.put(type="session.close")
+        await wire.socket.until("session.closed")
+        await asyncio.wait_for(wire.running, 20)
         assert (await bench.engine.stats()).active_turns == 0
 
 

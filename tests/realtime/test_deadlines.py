@@ -17,7 +17,7 @@ SHORT = Limits(ask_s_max=0.05, close_s_max=0.05)
 @pytest.fixture
 async def alone(bench: Bench) -> AsyncIterator[Talk]:
     """Somebody whose engine does not come back before it may."""
-    talk = open_talk(bench)
+    talk = await open_talk(bench)
     await talk.say("hello")
     bench.may_launch.clear()
     yield talk

@@ -8,36 +8,29 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from realtime.errors import Refusal
-from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.server.settings import Settings
 from realtime.session import Fork, Registry
 from tests.realtime.served import closed, first, serve
-from tests.realtime.talks import Ears, Talk
+from tests.realtime.talks import Ears, Talk, registry_of
 from tests.support.engines import Bench
 
 
-def registry_of(bench: Bench) -> Registry:
-    assert bench.engine.text.template is not None
-    return Registry(bench.engine, bench.engine.text.template, core.Settings(), Limits())
-
-
-def begin(bench: Bench, registry: Registry, fork: Fork | None = None) -> Talk:
+async def begin(bench: Bench, registry: Registry, fork: Fork | None = None) -> Talk:
     ears = Ears()
-    session = registry.open(ears, fork=fork)
-    session.start()
+    session = await registry.open(ears, fork=fork)
     return Talk(session, ears, bench)
 
 
 async def test_a_fork_shares_history_and_kv(bench: Bench) -> None:
-    registry = registry_of(bench)
-    one = begin(bench, registry)
+    registry = await registry_of(bench)
+    one = await begin(bench, registry)
     await one.session.do(core.Configure(core.Settings(instructions="be kind")))
     for n in range(3):
         await one.say(f"some words of turn {n}")
         await one.turn()
     names = [item.id for item in one.session.conversation.items()]
-    two = begin(bench, registry, Fork(one.session.id, names[3]))
+    two = await begin(bench, registry, Fork(one.session.id, names[3]))
     told = [tell.item.id for tell in two.ears.heard if isinstance(tell, core.ItemAdded)]
     assert told == names[:4]
     assert two.session.settings.instructions == "be kind"
@@ -57,13 +50,13 @@ async def test_a_fork_shares_history_and_kv(bench: Bench) -> None:
 
 
 async def test_a_fork_while_an_answer_is_made(bench: Bench) -> None:
-    registry = registry_of(bench)
-    one = begin(bench, registry)
+    registry = await registry_of(bench)
+    one = await begin(bench, registry)
     await one.say("hello")
     expected = one.expected(60)
     await one.respond(60)
     await one.ears.until(core.TextDelta)
-    two = begin(bench, registry, Fork(one.session.id))
+    two = await begin(bench, registry, Fork(one.session.id))
     await two.turn()
     assert one.sampled(await one.ended()) == expected
     for talk in (one, two):
@@ -71,14 +64,14 @@ async def test_a_fork_while_an_answer_is_made(bench: Bench) -> None:
 
 
 async def test_what_cannot_be_forked(bench: Bench) -> None:
-    registry = registry_of(bench)
-    one = begin(bench, registry)
+    registry = await registry_of(bench)
+    one = await begin(bench, registry)
     for fork, code in (
         (Fork("sess_x"), "session_not_found"),
         (Fork(one.session.id, "nobody"), "item_fork_invalid_item_id"),
     ):
         with pytest.raises(Refusal) as caught:
-            begin(bench, registry, fork)
+            await begin(bench, registry, fork)
         assert caught.value.code == code
     assert len(registry) == 1
     await one.session.close()

@@ -9,6 +9,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from realtime.limits import Limits
 from realtime.server import app, logs, peers
 from realtime.server.app import bind
 from realtime.server.settings import Settings
@@ -46,18 +47,17 @@ async def test_listening_sockets_drop_peers_that_do_not_acknowledge() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_a_reset_in_the_middle_of_an_answer_frees_everything(
-    bench: Bench, running: Running
-) -> None:
-    socket = await connect(running.url, additional_headers=BEARER)
-    await first(socket)
-    await socket.send('{"type": "response.create"}')
-    while (await first(socket))["type"] != "response.output_text.delta":
-        pass
-    socket.transport.abort()
-    while await bench.engine.list():
-        await asyncio.sleep(0.01)
-    assert (await bench.engine.stats()).active_turns == 0
+async def test_a_reset_in_the_middle_of_an_answer_is_the_end_without_a_window(bench: Bench) -> None:
+    async with serve(bench, Settings(limits=Limits(resume_window_s=0))) as running:
+        socket = await connect(running.url)
+        await first(socket)
+        await socket.send('{"type": "response.create"}')
+        while (await first(socket))["type"] != "response.output_text.delta":
+            pass
+        socket.transport.abort()
+        while await bench.engine.list():
+            await asyncio.sleep(0.01)
+        assert (await bench.engine.stats()).active_turns == 0
 
 
 async def test_a_fragmented_message_counts_as_one(running: Running) -> None:

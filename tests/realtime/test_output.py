@@ -37,7 +37,7 @@ def output(place: Place) -> Output:
 
 def wire(tells: Iterable[core.Tell]) -> list[str]:
     voice = Voice("sess_1", "demo")
-    events = [event for tell in tells for event in voice.say(tell)]
+    events = [event for tell in tells for event in voice.say(tell, str)]
     assert all(encode(event) for event in events)
     return [str(type(event).__struct_config__.tag) for event in events]
 

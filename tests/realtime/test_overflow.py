@@ -195,5 +195,5 @@ def test_truncation_on_the_wire(sent: object, reported: object) -> None:
     default = core.Settings()
     asked = hear(event, default, default, lambda prefix: prefix)
     assert isinstance(asked, core.Configure)
-    (updated,) = Voice("sess_x", "m").say(core.Configured(asked.settings))
+    (updated,) = Voice("sess_x", "m").say(core.Configured(asked.settings), str)
     assert json.loads(encode(updated))["session"]["truncation"] == reported

@@ -10,6 +10,7 @@ from realtime.errors import SetupError
 from realtime.server.app import bind, build
 from realtime.server.settings import Settings
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
+from tests.realtime.talks import store_of
 from tests.support.engines import Bench, digest_engine
 
 # ---------------------------------------------------------------- http
@@ -111,7 +112,7 @@ async def test_stopping_says_restart(bench: Bench) -> None:
 async def test_a_model_that_cannot_converse_is_not_served(letters: object) -> None:
     async with digest_engine(letters) as bench:  # type: ignore[arg-type]
         with pytest.raises(SetupError, match="no chat template"):
-            build(bench.engine, Settings())
+            build(bench.engine, Settings(), await store_of(bench))
 
 
 def test_a_taken_port_is_said() -> None:

@@ -142,7 +142,7 @@ async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
         chatty, pages=256, max_model_len=400, batched_tokens=64, steps_ahead=ahead
     ) as bench:
         for index in range(1, 8):
-            talk = open_talk(bench)
+            talk = await open_talk(bench)
             while len(talk.expected(100)) < 100:  # it would end by itself
                 await talk.say("hello")
             await talk.respond(None)
@@ -206,7 +206,7 @@ async def test_what_came_during_an_answer_is_prefilled_when_it_ends(talk: Talk) 
 async def test_a_long_text_and_the_end_of_an_answer_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = open_talk(bench, Limits(off_loop_chars=10))
+    talk = await open_talk(bench, Limits(off_loop_chars=10))
     await talk.say("hello")
 
     async def slowly(make: Callable[[], Conversation]) -> Conversation:
@@ -276,7 +276,7 @@ async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
 
 
 async def test_answers_apart_have_a_bound(bench: Bench) -> None:
-    talk = open_talk(bench, Limits(apart_responses_max=1))
+    talk = await open_talk(bench, Limits(apart_responses_max=1))
     await talk.respond(None, apart=True)
     with pytest.raises(Refusal, match="the limit is 1") as caught:
         await talk.respond(None, apart=True)
@@ -364,7 +364,7 @@ async def test_a_session_the_engine_let_go_of_is_made_again(talk: Talk) -> None:
 
 
 async def test_an_engine_that_dies_is_replaced_and_the_answer_goes_on(bench: Bench) -> None:
-    talk = open_talk(bench)
+    talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(core.TextDelta)
@@ -377,7 +377,7 @@ async def test_an_engine_that_dies_is_replaced_and_the_answer_goes_on(bench: Ben
 
 
 async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
-    talk = open_talk(bench)
+    talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(core.TextDelta)
@@ -411,7 +411,7 @@ async def test_an_answer_says_its_seed(talk: Talk) -> None:
 
 
 async def test_closing_stops_what_runs(bench: Bench) -> None:
-    talk = open_talk(bench)
+    talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
     await talk.respond(None, apart=True)
@@ -424,7 +424,7 @@ async def test_closing_stops_what_runs(bench: Bench) -> None:
 
 
 async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
-    talk = open_talk(bench, Limits(off_loop_chars=10))
+    talk = await open_talk(bench, Limits(off_loop_chars=10))
     await talk.say("a text of more than ten characters")
     await talk.respond(30)
     await talk.ears.until(core.TextDelta)
@@ -450,7 +450,7 @@ STEPS = st.lists(
 )
 @given(STEPS)
 async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[str]) -> None:
-    talk = open_talk(bench)
+    talk = await open_talk(bench)
     for n, what in enumerate(steps):
         here = [item.id for item in talk.session.conversation.items()]
         match what:

@@ -1,29 +1,42 @@
 """Tells to server events, in the order every client understands."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, TypedDict, assert_never
 
 import msgspec
 from msgspec import UNSET
 
 from realtime.errors import Refusal
+from realtime.names import fresh
 from realtime.protocol import core
 from realtime.protocol.realtime_api import server
 from realtime.protocol.realtime_api.extras import Extras
 
+Name = Callable[[int], str]
+"""The event id of the nth event, from 1, that a Tell becomes."""
+
 
 class Voice:
-    """One connection's: numbers the events it says."""
+    """One connection's."""
 
     def __init__(self, session_id: str, model: str) -> None:
         self.session_id = session_id
         self.model = model
+        self._name: Name = str
         self._said = 0
 
-    def say(self, tell: core.Tell) -> Iterator[server.ServerEvent]:
+    def say(self, tell: core.Tell, name: Name) -> list[server.ServerEvent]:
+        self._name, self._said = name, 0
+        return list(self._say(tell))
+
+    def _say(self, tell: core.Tell) -> Iterator[server.ServerEvent]:
         match tell:
-            case core.Opened(settings=settings):
-                yield server.SessionCreated(event_id=self._id(), session=self.session(settings))
+            case core.Opened(settings=settings, resume=resume):
+                session = self.session(settings, resume)
+                yield server.SessionCreated(event_id=self._id(), session=session)
+            case core.Resumed(settings=settings, resume=resume):
+                session = self.session(settings, resume)
+                yield server.SessionUpdated(event_id=self._id(), session=session)
             case core.Configured(settings=settings):
                 yield server.SessionUpdated(event_id=self._id(), session=self.session(settings))
             case core.ItemAdded(item=item, previous=previous):
@@ -80,9 +93,12 @@ class Voice:
             case _:
                 assert_never(tell)
 
-    def refuse(self, refusal: Refusal, event_id: str | None) -> server.Error:
+    def refuse(
+        self, refusal: Refusal, event_id: str | None, name: str | None = None
+    ) -> server.Error:
+        """`name`: its own event id."""
         return server.Error(
-            event_id=self._id(),
+            event_id=name or fresh("event"),
             error=server.ErrorBody(
                 type=refusal.kind,
                 code=refusal.code,
@@ -92,11 +108,11 @@ class Voice:
             ),
         )
 
-    def audio_cleared(self) -> server.AudioCleared:
-        return server.AudioCleared(event_id=self._id())
+    def audio_cleared(self, name: str) -> server.AudioCleared:
+        return server.AudioCleared(event_id=name)
 
-    def closed(self, reason: str) -> server.SessionClosed:
-        return server.SessionClosed(event_id=self._id(), reason=reason)
+    def closed(self, name: str, reason: str) -> server.SessionClosed:
+        return server.SessionClosed(event_id=name, reason=reason)
 
     def _output_started(self, tell: core.OutputStarted) -> Iterator[server.ServerEvent]:
         shape = item_out(tell.item)
@@ -155,7 +171,9 @@ class Voice:
         if not tell.apart:
             yield server.ItemDone(event_id=self._id(), previous_item_id=tell.previous, item=shape)
 
-    def session(self, settings: core.Settings) -> server.SessionOut:
+    def session(
+        self, settings: core.Settings, resume: core.Resume | None = None
+    ) -> server.SessionOut:
         extras = Extras.of(settings)
         return server.SessionOut(
             id=self.session_id,
@@ -168,12 +186,24 @@ class Voice:
             output_modalities=["text"],
             audio=server.SessionAudio(output=server.AudioOut(voice=extras.voice)),
             truncation=_truncation(settings.truncation),
+            resume=UNSET if resume is None else resume_out(resume),
             **_sampling(settings),
         )
 
     def _id(self) -> str:
         self._said += 1
-        return f"event_{self.session_id.removeprefix('sess_')}_{self._said}"
+        return self._name(self._said)
+
+
+def resume_out(resume: core.Resume) -> server.ResumeOut:
+    return server.ResumeOut(
+        session_id=resume.session_id,
+        epoch=resume.epoch,
+        window_s=resume.window_s,
+        token=UNSET if resume.token is None else resume.token,
+        resumed=resume.resumed,
+        kv=resume.kv,
+    )
 
 
 def response_out(answer: core.Answer) -> server.ResponseOut:

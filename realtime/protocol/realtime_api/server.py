@@ -109,6 +109,17 @@ class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rat
     token_limits: TokenLimits | UnsetType = UNSET
 
 
+class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours: what a client needs to come back, and how it came back."""
+
+    session_id: str
+    epoch: str
+    window_s: float
+    token: str | UnsetType = UNSET
+    resumed: Literal["exact", "snapshot"] | None
+    kv: Residency
+
+
 class SessionOut(SamplingOut, frozen=True, kw_only=True):
     type: Literal["realtime"] = "realtime"
     object: Literal["realtime.session"] = "realtime.session"
@@ -125,6 +136,7 @@ class SessionOut(SamplingOut, frozen=True, kw_only=True):
     tracing: None = None
     prompt: None = None
     include: None = None
+    resume: ResumeOut | UnsetType = UNSET
 
 
 # ---------------------------------------------------------------- response

@@ -1,0 +1,162 @@
+"""Ledger: one session in the store, and what we know of it there. Brings it up to a conversation
+with the fewest entries, as `strand` does with the engine.
+
+A write that failed may have happened or not: what it would have changed is written again by the
+next one. A store that has lost the session, or the end of it, is given it again.
+"""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from realtime.protocol.core import Settings
+from realtime.session.layout import common_prefix
+from realtime.session.stored import Piece, State, entry_of, pack_state
+from realtime.store import (
+    Begun,
+    Change,
+    Events,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    SessionBehind,
+    Store,
+    StoreLost,
+    UnknownSession,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Whole(msgspec.Struct, frozen=True, kw_only=True):
+    """A session as it shall be."""
+
+    pieces: tuple[Piece, ...]
+    settings: Settings
+    epoch: int
+    first: int
+    """Number of the oldest record that is known."""
+    next: int
+    """Number after the last one."""
+    events: Callable[[int], list[bytes]]
+    """The records from this number on."""
+    begun: tuple[Begun, ...] = ()
+    """Answers being made."""
+
+
+class News(msgspec.Struct, frozen=True, kw_only=True):
+    """What of it has changed, besides pieces and events."""
+
+    state: bool = False
+    epoch: bool = False
+    once: Once | None = None
+    begin: Begun | None = None
+    end: str | None = None
+
+
+class Ledger:
+    """Calls for one session come one after the other, but for `journal`."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        new: NewSession,
+        *,
+        pieces: tuple[Piece, ...] = (),
+        told: int = 0,
+        base: int = 0,
+    ) -> None:
+        """`new`: as it would be made again. `pieces` are in the store, and records up to `told`, of
+        which `base` is event 0 there."""
+        self._store = store
+        self._new = new
+        self.lease = lease
+        self.base = base
+        self._told = self._maybe = told
+        """Records that the store has; and that it may have."""
+        self._sure: tuple[Piece, ...] = pieces
+        """The beginning of the log that certainly stands."""
+        self._ends: list[str] = []
+        """Answers whose end is not written yet."""
+        self._lost = False
+        self._left = False
+
+    async def write(self, whole: Whole, news: News) -> None:
+        """Raises StoreError."""
+        if self._left:
+            return
+        if news.end is not None:
+            self._ends.append(news.end)
+        if self._lost or self._told < whole.first:
+            await self._give_again(whole)
+        try:
+            await self._write(whole, news)
+        except (SessionBehind, StoreLost, UnknownSession) as error:
+            log.warning("%s: it is written again", error)
+            await self._give_again(whole)
+            await self._write(whole, news)
+
+    async def _write(self, whole: Whole, news: News) -> None:
+        at = common_prefix(self._sure, whole.pieces)
+        moved = not at == len(self._sure) == len(whole.pieces)
+        first = min(self._told, whole.next)
+        fresh = tuple(whole.events(first))
+        change = Change(
+            at=at if moved else None,
+            entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
+            epoch=whole.epoch if news.epoch else None,
+            state=self._state(whole) if news.state else None,
+            once=news.once,
+            begin=news.begin,
+            end=self._ends[0] if self._ends else None,
+            events=Events(first - self.base, fresh) if fresh or self._maybe > first else None,
+        )
+        if change == Change():
+            return
+        self._sure, self._told = self._sure[:at], first
+        self._maybe = max(self._maybe, whole.next)
+        if isinstance(await self._store.write(self.lease, change), Repeated):
+            # Whoever asked for it was refused, and asks again: it has no effect yet.
+            await self._write(whole, msgspec.structs.replace(news, once=None))
+            return
+        self._sure = whole.pieces
+        self._told = self._maybe = whole.next
+        del self._ends[:1]
+        if self._ends:
+            await self._write(whole, News())
+
+    async def _give_again(self, whole: Whole) -> None:
+        """The store has lost it: it is what is here."""
+        self._lost = True
+        try:
+            self.lease = await self._store.claim(
+                self.lease.session, self.lease.owner, hold_s=self._new.hold_s
+            )
+        except (UnknownSession, StoreLost):
+            self.lease = await self._store.create(self._new)
+        self._ends, self._sure = [], ()
+        self.base = self._told = self._maybe = whole.first
+        emptied = Change(at=0, state=self._state(whole), epoch=whole.epoch, events=Events())
+        await self._store.write(self.lease, emptied)
+        for begun in whole.begun:
+            await self._store.write(self.lease, Change(begin=begun))
+        self._lost = False
+
+    def _state(self, whole: Whole) -> bytes:
+        return pack_state(State(settings=whole.settings, first=self.base))
+
+    async def hold(self, for_s: float, *, parked: bool) -> None:
+        """Raises StoreError."""
+        await self._store.hold(self.lease, for_s, parked=parked)
+
+    def leave(self) -> None:
+        """Nothing more is written."""
+        self._left = True
+
+    async def close(self) -> None:
+        """Raises StoreError."""
+        self._left = True
+        await self._store.close(self.lease)

@@ -1,0 +1,60 @@
+"""A session from the store, as another gateway or another life of this one has left it."""
+
+import msgspec
+
+from engine import ChatTemplate
+from realtime.limits import Limits
+from realtime.session.history import History, Saved, wire_epoch
+from realtime.session.ledger import Ledger
+from realtime.session.session import Session
+from realtime.session.stored import log_of, records_of, unpack_state
+from realtime.session.strand import Door, Strand
+from realtime.session.transcript import Transcript
+from realtime.session.window import Window
+from realtime.store import Lease, NewSession, Snapshot, Store
+
+
+class House(msgspec.Struct, frozen=True):
+    """What all sessions here have in common."""
+
+    door: Door
+    template: ChatTemplate
+    limits: Limits
+    store: Store
+
+
+def made(
+    house: House, lease: Lease, new: NewSession, saved: Saved, scope: str, parent: Strand | None
+) -> Session:
+    """A new session, which the store knows already."""
+    ledger = Ledger(house.store, lease, new)
+    strand = Strand(house.door, lease.session, scope=scope, parent=parent)
+    return _session(house, ledger, saved, strand, scope, Transcript(wire_epoch(lease.store, 0)))
+
+
+def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: str) -> Session:
+    """One that was in the store."""
+    state = unpack_state(found.state)
+    log = log_of(found.log, house.template, state.settings)
+    next = state.first + found.events.next
+    records = records_of(found.events.bodies, state.settings, log.conversation)
+    epoch = found.card.epoch
+    transcript = Transcript(wire_epoch(lease.store, epoch), next - len(records), records)
+    ledger = Ledger(house.store, lease, new, pieces=log.pieces, told=next, base=state.first)
+    strand = Strand(house.door, lease.session, scope=scope)
+    saved = Saved(state.settings, log.conversation, log.words, epoch)
+    return _session(house, ledger, saved, strand, scope, transcript)
+
+
+def _session(
+    house: House,
+    ledger: Ledger,
+    saved: Saved,
+    strand: Strand,
+    scope: str,
+    transcript: Transcript,
+) -> Session:
+    window = Window(house.door.ready.max_model_len, saved.settings.truncation)
+    history = History(saved, strand, ledger, transcript, window, house.limits.off_loop_chars)
+    session = ledger.lease.session
+    return Session(session, house.door, house.limits, house.store, history, scope=scope)

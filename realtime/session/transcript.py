@@ -1,0 +1,370 @@
+"""Transcript: what a session has said, in an order that can be said again from any position. Pure.
+
+    records   Opened │ ItemAdded │ AnswerStarted │ … │ AnswerEnded      numbered; the last few kept
+    answers   items as they begin, grow and end, between those two
+
+Records are told when the store has them. What an answer says is told at once: it can be made again
+from its ids. An answer that has ended is told again from its items.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+
+import msgspec
+
+from realtime.protocol.core import (
+    AnswerEnded,
+    AnswerStarted,
+    ArgumentsDelta,
+    CallItem,
+    Item,
+    MessageItem,
+    OutputEnded,
+    OutputStarted,
+    Tell,
+    TextDelta,
+)
+from realtime.session.position import Position, Reached
+
+RECORDS_MAX = 256
+"""Kept to be told again; older positions are answered with a snapshot."""
+
+NOWHERE = Position(epoch="0")
+"""Of what is no part of the order: who saw only that must see everything again."""
+
+
+class Gap(Exception):
+    """What followed a position cannot be told exactly."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """Something said, and where."""
+
+    tell: Tell
+    at: Position
+    skip: int = 0
+    """Events of it that the other side has seen."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    tell: Tell
+    answer: int | None = None
+    """For an answer's end: the number of its beginning."""
+
+
+Listener = Callable[[Line], None]
+Previous = Callable[[str], str | None]
+"""The item before an item."""
+
+
+class Transcript:
+    def __init__(self, epoch: str, first: int = 0, records: Iterable[Record] = ()) -> None:
+        self.epoch = epoch
+        self._records = deque(records)
+        self._first = first
+        """Number of the oldest record kept."""
+        self._answers: dict[int, _Stream] = {}
+        self._numbers: dict[str, int] = {}
+        """Of the answers being made, by id."""
+        self._ahead: dict[int, Reached] = {}
+        """Answers of which the listener has seen more than is known here: they were drawn
+        elsewhere, and are being drawn again."""
+        self._listener: Listener | None = None
+        self.on_gap: Callable[[], None] = lambda: None
+        """Called when what is drawn again turns out to be different."""
+
+    @property
+    def next(self) -> int:
+        """Number of the next record."""
+        return self._first + len(self._records)
+
+    @property
+    def first(self) -> int:
+        return self._first
+
+    @property
+    def attached(self) -> bool:
+        return self._listener is not None
+
+    @property
+    def now(self) -> Position:
+        """What the listener has been told."""
+        reached = tuple(
+            self._ahead.get(number, stream.reached) for number, stream in self._answers.items()
+        )
+        return Position(epoch=self.epoch, told=self.next, answers=reached)
+
+    def since(self, number: int) -> list[Record]:
+        """Records from this number on."""
+        assert self._first <= number <= self.next, "these are kept"
+        return list(islice(self._records, number - self._first, None))
+
+    def drafted(self, tells: Sequence[Tell]) -> list[Record]:
+        """What these would be as records."""
+        ends = (tell.answer.id if isinstance(tell, AnswerEnded) else "" for tell in tells)
+        return [
+            Record(tell, self._numbers.get(answer))
+            for tell, answer in zip(tells, ends, strict=True)
+        ]
+
+    # ------------------------------------------------------------ saying
+
+    def record(self, tell: Tell, *, told: bool = True) -> None:
+        """`told`: whether the listener hears of it."""
+        at = self.now
+        answer = None
+        if isinstance(tell, AnswerStarted):
+            self.begin(tell.answer.id, self.next)
+        elif isinstance(tell, AnswerEnded):
+            answer = self._numbers.pop(tell.answer.id)
+            del self._answers[answer]
+            if self._ahead.pop(answer, None) is not None:
+                self._give_up()
+        self._records.append(Record(tell, answer))
+        if len(self._records) > RECORDS_MAX:
+            self._records.popleft()
+            self._first += 1
+        if told:
+            self._say(Line(tell, at))
+
+    def begin(self, answer_id: str, number: int) -> None:
+        """An answer that began with record `number` is being made."""
+        self._numbers[answer_id] = number
+        self._answers[number] = _Stream(number)
+
+    def of(self, answer_id: str, tell: Tell) -> None:
+        """Something of an answer that is being made."""
+        number = self._numbers[answer_id]
+        stream = self._answers[number]
+        before = self.now
+        stream.take(tell)
+        ahead = self._ahead.get(number)
+        if ahead is not None:
+            self._catch_up(stream, ahead)
+        elif isinstance(tell, TextDelta | ArgumentsDelta):
+            self._say(Line(tell, msgspec.structs.replace(self.now, whole=True)))
+        else:
+            self._say(Line(tell, msgspec.structs.replace(before, of=number)))
+
+    def open(self, tell: Tell) -> None:
+        """Said before everything."""
+        self._say(Line(tell, msgspec.structs.replace(self.now, whole=True)))
+
+    def aside(self, tell: Tell) -> None:
+        """Said here, not told again."""
+        self._say(Line(tell, self.now.aside()))
+
+    def _say(self, line: Line) -> None:
+        if self._listener is not None:
+            self._listener(line)
+
+    def _catch_up(self, stream: "_Stream", ahead: Reached) -> None:
+        if not stream.covers(ahead):
+            return
+        del self._ahead[stream.number]
+        try:
+            lines = list(self._retold(stream, ahead, 0))
+        except Gap:
+            self._give_up()
+            return
+        for line in lines:
+            self._say(line)
+
+    def _give_up(self) -> None:
+        self.detach()
+        self.on_gap()
+
+    def _retold(self, stream: "_Stream", since: Reached, skip: int) -> Iterator[Line]:
+        others = {number: other.reached for number, other in self._answers.items()}
+        yield from _placed(stream.retell(since), since, others, self.epoch, self.next, skip)
+
+    # ------------------------------------------------------------ saying again
+
+    def detach(self) -> None:
+        self._listener = None
+        self._ahead.clear()
+
+    def attach(self, listener: Listener) -> None:
+        """All that comes is said to it."""
+        self._listener = listener
+        self._ahead = {}
+
+    def go_on(self, listener: Listener, since: Position, first: Tell, previous: Previous) -> None:
+        """Says to a new listener `first`, and all it has not heard since a position; then what
+        comes. Raises Gap; then nothing has changed."""
+        lines, ahead = self._missed(since, previous)
+        self._listener = listener
+        self._ahead = ahead
+        listener(Line(first, since.aside()))
+        for line in lines:
+            listener(line)
+
+    def _missed(self, since: Position, previous: Previous) -> tuple[list[Line], dict[int, Reached]]:
+        if since.epoch != self.epoch or not self._first <= since.told <= self.next:
+            raise Gap
+        reached = {at.answer: at for at in since.answers}
+        lines: list[Line] = []
+        for number, record in enumerate(self.since(since.told), since.told):
+            skip = since.parts if number == since.told and since.of is None else 0
+            ended = None
+            if isinstance(record.tell, AnswerEnded):
+                assert record.answer is not None, "it has begun"
+                at = reached.get(record.answer)
+                if at is None:
+                    raise Gap
+                stream = _ended(record, previous)
+                if not stream.covers(at):
+                    raise Gap
+                part = since.parts if since.of == record.answer else 0
+                lines += _placed(stream.retell(at), at, reached, self.epoch, number, part)
+                ended = record.answer
+            here = Position(epoch=self.epoch, told=number, answers=tuple(reached.values()))
+            lines.append(Line(record.tell, here, skip))
+            if isinstance(record.tell, AnswerStarted):
+                reached[number] = Reached(number)
+            if ended is not None:
+                del reached[ended]
+        if reached.keys() != self._answers.keys():
+            raise Gap
+        ahead: dict[int, Reached] = {}
+        for number, at in list(reached.items()):
+            stream = self._answers[number]
+            if not stream.covers(at):
+                ahead[number] = at
+                continue
+            part = since.parts if since.of == number else 0
+            lines += _placed(stream.retell(at), at, reached, self.epoch, self.next, part)
+        return lines, ahead
+
+    def snapshot(self, listener: Listener, tells: Iterable[Tell]) -> None:
+        """Says everything to a new listener: `tells`, then what the answers that are being made
+        have said; then what comes."""
+        for tell in tells:
+            listener(Line(tell, NOWHERE.aside()))
+        for stream in self._answers.values():
+            for tell, _ in stream.retell(Reached(stream.number)):
+                listener(Line(tell, NOWHERE.aside()))
+        self._listener = listener
+        self._ahead = {}
+
+
+class _Output(msgspec.Struct):
+    """An item of an answer, as far as it was said."""
+
+    started: OutputStarted
+    text: list[str]
+    ended: OutputEnded | None = None
+
+
+class _Stream:
+    """One answer, as far as it was said."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.reached = Reached(number)
+        self._outputs: list[_Output] = []
+
+    def take(self, tell: Tell) -> None:
+        at = self.reached
+        match tell:
+            case OutputStarted():
+                self._outputs.append(_Output(tell, []))
+                self.reached = Reached(self.number, at.edges + 1)
+            case TextDelta(text=text) | ArgumentsDelta(text=text):
+                self._outputs[-1].text.append(text)
+                self.reached = _further(at, text)
+            case OutputEnded():
+                self._outputs[-1].ended = tell
+                self.reached = Reached(self.number, at.edges + 1)
+            case _:
+                raise AssertionError(f"{type(tell).__name__} is no part of an answer")
+
+    def covers(self, at: Reached) -> bool:
+        """Whether as much as that was said here."""
+        here = self.reached
+        return at.edges < here.edges or (at.edges == here.edges and at.chars <= here.chars)
+
+    def retell(self, since: Reached) -> Iterator[tuple[Tell, Reached]]:
+        """What follows a position that is covered, and how far each reaches. Raises Gap where the
+        text before it was another."""
+        for n, output in enumerate(self._outputs):
+            if since.edges <= 2 * n:
+                yield output.started, Reached(self.number, 2 * n + 1)
+            if since.edges <= 2 * n + 1:
+                at = since if since.edges == 2 * n + 1 else Reached(self.number, 2 * n + 1)
+                text = "".join(output.text)
+                if _further(Reached(self.number, at.edges), text[: at.chars]) != at:
+                    raise Gap
+                if rest := text[at.chars :]:
+                    yield _delta(output.started, rest), _further(at, rest)
+                if output.ended is not None:
+                    yield output.ended, Reached(self.number, 2 * n + 2)
+
+
+def _further(at: Reached, text: str) -> Reached:
+    check = zlib.crc32(text.encode("utf-8", "surrogatepass"), at.check)
+    return Reached(at.answer, at.edges, at.chars + len(text), check)
+
+
+def _delta(started: OutputStarted, text: str) -> TextDelta | ArgumentsDelta:
+    answer, index, item = started.answer_id, started.index, started.item
+    if isinstance(item, CallItem):
+        return ArgumentsDelta(answer, index, item.id, item.call_id, text)
+    return TextDelta(answer, index, item.id, text)
+
+
+def _placed(
+    tells: Iterable[tuple[Tell, Reached]],
+    since: Reached,
+    reached: dict[int, Reached],
+    epoch: str,
+    told: int,
+    skip: int,
+) -> Iterator[Line]:
+    """Each with its position; `reached` moves on with them."""
+    number = since.answer
+    for tell, after in tells:
+        delta = isinstance(tell, TextDelta | ArgumentsDelta)
+        if delta and skip:
+            raise Gap  # an item had ended there which here goes on
+        reached[number] = after if delta else reached[number]
+        at = Position(
+            epoch=epoch, told=told, answers=tuple(reached.values()), of=number, whole=delta
+        )
+        yield Line(tell, at, 0 if delta else skip)
+        skip = 0
+        reached[number] = after
+
+
+def _ended(record: Record, previous: Previous) -> _Stream:
+    """An answer that has ended, as it was said."""
+    assert isinstance(record.tell, AnswerEnded)
+    assert record.answer is not None
+    answer = record.tell.answer
+    stream = _Stream(record.answer)
+    apart = answer.conversation is None
+    for index, item in enumerate(answer.items):
+        assert isinstance(item, MessageItem | CallItem), "models say these"
+        before = None if apart else previous(item.id)
+        stream.take(OutputStarted(answer.id, index, _begun(item), before, apart))
+        stream.take(_delta(OutputStarted(answer.id, index, item, before, apart), _text(item)))
+        stream.take(OutputEnded(answer.id, index, item, before, apart))
+    return stream
+
+
+def _begun(item: MessageItem | CallItem) -> MessageItem | CallItem:
+    if isinstance(item, CallItem):
+        return msgspec.structs.replace(item, arguments="", status="in_progress")
+    return msgspec.structs.replace(item, parts=(), status="in_progress")
+
+
+def _text(item: Item) -> str:
+    match item:
+        case MessageItem(parts=parts):
+            return "".join(part.text for part in parts)
+        case CallItem(arguments=arguments):
+            return arguments
+        case _:
+            raise AssertionError("models say messages and calls")

@@ -1,0 +1,220 @@
+"""A session goes on after its connection: the same events, each once, wherever it was cut."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from realtime.limits import Limits
+from realtime.protocol.closing import CloseCode
+from realtime.session import Registry, Return
+from realtime.transport import Connection
+from tests.realtime.sockets import FakeSocket
+from tests.realtime.talks import registry_of
+from tests.support.engines import Bench
+
+Event = dict[str, Any]
+
+
+class Client:
+    """Remembers what it has seen, and comes back after the last event."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.seen: list[Event] = []
+        self.socket = FakeSocket()
+        self.running: asyncio.Task[None] | None = None
+
+    @property
+    def session_id(self) -> str:
+        return self.seen[0]["session"]["id"]
+
+    def connect(self, wish: Return | None = None) -> None:
+        self.socket = FakeSocket()
+        connection = Connection(self.socket, self.registry, Limits(), "demo", None, wish)
+        self.running = asyncio.create_task(connection.run())
+
+    def resume(self, last: str | None = None) -> None:
+        self.connect(Return(self.session_id, last or self.seen[-1]["event_id"]))
+
+    async def drop(self) -> None:
+        self.socket.frames.put_nowait(None)
+        await self.gone()
+
+    async def gone(self) -> None:
+        assert self.running is not None
+        await asyncio.wait_for(self.running, 20)
+
+    def take(self, count: int | None = None) -> None:
+        """Sees the first `count` frames of what this connection was sent; the others are lost."""
+        self.seen += self.socket.sent[:count]
+
+    def say(self, name: str, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        item = {"id": name, "type": "message", "role": "user", "content": content}
+        self.socket.put(type="conversation.item.create", item=item)
+
+    def respond(self, tokens: int) -> None:
+        self.socket.put(type="response.create", response={"max_output_tokens": tokens})
+
+
+@pytest.fixture
+async def registry(bench: Bench) -> AsyncIterator[Registry]:
+    registry = await registry_of(bench)
+    yield registry
+    await registry.aclose()
+    assert await bench.engine.list() == [], "nothing is left behind"
+
+
+def told(events: list[Event]) -> list[str]:
+    """What was said, without what tells of the resumption itself; deltas joined."""
+    lines: list[str] = []
+    for event in events:
+        event = {key: value for key, value in event.items() if key != "event_id"}
+        if event["type"] == "session.updated" and "resume" in event["session"]:
+            continue
+        last = json.loads(lines[-1]) if lines else {}
+        if event["type"] == last.get("type") == "response.output_text.delta":
+            event["delta"] = last["delta"] + event["delta"]
+            lines.pop()
+        lines.append(json.dumps(event, sort_keys=True))
+    return lines
+
+
+def resumed(socket: FakeSocket) -> Event:
+    assert socket.sent[0]["type"] == "session.updated", socket.sent[0]
+    return socket.sent[0]["session"]["resume"]
+
+
+async def whole(registry: Registry) -> Client:
+    """Two turns, uninterrupted."""
+    client = Client(registry)
+    client.connect()
+    for turn in (1, 2):
+        client.say(f"u{turn}", "hello")
+        client.respond(20)
+        await client.socket.until("rate_limits.updated", turn)
+    await client.drop()
+    return client
+
+
+async def test_every_cut_is_mended(registry: Registry) -> None:
+    """After each single event of two turns: what follows is what an uncut connection was told."""
+    client = await whole(registry)
+    events = client.socket.sent
+    for cut in range(1, len(events)):
+        client.seen = events[:cut]
+        client.resume()
+        await client.socket.until("session.updated")
+        await client.drop()
+        assert resumed(client.socket)["resumed"] == "exact"
+        assert told(events[:cut] + client.socket.sent) == told(events), events[cut - 1]
+
+
+async def test_cut_again_and_again(registry: Registry) -> None:
+    """Of what each connection is told the client sees a part, down to nothing but the first."""
+    client = await whole(registry)
+    events = client.socket.sent
+    for seed in range(20):
+        chance = random.Random(seed)
+        client.seen = events[: chance.randrange(1, 6)]
+        while told(client.seen) != told(events):
+            client.resume()
+            await client.socket.until("session.updated")
+            await client.drop()
+            client.take(chance.randrange(1, 6))
+        ids = [event["event_id"] for event in client.seen]
+        assert len({*ids}) == len(ids), f"seed {seed}"
+
+
+async def test_cut_within_an_answer(registry: Registry) -> None:
+    for seed in range(6):
+        chance = random.Random(seed)
+        client = Client(registry)
+        client.connect()
+        client.say("u1", "hello")
+        client.respond(60)
+        while not any(event["type"] == "response.done" for event in client.seen):
+            for _ in range(chance.randrange(40)):
+                await asyncio.sleep(0)
+            await client.drop()
+            client.take(chance.randrange(1, 12))
+            if client.seen:
+                client.resume()
+            else:
+                client.connect()
+                client.say("u1", "hello")
+                client.respond(60)
+        await client.drop()
+        deltas = [e["delta"] for e in client.seen if e["type"] == "response.output_text.delta"]
+        (done,) = (e for e in client.seen if e["type"] == "response.output_text.done")
+        assert "".join(deltas) == done["text"], f"seed {seed}"
+
+
+@pytest.mark.parametrize("change", ["old epoch", "future", "future answer", "nothing"])
+async def test_what_cannot_be_told_exactly_is_a_snapshot(registry: Registry, change: str) -> None:
+    client = await whole(registry)
+    last = client.socket.sent[-1]["event_id"]
+    client.take(1)
+    match change:
+        case "old epoch":
+            last = last.replace("event_", "event_f")
+        case "future":
+            last = "_".join(last.split("_")[:2]) + "_999-.1"
+        case "future answer":
+            last = last.partition("-")[0] + "_999.0.0.0"
+        case _:
+            last = None
+    client.connect(Return(client.session_id, last))
+    await client.socket.until("conversation.item.done", 4)
+    how = resumed(client.socket)
+    assert how["resumed"] == "snapshot"
+    assert how["epoch"] != client.seen[0]["session"]["resume"]["epoch"]
+    kinds = [event["type"] for event in client.socket.sent[1:]]
+    assert kinds == ["conversation.item.added", "conversation.item.done"] * 4
+    await client.drop()
+    client.resume(client.socket.sent[3]["event_id"])
+    await client.socket.until("conversation.item.done", 4)
+    assert resumed(client.socket)["resumed"] == "snapshot", "half of it was not all of it"
+    await client.drop()
+
+
+@pytest.mark.parametrize(
+    ("wish", "code"),
+    [
+        (Return("sess_nobody", "event_x"), "resume_gap"),
+        (Return("sess_nobody"), "session_not_found"),
+    ],
+)
+async def test_nothing_to_come_back_to(registry: Registry, wish: Return, code: str) -> None:
+    client = Client(registry)
+    client.connect(wish)
+    await client.gone()
+    assert [event["error"]["code"] for event in client.socket.sent] == [code]
+    assert client.socket.closed is not None
+    assert client.socket.closed[0] is CloseCode.POLICY
+
+
+async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
+    client = await whole(registry)
+    client.take()
+    racers: list[Client] = []
+    for _ in range(100):
+        racer = Client(registry)
+        racer.seen = client.seen[:]
+        racer.resume()
+        racers.append(racer)
+    _, left = await asyncio.wait([r.running for r in racers if r.running], timeout=20)
+    while len(left) > 1:
+        await asyncio.sleep(0.01)
+        left = {r.running for r in racers if r.running and not r.running.done()}
+    (winner,) = (racer for racer in racers if racer.running in left)
+    losers = [racer for racer in racers if racer is not winner]
+    assert {r.socket.closed[0] for r in losers if r.socket.closed} == {CloseCode.REPLACED}
+    winner.say("u9", "still there?")
+    await winner.socket.until("conversation.item.done")
+    assert len(registry) == 1
+    await winner.drop()
