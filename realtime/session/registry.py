@@ -311,11 +311,13 @@ class Registry:
         return [one.session for one in self._sessions.values() if one.tenant == tenant]
 
     async def end(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Ends it; its connection, if there is one, closes with this code."""
+        """Ends it. If it has a connection, that closes with this code, one that says so, and the
+        session with it."""
         entry = self._sessions.get(session.id)
         if entry is not None and entry.hang_up is not None:
             entry.hang_up(code, reason)
-        await self.close(session)
+        else:
+            await self.close(session)
 
     async def close(self, session: Session) -> None:
         """It was never there."""

@@ -109,6 +109,7 @@ class Connection:
         await self._socket.close(code, refusal.message[:120])
 
     def _hang_up(self, code: CloseCode, reason: str) -> None:
+        self._over = self._over or code is CloseCode.ENDED_BY_OPERATOR
         if not self._ending.done():
             self._ending.set_result((code, reason))
 

@@ -102,7 +102,7 @@ async def test_an_end_while_the_engine_opens_the_session_leaves_nothing(
         await asyncio.wait_for(opened.wait(), 20)
         session = wire.registry.find(wire.socket.sent[0]["session"]["id"])
         assert session is not None
-        wire.registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
+        await wire.registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
         await asyncio.wait_for(wire.running, 20)
 
 
