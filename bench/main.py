@@ -13,6 +13,7 @@ NAMES = {
     "barge-in": "an answer interrupted, cut to what was heard, and the next turn",
     "gateway": "token streams, idle connections and appends before a scripted engine",
     "idle-sessions": "ten times more open sessions than fit",
+    "masked-step": "what following a grammar costs a step",
     "step-overhead": "scheduler, cache and batch building per step, on a null device",
 }
 

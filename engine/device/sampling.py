@@ -161,15 +161,14 @@ def _add_bias(logits: Tensor, samples: list[Sample]) -> None:
 
 
 def _mask(logits: Tensor, samples: list[Sample]) -> Tensor:
-    """[S, vocab] with -inf where a row's grammar does not allow the id. A NaN stays one."""
+    """[S, vocab] with -inf where a row's grammar does not allow the id."""
     vocab = logits.shape[1]
     packed = np.full((len(samples), -(-vocab // 8)), 0xFF, dtype=np.uint8)
     for row, sample in enumerate(samples):
         if sample.mask is not None:
             packed[row] = np.frombuffer(sample.mask.allowed(), np.uint8)[: packed.shape[1]]
-    bits = upload(packed, logits.device)[:, :, None] >> torch.arange(8, device=logits.device)
-    allowed = (bits & 1).view(len(samples), -1)[:, :vocab].bool()
-    return logits.masked_fill(~allowed & ~logits.isnan(), -torch.inf)
+    allowed = np.unpackbits(packed, axis=1, count=vocab, bitorder="little").astype(np.bool_)
+    return torch.where(upload(allowed, logits.device), logits, -torch.inf)
 
 
 def _take_logprobs(

@@ -24,7 +24,8 @@ ANY_ARGUMENTS = '{"type": "object"}'
 
 
 class Callee(msgspec.Struct, frozen=True):
-    """A tool that may be called. `schema` of its arguments: JSON, one that can be enforced."""
+    """A tool that may be called. `schema` of its arguments, an object: JSON, one that can be
+    enforced."""
 
     name: str
     schema: str = ANY_ARGUMENTS
@@ -64,13 +65,16 @@ def _forms(format: ToolFormat, tools: Sequence[Callee], token: TokenId) -> tuple
     marker, quoted = _mark(format.marker, token), json.dumps
     if format.args_marker:
         between = _mark(format.args_marker, token)
-        heads = [f"{quoted(tool.name)} {between} {json_rule(tool.schema)}" for tool in tools]
+        heads = [
+            f"{quoted(tool.name)} {between} {json_rule(tool.schema, type='object')}"
+            for tool in tools
+        ]
         one = f"({' | '.join(heads)})"
         return one, f"{one} ({marker} {one})*"
     key = "parameters" if format.bare else "arguments"
     heads = [
         quoted(f'{json.dumps(tool.name, ensure_ascii=False)}, "{key}": ')
-        + f" {json_rule(tool.schema)}"
+        + f" {json_rule(tool.schema, type='object')}"
         for tool in tools
     ]
     opening, closing = quoted('{"name": '), quoted("}")

@@ -51,8 +51,9 @@ class SchemaError(Exception):
     """Why a schema cannot be enforced, in one line."""
 
 
-def json_rule(schema: str) -> str:
-    """A JSON schema as a term of a Lark grammar. Raises SchemaError."""
+def json_rule(schema: str, **default: str) -> str:
+    """A JSON schema as a term of a Lark grammar; `default` keywords are added where it has none.
+    Raises SchemaError."""
     try:
         value: object = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -62,7 +63,9 @@ def json_rule(schema: str) -> str:
     if not isinstance(value, dict):
         raise SchemaError("it must be a JSON object")
     options = {"whitespace_pattern": WHITESPACE}
-    return "%json " + json.dumps({**cast(dict[str, object], value), "x-guidance": options})
+    return "%json " + json.dumps(
+        {**default, **cast(dict[str, object], value), "x-guidance": options}
+    )
 
 
 def schema_problem(schema: str) -> str | None:

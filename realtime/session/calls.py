@@ -52,8 +52,7 @@ def reader_for(settings: Settings, template: ChatTemplate) -> Reader:
 async def vet(settings: Settings, template: ChatTemplate, where: str) -> None:
     """Raises Refusal, which names its field behind `where`, if the settings want what cannot be
     enforced. Compiles each schema beside the event loop, once."""
-    wanted = settings.sampling.grammar
-    if settings.tools or (wanted is not None and wanted.kind == "json_schema"):
+    if settings.tools or settings.sampling.grammar is not None:
         await asyncio.to_thread(_vet, settings, template, where)
 
 
@@ -62,20 +61,31 @@ def grammar_of(settings: Settings, template: ChatTemplate) -> Grammar | None:
     asked before."""
     _vet(settings, template, "")
     choice, answer = settings.tool_choice, settings.sampling.grammar
-    if not settings.tools or choice.mode == "none":
+    if not _calls_are_bound(settings):
         return answer
-    must = choice.mode != "auto"
+    must = _must_call(settings)
     several = settings.parallel_tool_calls and choice.mode != "function"
-    if not must and several and answer is None and not any(tool.strict for tool in settings.tools):
-        return None
     tools = [tool for tool in settings.tools if choice.name in (None, tool.name)]
     asked = Asked(must=must, several=several, answer=answer)
     return template.calling([_callee(tool, must) for tool in tools], asked) or answer
 
 
+def _must_call(settings: Settings) -> bool:
+    return bool(settings.tools) and settings.tool_choice.mode in ("required", "function")
+
+
+def _calls_are_bound(settings: Settings) -> bool:
+    """Whether calls may be made, and not just as the model likes."""
+    if not settings.tools or settings.tool_choice.mode == "none":
+        return False
+    free = settings.tool_choice.mode == "auto" and settings.parallel_tool_calls
+    strict = any(tool.strict for tool in settings.tools)
+    return not free or strict or settings.sampling.grammar is not None
+
+
 def _vet(settings: Settings, template: ChatTemplate, where: str) -> None:
     for tool in settings.tools:
-        problem = schema_problem(tool.parameters)
+        problem = schema_problem(tool.parameters) if tool.strict or _must_call(settings) else None
         if problem is not None and tool.strict:
             raise Refusal(
                 f"Invalid '{where}tools': the parameters of the strict function {tool.name!r} "
@@ -92,14 +102,13 @@ def _vet(settings: Settings, template: ChatTemplate, where: str) -> None:
                 code="invalid_json_schema",
                 param=f"{where}text.format.schema",
             )
-    if wanted is not None and settings.sampling.ignore_eos:
+    if settings.sampling.ignore_eos and (wanted is not None or _calls_are_bound(settings)):
         raise Refusal(
-            f"Invalid '{where}ignore_eos': the end of a text that follows a schema is its end.",
+            f"Invalid '{where}ignore_eos': what follows a schema, or calls as it must, ends.",
             code="invalid_value",
             param=f"{where}ignore_eos",
         )
-    forced = settings.tool_choice.mode in ("required", "function")
-    if forced and settings.tools and template.tool_format is None:
+    if _must_call(settings) and template.tool_format is None:
         raise Refusal(
             f"Invalid '{where}tool_choice': this model's chat template shows no way to call tools, "
             "so no call can be forced.",

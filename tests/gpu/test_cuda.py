@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from engine.batch import Sample
 from engine.device import inputs
 from engine.device.attention.reference import Reference
 from engine.device.models.decoder import KVShape
+from engine.device.sampling import draw
 from tests.engine.device import attention_oracle as cases
+from tests.engine.device.test_sampling import Only
 from tests.parity import oracle
 
 pytestmark = [
@@ -42,6 +46,18 @@ def test_kernels_against_the_obvious_way(
         for backend in (PagedTriton(1), PagedTriton(500), Reference()):
             found = backend.prepare(step, pool)(0, query, 0.1, window)
             assert (found - wanted).abs().max() < TOLERANCE[dtype]
+
+
+def test_masked_draws_are_those_of_the_cpu() -> None:
+    logits = torch.randn(4, 900, generator=torch.Generator().manual_seed(0))
+    wishes = [Sample(), Sample(temperature=0.8, uniform=0.7), Sample(logprobs=2), Sample()]
+    samples = [
+        msgspec.structs.replace(wish, mask=Only(set(range(n, 900, 7)), 900))
+        for n, wish in enumerate(wishes)
+    ]
+    there = draw(logits.cuda(), samples).to_host()
+    torch.cuda.synchronize()
+    assert there.ids.tolist() == draw(logits, samples).ids.tolist()
 
 
 @pytest.mark.parametrize("name", list(oracle.FAMILIES))

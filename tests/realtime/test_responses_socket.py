@@ -378,3 +378,40 @@ async def test_a_connection_has_a_maximum_duration(bench: Bench) -> None:
             "websocket_connection_limit_reached",
         )
         assert await closed(caller.socket) == 1000
+
+
+# ---------------------------------------------------------------- what its text shall look like
+
+COLOURS = {"type": "array", "items": {"enum": ["red", "blue"]}, "minItems": 2, "maxItems": 3}
+
+
+async def test_text_that_follows_a_schema(caller: Caller) -> None:
+    """The engine of digests would say anything; it draws what the schema allows."""
+    format = {"type": "json_schema", "name": "colours", "schema": COLOURS, "strict": True}
+    for text in ("one", "two", "three"):
+        response = await caller.turn(text, text={"format": format}, max_output_tokens=100)
+        said = json.loads(text_of(response))
+        assert 2 <= len(said) <= 3
+        assert set(said) <= {"red", "blue"}
+        assert response["text"]["format"]["schema"] == COLOURS
+        assert response["status"] == "completed"
+
+
+async def test_json_mode(caller: Caller) -> None:
+    """It may be cut off, but it is on its way to an object."""
+    response = await caller.turn(
+        "x", text={"format": {"type": "json_object"}}, max_output_tokens=60
+    )
+    assert text_of(response).lstrip().startswith("{")
+
+
+async def test_a_schema_that_cannot_be_enforced(caller: Caller) -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    format = {"type": "json_schema", "name": "set", "schema": schema}
+    error = (await caller.refused(input="x", text={"format": format}))["error"]
+    assert error["param"] == "text.format.schema"
+    assert "uniqueItems" in error["message"]
+    tool = {**TOOL, "strict": True, "parameters": {"type": "object", "not": {}}}
+    error = (await caller.refused(input="x", tools=[tool]))["error"]
+    assert error["param"] == "tools"
+    await caller.turn("and on")

@@ -163,5 +163,15 @@ def test_an_answer_is_a_call_or_follows_a_schema(name: str) -> None:
     assert kinds == {"call", "answer"}
 
 
+@pytest.mark.parametrize("schema", ["{}", "true", '{"properties": {"a": {"type": "null"}}}'])
+def test_arguments_are_an_object_whatever_their_schema_leaves_open(schema: str) -> None:
+    grammar = template_of("qwen3").calling([Callee("f", schema)], Asked(must=True, several=False))
+    assert grammar is not None
+    for seed in range(10):
+        tools = [Callee("f", schema)]
+        _, [(_, arguments)] = parse(HERMES, said("qwen3", grammar, seed), tools)
+        assert isinstance(arguments, dict)
+
+
 def test_a_template_that_shows_no_calls_has_no_grammar_for_them() -> None:
     assert template_of("chatml").calling(TOOLS, Asked(must=True)) is None
