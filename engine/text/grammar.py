@@ -135,12 +135,15 @@ class Grammars:
         stop_ids: Sequence[int],
         wake: Callable[[], None],
     ) -> None:
-        """`wake` is called, on another thread, whenever one has been compiled."""
-        self._tokenizer = tokenizer
-        self._vocab_size = max(vocab_size, tokenizer.size)
+        """Reads the vocabulary, which takes a second if it is large. `wake` is called, on another
+        thread, whenever a grammar has been compiled."""
         self._ends = tuple(stop_ids) or (0,)
         self._wake = wake
-        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._vocabulary = llguidance.LLTokenizer(
+            tokenizer.raw.to_str(),
+            n_vocab=max(vocab_size, tokenizer.size),
+            eos_token=[*self._ends],
+        )
         self._compiler = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
         self._kept: OrderedDict[str, _Compiled] = OrderedDict()
@@ -190,10 +193,6 @@ class Grammars:
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
         """Also on the compiler's thread."""
-        if self._vocabulary is None:
-            self._vocabulary = llguidance.LLTokenizer(
-                self._tokenizer.raw.to_str(), n_vocab=self._vocab_size, eos_token=[*self._ends]
-            )
         try:
             source = _lark(grammar)
         except SchemaError as error:
