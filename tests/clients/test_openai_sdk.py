@@ -12,11 +12,14 @@ SOURCES = sorted((Path(__file__).parent / "flows").glob("*.py"))
 BUNDLED_ONLY = {
     "a_call_is_required",
     "a_calls_kv_stays_warm",
+    "a_chat_completion_calls_a_tool",
     "a_name_is_recalled_ten_turns_later",
     "a_named_tool_is_called",
+    "a_response_calls_a_tool",
     "a_strict_schema_is_followed_however_hot",
     "a_tool_is_called_and_its_result_used",
     "at_most_one_call",
+    "steering_waits_for_what_a_call_gives",
 }
 
 
@@ -41,12 +44,25 @@ def test_flow(name: str, flows: dict[str, Told], model: str) -> None:
     assert flows[name]["problem"] is None, flows[name]["problem"]
 
 
-NO_FRAMES = {"a_wrong_key", "models_are_listed"}
+HTTP = {
+    "a_chat_completion",
+    "a_chat_completion_as_a_stream",
+    "a_chat_completion_calls_a_tool",
+    "a_response_as_a_stream",
+    "a_response_in_the_background",
+    "a_response_over_http",
+    "a_response_over_http_follows_a_schema",
+    "models_are_listed",
+}
+NO_FRAMES = {"a_wrong_key"} | HTTP
 RACES = {
     "a_conversation_longer_than_the_context_goes_on",  # until it has overflowed, however long
     "a_response_beside_a_running_one",
+    "a_response_is_steered",
     "an_item_sent_during_an_answer_follows_it",
+    "lanes_beside_each_other",
     "responses_beside_the_conversation_share_its_kv",
+    "steering_waits_for_what_a_call_gives",
 }
 """Flows in which the order of some events is nobody's promise."""
 HOT = {"a_strict_schema_is_followed_however_hot", "at_most_one_call"}

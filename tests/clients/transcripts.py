@@ -15,8 +15,18 @@ GOLDEN = Path(__file__).with_name("golden")
 SHORT = 160
 """Characters; longer texts are described."""
 ELLIPSIS = "…"
-_ID = re.compile(r"\b(sess|conv|item|resp|call|ek)_[0-9A-Za-z_-]*[0-9a-f]{20}\b")
-_LEVELLED = {"seed", "residency", "expires_at", "created", "epoch", "token"}
+_ID = re.compile(r"\b(sess|conv|item|resp|call|ek|steer)_[0-9A-Za-z_-]*[0-9a-f]{20}\b")
+_COUNTED = ("event_id", "sequence_number")
+_LEVELLED = {
+    "completed_at",
+    "created",
+    "created_at",
+    "epoch",
+    "expires_at",
+    "residency",
+    "seed",
+    "token",
+}
 
 Entry = tuple[int, str, str]
 """(number of the connection, "C" or "S", frame)"""
@@ -47,7 +57,7 @@ def _lines(transcript: Iterable[Entry], ids: dict[str, str]) -> Iterator[str]:
 
 def _said(event: Any) -> Any:
     """An event of the server without what a model, a clock or chance decide."""
-    event = {**event, "event_id": ELLIPSIS}
+    event = {**event, **{key: ELLIPSIS for key in _COUNTED if key in event}}
     if event["type"].startswith("response."):
         event |= {key: ELLIPSIS for key in ("delta", "text") if key in event}
         if "part" in event:

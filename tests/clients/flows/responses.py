@@ -1,0 +1,337 @@
+"""The Responses API over a WebSocket: `client.responses.connect()`."""
+# pyright: reportMissingImports=false
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from openai import AsyncOpenAI
+from openai.types.responses.responses_server_event import ResponsesServerEvent
+from pydantic import TypeAdapter, ValidationError
+
+from tests.clients.flows.talk import Client, Event, Recorded, flow, kinds, text_of
+
+SERVER_EVENT: TypeAdapter[Any] = TypeAdapter(ResponsesServerEvent)
+CANCELLED, STEERED = b'"reason":"cancelled"', b'"reason":"steered"'
+"""Clients expect the first after `response.cancel`, which the SDK does not know; it knows the other
+of the kind."""
+OUR_FIELDS = {"response.function_call_arguments.done": {"name"}}
+"""Over HTTP the SDK knows it."""
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather of a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+    },
+}
+
+
+class Call:
+    """One connection. `recv` validates what it gives."""
+
+    def __init__(self, connection: Any, client: Client) -> None:
+        client.talks += 1
+        connection._connection = Recorded(connection._connection, client.talks, client.transcript)
+        self.connection = connection
+
+    async def create(self, **fields: Any) -> None:
+        await self.connection.response.create(model="demo", **fields)
+
+    async def recv(self) -> Event:
+        data = await asyncio.wait_for(self.connection.recv_bytes(), 60)
+        event = json.loads(data)
+        try:
+            valid = SERVER_EVENT.validate_json(data.replace(CANCELLED, STEERED))
+        except ValidationError as error:
+            raise AssertionError(f"not of the SDK: {data[:2000]!r}") from error
+        fields = set(type(valid).model_fields) | OUR_FIELDS.get(event["type"], set())
+        assert fields >= set(event), "no field the SDK does not know"
+        return event
+
+    async def end(self, *kinds: str) -> list[Event]:
+        """The events of a response to its end, without a gap in their numbers."""
+        events = [await self.recv()]
+        while events[-1]["type"] not in (kinds or ENDS):
+            assert events[-1]["type"] != "error", events[-1]
+            events.append(await self.recv())
+        numbers = [event["sequence_number"] for event in events]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), numbers
+        return events
+
+    async def turn(self, text: str | None = None, /, **fields: Any) -> Event:
+        if text is not None:
+            fields["input"] = text
+        await self.create(**{"max_output_tokens": 24, **fields})
+        return (await self.end())[-1]["response"]
+
+    async def refused(self, code: str, status: int = 400, **fields: Any) -> None:
+        await self.create(**fields)
+        event = await self.recv()
+        assert (event["type"], event["status"], event["error"]["code"]) == ("error", status, code)
+
+    async def usable(self) -> None:
+        assert (await self.turn("hi"))["status"] in ("completed", "incomplete")
+
+
+@asynccontextmanager
+async def call(client: Client) -> AsyncIterator[Call]:
+    sdk = AsyncOpenAI(base_url=client.url, api_key=client.key)
+    async with sdk.responses.connect() as connection:
+        yield Call(connection, client)
+
+
+def cached(response: Event) -> int:
+    return response["usage"]["input_tokens_details"]["cached_tokens"]
+
+
+@flow
+async def a_response_in_canonical_order(client: Client) -> None:
+    async with call(client) as line:
+        await line.create(input="hello", instructions="Be kind.", metadata={"turn": "1"})
+        events = await line.end()
+        assert kinds(events) == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_text.delta",
+            "response.output_text.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.completed",
+        ], kinds(events)
+        assert events[0]["sequence_number"] == 0
+        response = events[-1]["response"]
+        assert "".join(event.get("delta", "") for event in events) == text_of(response)
+        assert (response["metadata"], response["instructions"]) == ({"turn": "1"}, "Be kind.")
+
+
+@flow
+async def responses_go_on_from_each_other(client: Client) -> None:
+    async with call(client) as line:
+        response = await line.turn("My name is Ada. Remember it.")
+        first = response
+        for text in ("What is the capital of France?", "And of Italy?", "Thank you."):
+            before = response["usage"]["total_tokens"]
+            response = await line.turn(text, previous_response_id=response["id"])
+            assert cached(response) >= before - 1, "only what is new is computed"
+        other = await line.turn("What is my name?", previous_response_id=first["id"])
+        assert cached(other) >= first["usage"]["total_tokens"] - 1, "a fork shares KV"
+
+
+@flow
+async def a_stored_response_goes_on_over_another_connection(client: Client) -> None:
+    async with call(client) as line:
+        kept = await line.turn("hello")
+        alone = await line.turn("hello", store=False)
+        await line.turn("and?", previous_response_id=alone["id"], store=False)
+    async with call(client) as line:
+        response = await line.turn("and?", previous_response_id=kept["id"])
+        assert cached(response) >= kept["usage"]["total_tokens"] - 1
+        await line.refused(
+            "previous_response_not_found", input="x", previous_response_id=alone["id"]
+        )
+        await line.usable()
+
+
+@flow
+async def a_warm_up_is_prefilled(client: Client) -> None:
+    async with call(client) as line:
+        wish: Event = {"instructions": "Be brief. " * 20, "tools": [WEATHER]}
+        await line.create(input=[], generate=False, previous_response_id=None, **wish)
+        assert (await line.recv())["error"]["param"] == "input"
+        await line.create(input="Hello there.", generate=False, **wish)
+        events = await line.end()
+        assert kinds(events) == ["response.created", "response.in_progress", "response.completed"]
+        warm = events[-1]["response"]
+        assert warm["output"] == []
+        response = await line.turn("hello", previous_response_id=warm["id"], **wish)
+        assert response["usage"]["input_tokens"] > warm["usage"]["input_tokens"]
+
+
+@flow
+async def lanes_beside_each_other(client: Client) -> None:
+    async with call(client) as line:
+        first = await line.turn("hello")
+        lanes = ("a", "b", "c")
+        for lane in lanes:
+            await line.create(
+                input=f"Tell me about {lane}.",
+                previous_response_id=first["id"],
+                stream_id=lane,
+                max_output_tokens=12,
+            )
+        events: dict[str, list[Event]] = {lane: [] for lane in lanes}
+        while sum(lane[-1]["type"] in ENDS for lane in events.values() if lane) < len(lanes):
+            event = await line.recv()
+            events[event["stream_id"]].append(event)
+        for lane in events.values():
+            assert [event["sequence_number"] for event in lane] == list(range(len(lane)))
+        await line.create(input="one", stream_id="a", max_output_tokens=4)
+        await line.create(input="two", stream_id="a", max_output_tokens=4)
+        one, two = (await line.end())[0]["response"], (await line.end())[0]["response"]
+        assert one["id"] != two["id"], "one after the other"
+
+
+@flow
+async def a_response_is_cancelled(client: Client) -> None:
+    async with call(client) as line:
+        await line.connection.send(
+            {
+                "type": "response.create",
+                "input": "hello",
+                "ignore_eos": True,
+                "max_output_tokens": 1000,
+            }
+        )
+        id = (await line.end("response.output_text.delta"))[0]["response"]["id"]
+        await line.connection.send({"type": "response.cancel", "response_id": id})
+        ended = (await line.end())[-1]
+        assert ended["type"] == "response.incomplete"
+        assert ended["response"]["incomplete_details"] == {"reason": "cancelled"}
+        assert (await line.turn("and?", previous_response_id=id))["previous_response_id"] == id
+
+
+@flow
+async def a_response_is_steered(client: Client) -> None:
+    async with call(client) as line:
+        await line.connection.send(
+            {
+                "type": "response.create",
+                "input": "hello",
+                "ignore_eos": True,
+                "max_output_tokens": 1000,
+            }
+        )
+        id = (await line.end("response.output_text.delta"))[0]["response"]["id"]
+        steer = [{"role": "user", "content": "Rather say goodbye."}]
+        await line.connection.response.steer(previous_response_id=id, input=steer)
+        events = await line.end()
+        [accepted] = [event for event in events if event["type"] == "response.steer.accepted"]
+        assert accepted["steer"]["previous_response_id"] == id
+        assert events[-1]["response"]["incomplete_details"] == {"reason": "steered"}
+        created = await line.recv()
+        assert created["response"]["previous_response_id"] == id
+        await line.connection.send({"type": "response.cancel"})
+        await line.end()
+        await line.connection.response.steer(previous_response_id=id, input="too late")
+        failed = await line.recv()
+        assert failed["error"]["code"] == "response_already_completed"
+        assert failed["steer"]["input"] == "too late"
+        await line.usable()
+
+
+@flow
+async def a_response_calls_a_tool(client: Client) -> None:
+    async with call(client) as line:
+        skipped: Any = {"type": "web_search"}
+        wish: Event = {"tools": [WEATHER, skipped]}
+        await line.create(input="What is the weather in Rome?", **wish)
+        events = await line.end()
+        assert kinds(events) == [
+            "response.created",
+            "response.in_progress",
+            "response.output_item.added",
+            "response.function_call_arguments.delta",
+            "response.function_call_arguments.done",
+            "response.output_item.done",
+            "response.completed",
+        ], kinds(events)
+        response = events[-1]["response"]
+        (called,) = response["output"]
+        assert (called["name"], json.loads(called["arguments"])) == (
+            "get_weather",
+            {"city": "Rome"},
+        )
+        output = {
+            "type": "function_call_output",
+            "call_id": called["call_id"],
+            "output": json.dumps({"condition": "sunny", "temperature": 21}),
+        }
+        done = await line.turn(
+            input=[output], previous_response_id=response["id"], max_output_tokens=60, **wish
+        )
+        assert "21" in text_of(done) or "sunny" in text_of(done), text_of(done)
+        assert cached(done) >= response["usage"]["total_tokens"] - 1, "its KV stayed warm"
+
+
+@flow
+async def steering_waits_for_what_a_call_gives(client: Client) -> None:
+    """More is said while the model calls a tool: it is not torn from its call."""
+    async with call(client) as line:
+        wish: Event = {"tools": [WEATHER]}
+        await line.create(input="What is the weather in Rome?", **wish)
+        id = (await line.end("response.function_call_arguments.delta"))[0]["response"]["id"]
+        await line.connection.response.steer(previous_response_id=id, input="In one word.")
+        events = await line.end()
+        while events[-1]["type"] not in ("response.steer.pending", "response.steer.failed"):
+            events.append(await line.recv())
+        if events[-1]["type"] == "response.steer.failed":  # the call was over before it came
+            assert events[-1]["error"]["code"] == "response_already_completed"
+            return
+        (owed,) = events[-1]["required_input"]
+        assert (owed["type"], owed["name"]) == ("function_call_output", "get_weather")
+        done = await line.turn(input=[{**owed, "output": "sunny"}], previous_response_id=id, **wish)
+        assert done["previous_response_id"] == id
+        longer = await line.turn(input="so?", previous_response_id=id, **wish)
+        assert longer["usage"]["input_tokens"] < done["usage"]["input_tokens"], (
+            "the input that waited went in once"
+        )
+
+
+@flow
+async def refused_responses_leave_the_connection_good(client: Client) -> None:
+    async with call(client) as line:
+        await line.refused("previous_response_not_found", input="x", previous_response_id="resp_no")
+        await line.refused("context_length_exceeded", input="word " * 5000)
+        await line.refused("invalid_value", input=[{"type": "computer_call"}])
+        await line.refused("decimal_above_max_value", input="x", temperature=3)
+        await line.connection.send_raw("{")
+        assert (await line.recv())["error"]["code"] == "invalid_json"
+        await line.connection.send({"type": "response.cancel", "response_id": "resp_no"})
+        assert (await line.recv())["error"]["code"] == "response_not_active"
+        await line.usable()
+
+
+@flow
+async def what_agents_send_unasked_is_accepted(client: Client) -> None:
+    async with call(client) as line:
+        response = await line.turn(
+            input=[
+                {"role": "developer", "content": "Be brief."},
+                {"role": "user", "content": "hello"},
+            ],
+            stream=True,
+            background=False,
+            include=["reasoning.encrypted_content"],
+            reasoning={"effort": "low"},
+            prompt_cache_key="thread",
+            service_tier="auto",
+            text={"verbosity": "low"},
+            parallel_tool_calls=True,
+            tools=[{"type": "namespace", "name": "n", "description": "", "tools": []}],
+        )
+        assert response["tools"] == []
+
+
+@flow
+async def a_responses_text_follows_a_schema(client: Client) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    async with call(client) as line:
+        format = {"type": "json_schema", "name": "city", "schema": schema, "strict": True}
+        response = await line.turn(
+            "Where is the Colosseum?", text={"format": format}, max_output_tokens=60
+        )
+        assert json.loads(text_of(response))["city"] in ("Rome", "Paris")
+        assert response["text"]["format"]["name"] == "city"

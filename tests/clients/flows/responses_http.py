@@ -1,0 +1,196 @@
+"""The Responses API and chat completions over HTTP."""
+# pyright: reportMissingImports=false
+
+import json
+from collections.abc import Awaitable
+from typing import Any, Literal
+
+from openai import APIStatusError, AsyncOpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+
+from tests.clients.flows.responses import WEATHER
+from tests.clients.flows.talk import Client, flow
+
+STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def sdk(client: Client) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=client.url, api_key=client.key, max_retries=0)
+
+
+def valid(response: Response) -> Response:
+    """Strictly, which the SDK itself is not."""
+    return Response.model_validate_json(response.model_dump_json(), strict=False)
+
+
+def found(response: Response) -> int:
+    assert response.usage is not None
+    return response.usage.input_tokens_details.cached_tokens
+
+
+async def refusal(asking: Awaitable[object]) -> tuple[int, str | None]:
+    try:
+        await asking
+    except APIStatusError as error:
+        return error.status_code, error.code
+    raise AssertionError("it was not refused")
+
+
+@flow
+async def a_response_over_http(client: Client) -> None:
+    openai = sdk(client)
+    first = valid(await openai.responses.create(model="demo", input="hello"))
+    assert first.usage is not None
+    assert first.output_text
+    second = await openai.responses.create(
+        model="demo", input="And then?", previous_response_id=first.id
+    )
+    assert found(second) >= first.usage.total_tokens - 1
+    again = await openai.responses.retrieve(second.id)
+    assert again.output == second.output
+    await openai.responses.delete(second.id)
+    for lost in (openai.responses.retrieve(second.id), openai.responses.delete(second.id)):
+        assert await refusal(lost) == (404, "response_not_found")
+    on = openai.responses.create(model="demo", input="x", previous_response_id=second.id)
+    assert await refusal(on) == (400, "previous_response_not_found")
+    other = openai.responses.create(model="gpt-99", input="x")
+    assert await refusal(other) == (404, "model_not_found")
+
+
+@flow
+async def a_response_as_a_stream(client: Client) -> None:
+    openai = sdk(client)
+    events = [
+        event
+        async for event in await openai.responses.create(
+            model="demo", input="Tell me a story.", stream=True, max_output_tokens=40
+        )
+    ]
+    for event in events:
+        STREAM_EVENT.validate_json(event.model_dump_json())
+    numbers = [event.sequence_number for event in events]
+    assert numbers == list(range(len(events)))
+    id = events[0].response.id
+    later = [
+        event async for event in await openai.responses.retrieve(id, stream=True, starting_after=9)
+    ]
+    assert [event.model_dump() for event in later] == [event.model_dump() for event in events[10:]]
+    async with openai.responses.stream(model="demo", input="hello") as stream:
+        async for _ in stream:
+            pass
+        final = await stream.get_final_response()
+    assert final.output_text
+
+
+@flow
+async def a_response_over_http_follows_a_schema(client: Client) -> None:
+    class City(BaseModel):
+        name: Literal["Rome", "Paris"]
+        capital: bool
+
+    openai = sdk(client)
+    parsed = await openai.responses.parse(
+        model="demo", input="Which city?", text_format=City, max_output_tokens=200
+    )
+    assert isinstance(parsed.output_parsed, City), parsed
+    chat = await openai.chat.completions.parse(
+        model="demo",
+        messages=[{"role": "user", "content": "Which city?"}],
+        response_format=City,
+        max_tokens=200,
+    )
+    assert isinstance(chat.choices[0].message.parsed, City)
+
+
+@flow
+async def a_response_in_the_background(client: Client) -> None:
+    openai = sdk(client)
+    begun = await openai.responses.create(
+        model="demo",
+        input="hello",
+        background=True,
+        max_output_tokens=1000,
+        extra_body={"ignore_eos": True},
+    )
+    assert begun.status == "in_progress"
+    ended = await openai.responses.cancel(begun.id)
+    assert ended.incomplete_details is not None
+
+
+@flow
+async def a_chat_completion(client: Client) -> None:
+    openai = sdk(client)
+    messages: list[Any] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "hello"},
+    ]
+    first = await openai.chat.completions.create(model="demo", messages=messages)
+    assert first.usage is not None
+    said = first.choices[0].message
+    assert (first.choices[0].finish_reason, said.role) == ("stop", "assistant")
+    messages += [said.model_dump(exclude_none=True), {"role": "user", "content": "And then?"}]
+    second = await openai.chat.completions.create(model="demo", messages=messages)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) > 0, "its history is found"
+
+
+@flow
+async def a_chat_completion_as_a_stream(client: Client) -> None:
+    openai = sdk(client)
+    said, usage, reasons = "", None, []
+    async for chunk in await openai.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "hello"}],
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        type(chunk).model_validate_json(chunk.model_dump_json())
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            said += choice.delta.content or ""
+            reasons.append(choice.finish_reason)
+    assert said
+    assert reasons[-1] == "stop"
+    assert usage is not None
+    assert usage.completion_tokens > 0
+
+
+@flow
+async def a_chat_completion_calls_a_tool(client: Client) -> None:
+    openai = sdk(client)
+    function = {key: value for key, value in WEATHER.items() if key != "type"}
+    tools: list[Any] = [{"type": "function", "function": function}]
+    messages: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]
+    async with openai.chat.completions.stream(
+        model="demo", messages=messages, tools=tools
+    ) as stream:
+        async for _ in stream:
+            pass
+        first = await stream.get_final_completion()
+    said = first.choices[0].message
+    assert first.choices[0].finish_reason == "tool_calls"
+    (called,) = said.tool_calls or ()
+    assert json.loads(called.function.arguments) == {"city": "Rome"}
+    messages += [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": called.id,
+                    "type": "function",
+                    "function": {"name": "get_weather", "arguments": called.function.arguments},
+                }
+            ],
+        },
+        {
+            "role": "tool",
+            "tool_call_id": called.id,
+            "content": json.dumps({"condition": "sunny", "temperature": 21}),
+        },
+    ]
+    second = await openai.chat.completions.create(model="demo", messages=messages, tools=tools)
+    text = second.choices[0].message.content or ""
+    assert "21" in text or "sunny" in text, text
