@@ -8,6 +8,7 @@ written to the file ASKED.
 
 import asyncio
 import math
+import secrets
 import socket
 import sys
 import time
@@ -18,6 +19,8 @@ import uvloop
 
 from engine.batch import Batch, Drawn, Geometry, Sampled
 from engine.cache import SessionAwareCache
+from engine.config import EngineConfig
+from engine.fronts import Fronts
 from engine.link import Link
 from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, Generate, Ready
@@ -76,16 +79,19 @@ async def serve(sock: socket.socket, folder: str, rate: float, asked: TextIO) ->
         clock=time.monotonic,
     )
 
+    fronts = Fronts(loop.tell, sessions.load, EngineConfig(), time.monotonic)
+
     def hear(commands: list[AnyCommand]) -> None:
         now_s = time.monotonic()
         for command in commands:
             if isinstance(command, Generate):
                 asked.write(f"{command.turn} {now_s}\n")
-        loop.tell(commands)
+        fronts.receive(front, commands)
 
     link: Link[AnyEvent, AnyCommand] = Link(
         msgspec.msgpack.Decoder(list[AnyCommand]), hear, loop.stop
     )
+    front = fronts.join(link.send_all)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
     link.send(
         Ready(
@@ -99,9 +105,10 @@ async def serve(sock: socket.socket, folder: str, rate: float, asked: TextIO) ->
             device="none",
             dtype="-",
             load_s=0.0,
+            incarnation=secrets.token_hex(8),
         )
     )
-    await loop.run(sessions, link.send_all)
+    await loop.run(sessions, fronts.send_all)
 
 
 if __name__ == "__main__":
