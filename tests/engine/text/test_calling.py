@@ -114,7 +114,7 @@ def test_may_call(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CALLING)
-def test_text_stays_free_and_never_spells_a_call(name: str) -> None:
+def test_text_stays_free(name: str) -> None:
     template, text = template_of(name), family(name)
     grammar = template.calling([TOOLS[0]], Asked())
     assert grammar is not None
@@ -126,6 +126,26 @@ def test_text_stays_free_and_never_spells_a_call(name: str) -> None:
             assert mask[id >> 3] >> (id & 7) & 1
             assert all(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids), "it may end anywhere"
             matcher.accept(id)
+
+
+@pytest.mark.parametrize("name", CALLING)
+def test_text_cannot_spell_the_marker(name: str) -> None:
+    """It would be read as a call that follows no schema."""
+    template, text = template_of(name), family(name)
+    grammar = template.calling([TOOLS[0]], Asked())
+    assert grammar is not None
+    assert template.tool_format is not None
+    marker = template.tool_format.marker
+    plain = text._tokenizer.encode_plain  # pyright: ignore[reportPrivateUsage]
+    spelt = [id for letter in "So, " + marker for id in plain(letter, inside=True)]
+    matcher = grammars(name).matcher(grammar, text.stop_ids)
+    for place, id in enumerate(spelt):
+        mask = matcher.allowed()
+        if not mask[id >> 3] >> (id & 7) & 1:
+            assert place >= len(spelt) - 2, "all but its end is text like any other"
+            return
+        matcher.accept(id)
+    raise AssertionError("it was spelt")
 
 
 @pytest.mark.parametrize("format", [HERMES, MISTRAL, MISTRAL_ARGS, LLAMA3])
