@@ -4,6 +4,7 @@ torch."""
 import asyncio
 import functools
 import secrets
+import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -331,7 +332,10 @@ class Engine:
             raise BadRequest(f"turn {made.id} is in flight already", field="turn")
         self._routing.turns[key] = made
         try:
-            await self._routing.ask(Generate(self._routing.next(), session, made.id, sampling))
+            asked_s = time.monotonic() if self._process is not None else 0.0
+            await self._routing.ask(
+                Generate(self._routing.next(), session, made.id, sampling, asked_s=asked_s)
+            )
         except EngineError:
             self._routing.turns.pop(key, None)
             raise

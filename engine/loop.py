@@ -1,8 +1,9 @@
 """Loop: one step after another.  receive → plan → launch → collect → publish.
 
-One event loop drives the engine. The device works on one thread beside it, so commands are received
-while it does; when nothing is owed the loop sleeps. Up to `steps_ahead` steps are launched beyond
-the one whose answer is awaited; effects on sequences are taken at collect.
+One event loop drives the engine; when nothing is owed it sleeps. Up to `steps_ahead` steps are
+launched, on a thread beside it, beyond the one whose answer is awaited. Where there are none (on a
+CPU) a step is done here: commands take effect between steps anyway, and to wait for another thread
+costs more than all the Python of a small step. Effects on sequences are taken at collect.
 """
 
 import asyncio
@@ -28,6 +29,13 @@ AUDIT_EVERY_S = 60.0
 """How often an idle engine proves its books."""
 
 
+async def _breathe() -> None:
+    """What was said goes out, and what has come in is received, before the next step is done here:
+    uvloop writes in the turn of the loop after the one that asked for it."""
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
 SendAll = Callable[[list[AnyEvent]], None]
 
 
@@ -43,7 +51,8 @@ class Flight(NamedTuple):
     """A step on the device."""
 
     order: Order
-    ticket: "Future[object]"
+    ticket: "Future[object] | None"
+    """None: it is to be done when its answer is wanted."""
 
 
 class Loop(Generic[Ticket]):
@@ -101,6 +110,8 @@ class Loop(Generic[Ticket]):
                 await self._sleep(sessions.expire())
             send(self.take_events())
             self._audit()
+            if not self._ahead:
+                await _breathe()
         self._running = None
         self._device.shutdown(wait=True, cancel_futures=True)
 
@@ -117,10 +128,12 @@ class Loop(Generic[Ticket]):
         order = self.order()
         if order is None:
             return False
-        work = self._runner.launch if self._ahead else self._launch_and_collect
-        self._flying.append(Flight(order, self._device.submit(work, order.batch)))
-        if self._counters.working_since_s is None:
-            self._counters.working_since_s = time.monotonic()
+        ticket: Future[object] | None = None
+        if self._ahead:
+            launch = cast(Callable[[Batch], object], self._runner.launch)
+            ticket = self._device.submit(launch, order.batch)
+        self._flying.append(Flight(order, ticket))
+        self._counters.begin(time.monotonic())
         return True
 
     def order(self) -> Order | None:
@@ -157,19 +170,17 @@ class Loop(Generic[Ticket]):
         if isinstance(sampled, Exception):
             behind = list(self._flying)
             self._flying.clear()
-            self._counters.working_since_s = None
+            self._counters.rest()
             for other in behind:
                 await self._answer(other)
             self.lose([each.order for each in (flight, *behind)], sampled, sessions)
         else:
-            self._counters.working_since_s = time.monotonic() if self._flying else None
             self.land(flight.order, sampled, sessions)
 
     async def _answer(self, flight: Flight) -> Sampled | Exception:
-        """Where no step runs ahead it is already being waited for: one way to the device thread."""
         try:
-            if not self._ahead:
-                return await asyncio.wrap_future(cast("Future[Sampled]", flight.ticket))
+            if flight.ticket is None:
+                return self._runner.collect(self._runner.launch(flight.order.batch))
             return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
         except Exception as error:
             log.exception("step %d failed on the device", flight.order.batch.number)
@@ -177,17 +188,14 @@ class Loop(Generic[Ticket]):
 
     def land(self, order: Order, sampled: Sampled, sessions: Sessions) -> None:
         """A step is done: its effects on sequences, all of them and only here."""
-        self._counters.model_s += sampled.model_s
+        self._counters.worked(sampled.model_s, time.monotonic() if self._flying else None)
         self._scheduler.observe(order.load, sampled.model_s)
         for work, drawn in zip(order.works, sampled.drawn, strict=True):
             self._land(work, drawn, sessions)
 
-    def _launch_and_collect(self, batch: Batch) -> Sampled:
-        """On the device thread."""
-        return self._runner.collect(self._runner.launch(batch))
-
     def _wait_for(self, flight: Flight) -> Sampled:
         """On the device thread."""
+        assert flight.ticket is not None
         return self._runner.collect(cast(Ticket, flight.ticket.result()))
 
     def _land(self, work: Work, drawn: Drawn | None, sessions: Sessions) -> None:

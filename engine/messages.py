@@ -91,12 +91,14 @@ class Append(OnSession, frozen=True):
 
 
 class Generate(OnSession, frozen=True):
-    """`resumed`: how many ids at the end of the log this turn has said already, elsewhere."""
+    """`resumed`: how many ids at the end of the log this turn has said already, elsewhere.
+    `asked_s`: when it was asked for, by the monotonic clock where both sides share one; else 0."""
 
     session: str
     turn: str
     sampling: Sampling
     resumed: int = 0
+    asked_s: float = 0.0
 
 
 class Cancel(OnSession, frozen=True):
@@ -313,10 +315,11 @@ class TurnEnded(msgspec.Struct, frozen=True, tag=True):
     stop: str | None = None
     """The stop string that ended it."""
     queued_s: float = 0.0
+    """From when it was asked for until its first step."""
     prefill_s: float = 0.0
     """From first taken up to the first id."""
     model_s: float = 0.0
-    """Seconds the device worked, for whomever, from the prompt's first new ids to the end."""
+    """Seconds the device worked, for whomever, from when the turn was asked for to its end."""
     error: str | None = None
 
 

@@ -99,7 +99,7 @@ class Turn:
         self.residency: Residency = "none"
         self._greedy: Sample | None = None
         self.mark_s = 0.0
-        """Device seconds when the first of the prompt's new ids arrived."""
+        """Device seconds when it was asked for."""
         self.asked_s = now
         self.taken_up_s = 0.0
         self.first_id_s = 0.0
@@ -190,7 +190,6 @@ class Sequence:
         "last_feed",
         "lease",
         "log",
-        "mark_s",
         "paused",
         "promised",
         "publish_to",
@@ -230,8 +229,6 @@ class Sequence:
         self.closing: Close | None = None
         self.found: Residency = "none"
         """The longest way its KV had to come since the last turn."""
-        self.mark_s: float | None = None
-        """Device seconds when the first ids since the last turn arrived."""
         self.touched_s = now
 
     @property

@@ -172,8 +172,6 @@ class Sessions:
     def _change(self, sequence: Sequence, command: Deferrable) -> None:
         match command:
             case Append():
-                if sequence.mark_s is None:
-                    sequence.mark_s = self._counters.worked_s(self._clock())
                 self._changed(sequence, sequence.log.append(command))
                 if edits(command):
                     self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
@@ -282,13 +280,13 @@ class Sessions:
         matcher = None
         if sampling.grammar is not None:
             matcher = self._grammars.matcher(sampling.grammar, sampling.stop_ids)
-        turn = Turn(command.turn, sampling, seed, limit, watch, matcher, self._clock())
+        turn = Turn(
+            command.turn, sampling, seed, limit, watch, matcher, command.asked_s or self._clock()
+        )
         sequence.aside = log.take_span()
         self._forget(sequence, log.length)
         over = turn.begin(sequence.ids, command.resumed)
-        now_s = self._counters.worked_s(turn.asked_s)
-        turn.mark_s = now_s if sequence.mark_s is None else sequence.mark_s
-        sequence.mark_s = None
+        turn.mark_s = self._counters.worked_s(turn.asked_s)
         sequence.turn = turn
         sequence.ended, sequence.paused = None, False
         sequence.turns += 1

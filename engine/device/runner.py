@@ -17,7 +17,7 @@ from torch import Tensor
 from engine.batch import Batch, Drawn, Geometry, Sample, Sampled
 from engine.config import EngineConfig
 from engine.device import inputs, kv, weights
-from engine.device.attention.base import Backend, PoolAttend
+from engine.device.attention.base import Backend
 from engine.device.attention.reference import Reference
 from engine.device.inputs import Step
 from engine.device.kv import KVPool
@@ -141,8 +141,13 @@ class TorchRunner:
 
     def forward(self, step: Step) -> Tensor:
         """The logits [S, vocab] of a step, its keys and values written to the pool."""
-        attend = PoolAttend(step, self.pool, self.attention.prepare(step, self.pool))
+        attend = self.attention.attend(step, self.pool)
         return self.model(step.tokens, step.positions, attend, step.last)
+
+    @torch.inference_mode()
+    def logits(self, batch: Batch) -> Tensor:
+        """[S, vocab], of the rows that draw an id: what `launch` draws from."""
+        return self.forward(inputs.build(batch, self.pool.page_size, self.device))
 
     def collect(self, ticket: Ticket) -> Sampled:
         if ticket.begun is not None and ticket.done is not None:
@@ -204,8 +209,18 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - begun,
     )
-    backend = _attention(device)
-    return TorchRunner(model, pool, backend, geometry, device, stored.parameters), loaded
+    made = (model, pool, _attention(device), geometry, device, stored.parameters)
+    return _native(*made) or TorchRunner(*made), loaded
+
+
+def _native(model: Model, pool: KVPool, *others: Any) -> TorchRunner | None:
+    """Our own C, where it does this model and no step runs ahead."""
+    from engine.device.native.decoder import NativeDecoder
+    from engine.device.native.runner import NativeRunner
+
+    geometry: Geometry = others[1]
+    decoder = None if geometry.steps_ahead else NativeDecoder.of(model, pool)
+    return None if decoder is None else NativeRunner(decoder, model, pool, *others)
 
 
 def _check_bounds(config: EngineConfig) -> None:

@@ -80,7 +80,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 def draw(logits: Tensor, samples: list[Sample]) -> Draw:
     """logits [S, vocab] in any float dtype, one Sample per row. Never waits on CUDA."""
-    if all(_plain(sample) for sample in samples):
+    if all(is_plain(sample) for sample in samples):
         peak, ids = logits.max(-1)
         return Draw(ids, peak, None)
     logits = logits.float()
@@ -101,7 +101,8 @@ def draw(logits: Tensor, samples: list[Sample]) -> Draw:
     return Draw(ids, peak, _take_logprobs(told, ids, samples))
 
 
-def _plain(sample: Sample) -> bool:
+def is_plain(sample: Sample) -> bool:
+    """Whether the likeliest id is all that is wanted."""
     return (
         sample.temperature == 0
         and sample.logprobs < 0

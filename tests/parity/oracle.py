@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from torch import Tensor
 
 from engine.batch import Batch, Row, Sample
 from engine.config import EngineConfig
-from engine.device import inputs
 from engine.device.runner import TorchRunner, build
 
 VOCAB = 131
@@ -63,25 +63,33 @@ def small(kind: str, **differences: Any) -> Any:
     return model
 
 
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "llama": lambda: small("Llama", num_key_value_heads=4),
-    "llama3": lambda: small("Llama", rope_parameters=LLAMA3, tie_word_embeddings=True),
-    "llama-biases": lambda: small("Llama", attention_bias=True, mlp_bias=True, head_dim=16),
-    "llama-linear": lambda: small(
-        "Llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+SIXTEENS: dict[str, Any] = {
+    "vocab_size": 144,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "head_dim": 16,
+}
+"""Sizes that our own C does; it does not do those of SMALL."""
+
+FAMILIES: dict[str, Callable[..., Any]] = {
+    "llama": partial(small, "Llama", num_key_value_heads=4),
+    "llama3": partial(small, "Llama", rope_parameters=LLAMA3, tie_word_embeddings=True),
+    "llama-biases": partial(small, "Llama", attention_bias=True, mlp_bias=True, head_dim=16),
+    "llama-linear": partial(
+        small, "Llama", rope_parameters={"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
     ),
-    "llama-dynamic": lambda: small(
-        "Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    "llama-dynamic": partial(
+        small, "Llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
     ),
-    "mistral": lambda: small("Mistral", sliding_window=20, head_dim=16),
-    "qwen2": lambda: small("Qwen2", tie_word_embeddings=True),
-    "qwen2-windows": lambda: small(
-        "Qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1
+    "mistral": partial(small, "Mistral", sliding_window=20, head_dim=16),
+    "qwen2": partial(small, "Qwen2", tie_word_embeddings=True),
+    "qwen2-windows": partial(
+        small, "Qwen2", use_sliding_window=True, sliding_window=12, max_window_layers=1
     ),
-    "qwen2-yarn": lambda: small("Qwen2", rope_parameters=YARN),
-    "qwen3": lambda: small("Qwen3", head_dim=24, tie_word_embeddings=True),
-    "qwen3-biases": lambda: small("Qwen3", head_dim=24, attention_bias=True),
-    "smollm3": lambda: small("SmolLM3", no_rope_layer_interval=2, tie_word_embeddings=True),
+    "qwen2-yarn": partial(small, "Qwen2", rope_parameters=YARN),
+    "qwen3": partial(small, "Qwen3", head_dim=24, tie_word_embeddings=True),
+    "qwen3-biases": partial(small, "Qwen3", head_dim=24, attention_bias=True),
+    "smollm3": partial(small, "SmolLM3", no_rope_layer_interval=2, tie_word_embeddings=True),
 }
 
 
@@ -145,8 +153,7 @@ def logits_in_chunks(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int
     with torch.inference_mode():
         for begin, end in pairwise(borders):
             row = Row(array("i", ids[begin:end]), -1, begin, pages.cover(0, end), Sample())
-            step = inputs.build(Batch(0, [row]), runner.geometry.page_size, runner.device)
-            found.append(runner.forward(step)[0].float())
+            found.append(runner.logits(Batch(0, [row]))[0].float())
     return torch.stack(found)
 
 

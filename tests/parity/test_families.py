@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from engine.device.native.runner import NativeRunner
 from tests.parity import oracle
 
 LOGITS_TOLERANCE = 2e-4
@@ -16,13 +18,21 @@ NOISE_FACTOR = 2.0
 """bf16: a greedy id may lie this many times the noise of chunking below the oracle's best."""
 
 
+@pytest.fixture(scope="module", params=["torch", "C"])
+def sizes(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Of models that torch's operations compute, and of such that our own C does."""
+    if request.param == "C" and shutil.which("cc") is None:
+        pytest.skip("no C compiler (cc) is installed")
+    return oracle.SIXTEENS if request.param == "C" else {}
+
+
 @pytest.fixture(scope="module", params=list(oracle.FAMILIES))
 def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, sizes: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, Any, Path]:
     """(name, transformers' model in fp32, its checkpoint); one family is saved in shards."""
     folder = tmp_path_factory.mktemp(request.param)
-    model = oracle.FAMILIES[request.param]()
+    model = oracle.FAMILIES[request.param](**sizes)
     model.save_pretrained(folder, max_shard_size="30KB" if request.param == "llama" else "1GB")
     return request.param, model, folder
 
@@ -31,6 +41,7 @@ def test_logits_of_a_prompt_whole_and_in_chunks(family: tuple[str, Any, Path]) -
     _, model, folder = family
     [ids] = oracle.prompts(1, [150])
     runner = oracle.runner_of(folder)
+    assert isinstance(runner, NativeRunner) == (model.config.vocab_size != oracle.VOCAB)
     wanted = oracle.whole(model, ids)
     for cuts in ([], [1, 2, 20, 21, 100], [70], [16, 32, 148, 149]):
         ends = [cut - 1 for cut in cuts] + [len(ids) - 1]
@@ -49,11 +60,13 @@ def test_greedy_ids_in_mixed_batches(family: tuple[str, Any, Path], page_size: i
 
 
 @pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "smollm3"])
-def test_bf16_within_the_noise_of_chunking(name: str, tmp_path: Path) -> None:
+def test_bf16_within_the_noise_of_chunking(
+    name: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
     """The served ids, put through one prefill by transformers, are its best but for noise; how
     large that may be is measured on transformers alone: its eager attention over the whole prompt
     against its SDPA kernels one token at a time."""
-    model = oracle.FAMILIES[name]().to(torch.bfloat16)
+    model = oracle.FAMILIES[name](**sizes).to(torch.bfloat16)
     model.save_pretrained(tmp_path)
     starts = oracle.prompts(3, [3, 37, 70])
     served = oracle.serve(oracle.runner_of(tmp_path, "bfloat16"), starts, count=10, seed=5)

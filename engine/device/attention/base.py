@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.device.inputs import Step
 from engine.device.kv import KVPool
+from engine.device.models.layers import Attend
 
 
 class StepAttention(Protocol):
@@ -24,11 +25,11 @@ class StepAttention(Protocol):
 class Backend(Protocol):
     """Makes the attention of a step. Has no memory from step to step but buffers."""
 
-    def prepare(self, step: Step, pool: KVPool) -> StepAttention: ...
+    def attend(self, step: Step, pool: KVPool) -> Attend: ...
 
 
 class PoolAttend:
-    """Writes a step's keys and values, then attends: what a layer calls."""
+    """An Attend in two: writes a step's keys and values by torch, then attends."""
 
     def __init__(self, step: Step, pool: KVPool, attention: StepAttention) -> None:
         self.pool, self.attention = pool, attention

@@ -22,8 +22,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from engine.device.attention.base import PoolAttend
 from engine.device.inputs import Ints, Step, upload
 from engine.device.kv import KVPool
+from engine.device.models.layers import Attend
 
 SPLIT_TOKENS = 512
 """Context tokens of one split, at least: below, starting a program costs more than it reads."""
@@ -168,6 +170,9 @@ class PagedTriton:
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
+
+    def attend(self, step: Step, pool: KVPool) -> Attend:
+        return PoolAttend(step, pool, self.prepare(step, pool))
 
     def prepare(self, step: Step, pool: KVPool) -> TritonStep:
         return TritonStep(step, pool, self.programs)

@@ -1,5 +1,6 @@
 # pyright: basic
-"""Paged attention by gathering pages and calling SDPA: the oracle, and the way of the CPU.
+"""Paged attention by gathering pages and calling SDPA: the oracle, and the way of a CPU
+for models that our own C does not do.
 
 Rows with equally many new tokens and about as much context are computed together, padded to the
 longest. The query heads of one KV head are folded into query rows, so that each key is read once:
@@ -20,8 +21,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.device.attention.base import PoolAttend
 from engine.device.inputs import Ints, Step, upload
 from engine.device.kv import KVPool
+from engine.device.models.layers import Attend
 
 FOLD_COUNT_MAX = 64
 """Rows with more new tokens than this are computed alone, and their heads share keys by stride
@@ -33,6 +36,9 @@ GROUP_BYTES_MAX = 1 << 20
 
 
 class Reference:
+    def attend(self, step: Step, pool: KVPool) -> Attend:
+        return PoolAttend(step, pool, self.prepare(step, pool))
+
     def prepare(self, step: Step, pool: KVPool) -> ReferenceStep:
         return ReferenceStep(step, pool)
 

@@ -22,7 +22,6 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from engine.batch import Batch, Row, Sample
 from engine.device import inputs
-from engine.device.attention.base import PoolAttend
 from engine.device.attention.reference import Reference
 from engine.device.kv import KVPool
 from engine.device.models import rope
@@ -209,7 +208,7 @@ class HfModel:
 
     def _run(self, pool: KVPool, *rows: Row) -> Tensor:
         step = inputs.build(Batch(0, list(rows)), pool.page_size, self.module.device)
-        attend = PoolAttend(step, pool, Reference().prepare(step, pool))
+        attend = Reference().attend(step, pool)
         return self(step.tokens, step.positions, attend, step.last)
 
     def _alone(self, ids: list[int]) -> Tensor:

@@ -1,0 +1,195 @@
+# pyright: basic
+"""A Decoder's step in one call of our C: no operation of torch's, and no GIL, between its layers.
+
+The structs are those of decoder.c and attention.h, field by field; a step's rows and units are
+packed by hand.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.batch import Row
+from engine.device.kv import KVPool
+from engine.device.models import layers
+from engine.device.models.decoder import Decoder
+from engine.device.native import build
+
+MULTIPLE = 16
+"""All sizes are multiples of it."""
+QUERIES = 32
+"""Of one KV head, computed together: its query heads times tokens."""
+
+
+def _struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
+    return type(name, (Structure,), {"_fields_": fields})
+
+
+def _all(names: str, kind: Any) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+_Linear = _struct("Linear", *_all("weight bias", c_void_p), *_all("in out", c_int64))
+_Pool = _struct(
+    "Pool",
+    *_all("keys values", c_void_p),
+    *_all("kv_heads group window", c_int64),
+    ("scale", c_float),
+)
+_Layer = _struct(
+    "Layer",
+    *_all("qkv mixed gate_up down", _Linear),
+    *_all("before after qk_norm", c_void_p),
+    ("pool", _Pool),
+    ("rotated", c_int64),
+)
+_Model = _struct(
+    "Model",
+    *_all("layers hidden inner heads kv_heads", c_int64),
+    ("layer", POINTER(_Layer)),
+    *_all("embedding norm rope", c_void_p),
+    ("head", _Linear),
+    ("eps", c_float),
+)
+_Work = _struct(
+    "Work",
+    ("rows", c_void_p),
+    *_all("count threads", c_int64),
+    *_all("logits likely scratch units", c_void_p),
+)
+ROW = 6
+"""int64 fields of a Row, the last of them filled in by the C."""
+UNIT = 2
+
+
+class Answer(NamedTuple):
+    logits: Tensor
+    """[S, vocab] fp32, of the last token of each wanted row. Overwritten by the next step."""
+    likely: list[int]
+    """[S] the likeliest id; -1 where a logit is NaN or +inf, or all are -inf."""
+
+
+class NativeDecoder:
+    """The model and its pool as the C sees them; neither moves in memory."""
+
+    def __init__(self, model: Decoder, pool: KVPool, decode: Any) -> None:
+        self._decode = decode
+        self._group = model.shape.heads // model.shape.kv_heads
+        self._vocab = model.shape.vocab
+        shape = model.shape
+        self._floats = (
+            3 * shape.hidden + 2 * shape.head_dim * (shape.heads + shape.kv_heads) + 2 * shape.inner
+        )
+        self._kept: list[Any] = [model, pool]
+        self._buffers: dict[str, Tensor] = {}
+        of = [self._layer(layer, model, pool) for layer in model.layers]
+        made = (_Layer * len(of))(*of)
+        self._kept.append(made)
+        self._model = _Model(
+            len(of),
+            shape.hidden,
+            shape.inner,
+            shape.heads,
+            shape.kv_heads,
+            made,
+            model.embedding.data_ptr(),
+            self._floats_of(model.norm.weight),
+            model.rope.data_ptr(),
+            _Linear(model.head.data_ptr(), None, shape.hidden, shape.vocab),
+            shape.eps,
+        )
+
+    @classmethod
+    def of(cls, model: object, pool: KVPool) -> NativeDecoder | None:
+        """None if it cannot be: another kind of model, sizes the C does not do, no compiler."""
+        if not isinstance(model, Decoder) or not _fits(model, pool):
+            return None
+        bf16 = pool.keys[0].dtype is torch.bfloat16
+        library = build.library(
+            "decoder.c",
+            f"-DDIM={model.shape.head_dim}",
+            f"-DSLOTS={pool.page_size}",
+            f"-DBF16={int(bf16)}",
+        )
+        return None if library is None else cls(model, pool, library.decode)
+
+    def __call__(self, rows: Sequence[Row], threads: int) -> Answer:
+        """Computes rows whose ids are all known, and writes their keys and values to the pool."""
+        packed = array("q")
+        tokens = units = wanted = 0
+        for row in rows:
+            (ids, count), (pages, _) = row.ids.buffer_info(), row.pages.buffer_info()
+            wants = row.sample is not None
+            packed.extend((ids, pages, count, row.start, wants, 0))
+            tokens += count
+            wanted += wants
+            units += -(-count * self._group // QUERIES)
+        scratch = self._buffer("scratch", tokens * self._floats, torch.float32)
+        logits = self._buffer("logits", wanted * self._vocab, torch.float32)
+        place = self._buffer("units", units * UNIT, torch.int64)
+        likely = array("q", bytes(8 * wanted))
+        work = _Work(
+            packed.buffer_info()[0],
+            len(rows),
+            threads,
+            logits.data_ptr(),
+            likely.buffer_info()[0],
+            scratch.data_ptr(),
+            place.data_ptr(),
+        )
+        self._decode(byref(self._model), byref(work))
+        return Answer(logits[: wanted * self._vocab].view(wanted, self._vocab), likely.tolist())
+
+    def _buffer(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
+        """At least that long, and the same from step to step."""
+        found = self._buffers.get(name)
+        if found is None or len(found) < size:
+            found = self._buffers[name] = torch.empty(size, dtype=dtype)
+        return found
+
+    def _layer(self, layer: layers.Layer, model: Decoder, pool: KVPool) -> Structure:
+        attention, mlp, shape = layer.attention, layer.mlp, model.shape
+        return _Layer(
+            *(self._linear(x) for x in (attention.qkv, attention.out, mlp.gate_up, mlp.down)),
+            self._floats_of(layer.before.weight),
+            self._floats_of(layer.after.weight),
+            self._floats_of(attention.norm_weight),
+            _Pool(
+                pool.keys[attention.layer].data_ptr(),
+                pool.values[attention.layer].data_ptr(),
+                shape.kv_heads,
+                self._group,
+                attention.window or 0,
+                attention.scale,
+            ),
+            attention.rope,
+        )
+
+    def _linear(self, linear: layers.Linear) -> Structure:
+        out, size_in = linear.weight.shape
+        return _Linear(linear.weight.data_ptr(), self._floats_of(linear.bias), size_in, out)
+
+    def _floats_of(self, weight: Tensor | None) -> int | None:
+        """Where a copy of it in fp32 lies."""
+        if weight is None:
+            return None
+        self._kept.append(weight.float().contiguous())
+        return self._kept[-1].data_ptr()
+
+
+def _fits(model: Decoder, pool: KVPool) -> bool:
+    shape = model.shape
+    sizes = (shape.hidden, shape.inner, shape.head_dim, shape.vocab)
+    return (
+        pool.keys[0].device.type == "cpu"
+        and pool.keys[0].dtype in (torch.float32, torch.bfloat16)
+        and all(size % MULTIPLE == 0 for size in sizes)
+        and all(layer.mlp.act is F.silu for layer in model.layers)
+    )

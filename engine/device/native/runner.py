@@ -1,0 +1,54 @@
+# pyright: basic
+"""The runner of models that our own C does: the same batches, the same answers."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch, Drawn, Row, Sampled
+from engine.device.native.decoder import NativeDecoder
+from engine.device.runner import TorchRunner
+from engine.device.sampling import draw, is_plain
+
+LIGHT_WORK, WEIGHT_WORK = 100_000_000, 4
+"""Multiplications and additions, and bytes of KV, up to which a step runs on one thread: a few
+milliseconds. Fetching a weight from memory counts as four."""
+
+
+class NativeRunner(TorchRunner):
+    """For a CPU, where no step runs ahead: a step is over when `launch` returns."""
+
+    def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self._decoder = decoder
+
+    @torch.inference_mode()
+    def launch(self, batch: Batch) -> Sampled:
+        begun = time.perf_counter()
+        if batch.moves:
+            self.pool.move(batch.moves)
+        answer = self._decoder(batch.rows, 1 if self._light(batch.rows) else self.threads)
+        samples = [row.sample for row in batch.rows if row.sample is not None]
+        if min(answer.likely, default=0) >= 0 and all(map(is_plain, samples)):
+            drawn = [Drawn(likely) for likely in answer.likely]
+        else:
+            torch.set_num_threads(1)
+            drawn = draw(answer.logits, samples).answers(samples)
+        found = iter(drawn)
+        answers = [None if row.sample is None else next(found) for row in batch.rows]
+        return Sampled(answers, time.perf_counter() - begun)
+
+    def collect(self, ticket: Sampled) -> Sampled:
+        return ticket
+
+    def logits(self, batch: Batch) -> Tensor:
+        return self._decoder(batch.rows, self.threads).logits.clone()
+
+    def _light(self, rows: list[Row]) -> bool:
+        tokens = sum(row.count for row in rows)
+        context = sum(row.start + row.count for row in rows)
+        work = max(tokens, WEIGHT_WORK) * self.parameters + context * self.token_bytes
+        return work <= LIGHT_WORK

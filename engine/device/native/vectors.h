@@ -1,0 +1,88 @@
+/* Vectors of as many floats as the processor takes at once, by GCC's vector extensions. */
+
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#if BF16
+typedef uint16_t element; /* what weights and KV are kept in; all sums are in fp32 */
+#else
+typedef float element;
+#endif
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define EVEN {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
+#define ODD {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31}
+#elif defined(__AVX__)
+#define LANES 8
+#define EVEN {0, 2, 4, 6, 8, 10, 12, 14}
+#define ODD {1, 3, 5, 7, 9, 11, 13, 15}
+#else
+#define LANES 4
+#define EVEN {0, 2, 4, 6}
+#define ODD {1, 3, 5, 7}
+#endif
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+
+static inline vec set(float x) { return x - (vec){0}; }
+
+static inline vec load(const element *from) {
+#if BF16
+    return (vec)(__builtin_convertvector(*(const hvec *)from, ivec) << 16);
+#else
+    return *(const vec *)from;
+#endif
+}
+
+static inline void store(element *to, vec x) {
+#if BF16 /* to the nearest, ties to even */
+    ivec bits = (ivec)x;
+    bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    *(hvec *)to = __builtin_convertvector(bits, hvec);
+#else
+    *(vec *)to = x;
+#endif
+}
+
+static inline vec at(const float *from) { return *(const vec *)from; }
+
+/* Sums of LANES vectors, in their order. */
+static inline vec fold(vec s[LANES]) {
+    const ivec even = EVEN, odd = ODD;
+    for (int n = LANES / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; i++)
+            s[i] = __builtin_shuffle(s[2 * i], s[2 * i + 1], even)
+                   + __builtin_shuffle(s[2 * i], s[2 * i + 1], odd);
+    return s[0];
+}
+
+static inline float sum(vec x) {
+    const ivec even = EVEN, odd = ODD;
+    for (int n = LANES; n > 1; n /= 2)
+        x = __builtin_shuffle(x, x, even) + __builtin_shuffle(x, x, odd);
+    return x[0];
+}
+
+/* e^x to 2 ulp, for x up to 88; 0 below -87. Reduction and polynomial as in Cephes' expf. */
+static inline vec exponential(vec x) {
+    const vec magic = set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const ivec alive = x > set(-87.0f);
+    x = (vec)((ivec)x & alive);
+    const vec n = x * 1.44269504088896341f + magic - magic;
+    const vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    vec p = set(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    const ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return (vec)((ivec)(p * (vec)power) & alive);
+}
