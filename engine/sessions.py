@@ -5,8 +5,8 @@
       └─────────┘ attach
 
 A command on a session whose turn runs, or whose tokens are in flight, waits in order; only attach,
-cancel, pause, close and info do not. A refused command changes nothing. What is in flight is named
-by its turn.
+cancel, pause, close, info and a fork of what the turn began with do not. A refused command changes
+nothing. What is in flight is named by its turn.
 """
 
 import heapq
@@ -133,6 +133,9 @@ class Sessions:
             sequence.log.check_append(command, self._geometry.vocab_size)
         waiting = sequence.deferred
         prepared = self._prepared(command)
+        if isinstance(command, Fork) and not waiting and _of_the_past(sequence, command):
+            self._fork(sequence, command)
+            return
         if not sequence.busy and not waiting:
             if prepared:
                 self._change(sequence, command)
@@ -308,7 +311,8 @@ class Sessions:
         cache.wake(sequence.lease)
         cache.recall(sequence.lease)
         lease = cache.fork(sequence.lease, sequence.ids, at, log.length)
-        cache.rest(sequence.lease)
+        if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.admitted):
+            cache.rest(sequence.lease)
         copy = Log(log.capacity, streaming=log.history is None)
         copy.ids.extend(log.ids[:at])
         child = Sequence(command.child, lease, copy, sequence.timeout_s, self._clock())
@@ -582,6 +586,12 @@ def _room(capacity: int, length: int, said: int) -> int:
             field="session",
         )
     return room
+
+
+def _of_the_past(sequence: Sequence, command: Fork) -> bool:
+    """Whether it forks what the running turn does not change."""
+    turn = sequence.turn
+    return turn is not None and command.at is not None and command.at <= turn.began
 
 
 def _is_provisional(command: Deferrable | None) -> TypeGuard[Append]:

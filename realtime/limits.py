@@ -22,6 +22,8 @@ FUNCTION_NAME_CHARS_MAX = 128
 STREAM_ID_CHARS_MAX = 128
 FRAME_ELEMENTS_MAX = 32 * 1024
 """Values in one client event, strings being one each; more take too long to read."""
+BODY_ELEMENTS_MAX = 128 * 1024
+"""The same, in what an agent sends at once over the Responses API."""
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 

@@ -123,8 +123,7 @@ class SessionAwareCache:
         """A new lease on ids[:at]. Full pages are shared through the tree; the last partial page is
         shared too if the source has filled it and ids[:limit] may be shared that far, else copied
         (or, with no page to be had, left to be computed again: less than one page). The source
-        must not be resting."""
-        assert lease.reserved == 0
+        must not be resting; what is on its way to it lies behind what is forked."""
         assert lease in self._busy
         at = min(at, lease.committed)
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))

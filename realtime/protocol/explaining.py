@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from realtime.errors import BadFrame
+from realtime.limits import BODY_ELEMENTS_MAX
 
 T = TypeVar("T")
 
@@ -58,10 +59,30 @@ def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str
     return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None
 
 
+def elements(frame: str | bytes, limit: int) -> int:
+    """About how many values it holds: a parser makes an object of each before it can refuse them.
+    Texts are left out, where there are so many commas that `limit` may be reached."""
+    text = frame if isinstance(frame, str) else frame.decode(errors="replace")
+    commas = text.count(",")
+    if commas < limit:
+        return commas + 1
+    text = text.replace("\\\\", "").replace('\\"', "")
+    strings = text.count('"') // 2
+    if strings > 2 * limit:  # keys and values
+        return strings
+    return "".join(text.split('"')[::2]).count(",") + 1
+
+
 def decoded(
     decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str, choices: Choices | None = None
 ) -> T:
     """Whatever the bytes of the `what` (frame, body), a value. Raises BadFrame."""
+    count = elements(data, BODY_ELEMENTS_MAX)
+    if count > BODY_ELEMENTS_MAX:
+        raise BadFrame(
+            f"The {what} holds {count:,} values; the limit is {BODY_ELEMENTS_MAX:,}.",
+            code="frame_too_large",
+        )
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:

@@ -61,7 +61,6 @@ class Strand:
         self._tail: list[int] = []
         self._draft: list[int] = []
         self._parent = parent
-        self._answering = False
         self._left: list[str] = []
         """Sessions under earlier names that the engine may still have."""
         self._lock = asyncio.Lock()
@@ -70,7 +69,6 @@ class Strand:
         """The engine was lost, or did not answer: what its log holds is not known any more."""
         self._left.append(self.session)
         self._spans, self._tail, self._draft = None, [], []
-        self._answering = False
         self._opened += 1
 
     @property
@@ -106,20 +104,14 @@ class Strand:
         are said to the engine at once, so that nothing of the prompt is prefilled in between: the
         turn finds in KV what was there before. Raises EngineError."""
         async with self._lock:
-            self._answering = True
             try:
-                try:
-                    return await self._answer(tuple(spans), list(header), sampling, turn)
-                except UnknownSession:
-                    self._spans = None
-                    return await self._answer(tuple(spans), list(header), sampling, turn)
-            except BaseException:
-                self._answering = False
-                raise
+                return await self._answer(tuple(spans), list(header), sampling, turn)
+            except UnknownSession:
+                self._spans = None
+                return await self._answer(tuple(spans), list(header), sampling, turn)
 
     def drawn(self, ids: Sequence[int]) -> None:
         """The turn has ended; it has put these into the log."""
-        self._answering = False
         self._tail.extend(ids)
 
     async def cancel(self, turn: str, *, drop: bool = False) -> None:
@@ -212,9 +204,9 @@ class Strand:
         self, child: str, wanted: Sequence[Span], tail: Sequence[int]
     ) -> tuple[tuple[Span, ...], list[int]] | None:
         """Forks as much of the log as the child wants; gives its spans and what is behind them.
-        None: nothing, or a turn runs, which the engine would make the child wait for."""
+        None: nothing. A turn that runs goes on meanwhile."""
         async with self._lock:
-            if self._spans is None or self._answering:
+            if self._spans is None:
                 return None
             same, old, _, keep = self._compare(self._spans, wanted, tail)
             at = self.length - len(old) + keep

@@ -3,6 +3,7 @@ the parent both go on from what is theirs, and next to nothing is computed again
 
 import pytest
 
+from engine.messages import Fork
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words
@@ -34,3 +35,48 @@ def test_fork_anywhere(page_size: int, spoken: int, ahead: int) -> None:
         assert desk.said("parent") == oracle(log + words(spoken, seed=2), 3)
         assert desk.ended("child").cached_tokens == at
         assert desk.runner.tokens_run - before <= (2 + 2) + (1 + 2)
+
+
+@AHEAD
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_fork_while_a_turn_runs(page_size: int, ahead: int) -> None:
+    """What the turn began with does not change: a child of it need not wait, nor compute it again.
+    At every step of the turn, also while steps are in flight."""
+    log = words(21, seed=1)
+    for steps in range(1, 12):
+        desk = Desk(pages=64 if page_size > 1 else 256, page_size=page_size, batched_tokens=16)
+        desk.open("parent")
+        desk.append("parent", list(log))
+        desk.generate("parent", 8)
+        for _ in range(steps):
+            desk.launch()
+            while desk.flying > ahead:
+                desk.collect()
+        committed = desk.sequence("parent").committed
+        running = not desk.has_ended("parent")
+        for at in (1, 10, len(log)):
+            child = f"child {at}"
+            desk.fork("parent", child, at)
+            desk.append(child, [5, 6])
+            desk.generate(child, 3)
+        desk.run(ahead=ahead)
+        assert desk.said("parent") == oracle(log, 8)
+        for at in (1, 10, len(log)):
+            child = f"child {at}"
+            assert desk.said(child) == oracle([*log[:at], 5, 6], 3)
+            assert desk.ended(child).cached_tokens >= min(at, committed)
+        assert running or steps > 8
+
+
+def test_fork_of_what_a_turn_says_waits_for_its_end() -> None:
+    desk = Desk()
+    desk.open("parent")
+    desk.append("parent", words(9, seed=1))
+    desk.generate("parent", 6)
+    for _ in range(3):
+        desk.step()
+    assert desk.tell(Fork(desk.n(), "parent", "child", 10)) is None
+    assert desk.tell(Fork(desk.n(), "parent", "all", None)) is None
+    desk.run()
+    assert desk.sequence("child").log.length == 10
+    assert desk.sequence("all").log.length == 15

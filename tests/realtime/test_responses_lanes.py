@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from realtime.limits import Limits
+from realtime.protocol.core import Settings as Wishes
 from realtime.server.settings import Settings
+from realtime.session import Responses
 from realtime.store import open_store
+from realtime.transport.responses import ResponsesConnection
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of
 from tests.realtime.served import Running, serve
+from tests.realtime.sockets import FakeSocket
 from tests.support.engines import Bench, digest_engine
 
 LIMITS = Limits(lanes_max=3, running_responses_max=2, waiting_responses_max=4, steers_max=2)
@@ -231,3 +235,25 @@ async def test_waiting_steers_have_a_bound(caller: Caller) -> None:
         "too_many_pending_steers",
         "response_already_completed",
     )
+
+
+# ---------------------------------------------------------------- a slow reader
+
+
+async def test_who_reads_nothing_is_hung_up_on(bench: Bench) -> None:
+    template = bench.engine.text.template
+    assert template is not None
+    limits = Limits(send_s_max=0.1)
+    responses = Responses(bench.engine, template, Wishes(), limits, lambda tenant: tenant)
+    socket = FakeSocket()
+    running = asyncio.create_task(
+        ResponsesConnection(socket, responses, "", lambda name: "demo").run()
+    )
+    socket.put(type="response.create", input="hello", store=False, max_output_tokens=300)
+    await socket.until("response.output_text.delta")
+    socket.reading.clear()
+    await asyncio.wait_for(running, 20)
+    assert socket.closed is not None
+    assert socket.closed[0] == 1013
+    await responses.close()
+    assert await bench.engine.list() == []

@@ -343,6 +343,7 @@ async def test_bad_frames_are_answered_and_forgotten(caller: Caller) -> None:
         ("[" * 10_000, "invalid_type"),
         ('{"x":' + "[" * 10_000, "invalid_json"),
         ('{"type": "response.create", "stream_id": "", "input": "x"}', "string_below_min_length"),
+        ('{"type": "response.create", "input": [' + "1," * 200_000 + "1]}", "frame_too_large"),
     ):
         await caller.socket.send(frame)
         event = await caller.recv()
@@ -352,7 +353,7 @@ async def test_bad_frames_are_answered_and_forgotten(caller: Caller) -> None:
     await caller.turn("still good")
 
 
-async def test_frames_that_are_never_json_close(caller: Caller) -> None:
+async def test_frames_that_are_never_json_close_the_call(caller: Caller) -> None:
     for _ in range(Limits().bad_frames_max):
         await caller.socket.send("{")
     assert await closed(caller.socket) == 1007

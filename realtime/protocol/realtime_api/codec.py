@@ -7,7 +7,7 @@ import msgspec
 
 from realtime.errors import BadFrame
 from realtime.limits import FRAME_ELEMENTS_MAX
-from realtime.protocol.explaining import Choices, explain
+from realtime.protocol.explaining import Choices, elements, explain
 from realtime.protocol.realtime_api.client import (
     EVENT_TYPES,
     ITEM_TYPES,
@@ -51,10 +51,10 @@ _CHOICES: Choices = {
 
 
 def decode(frame: str | bytes) -> ClientEvent:
-    elements = _elements(frame)
-    if elements > FRAME_ELEMENTS_MAX:
+    count = elements(frame, FRAME_ELEMENTS_MAX)
+    if count > FRAME_ELEMENTS_MAX:
         raise BadFrame(
-            f"The frame holds {elements:,} values; the limit is {FRAME_ELEMENTS_MAX:,}.",
+            f"The frame holds {count:,} values; the limit is {FRAME_ELEMENTS_MAX:,}.",
             code="frame_too_large",
             event_id=event_id_of(frame),
         )
@@ -73,20 +73,6 @@ def decode(frame: str | bytes) -> ClientEvent:
 
 def encode(event: ServerEvent) -> bytes:
     return _encoder.encode(event)
-
-
-def _elements(frame: str | bytes) -> int:
-    """About how many values it holds: a parser makes an object of each before it can refuse them.
-    Texts are left out, where there are so many commas that it matters."""
-    text = frame if isinstance(frame, str) else frame.decode(errors="replace")
-    commas = text.count(",")
-    if commas < FRAME_ELEMENTS_MAX:
-        return commas + 1
-    text = text.replace("\\\\", "").replace('\\"', "")
-    strings = text.count('"') // 2
-    if strings > 2 * FRAME_ELEMENTS_MAX:  # keys and values
-        return strings
-    return "".join(text.split('"')[::2]).count(",") + 1
 
 
 def event_id_of(frame: str | bytes) -> str | None:
