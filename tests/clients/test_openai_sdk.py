@@ -17,6 +17,7 @@ BUNDLED_ONLY = {
     "a_named_tool_is_called",
     "a_response_calls_a_tool",
     "a_strict_schema_is_followed_however_hot",
+    "a_strict_tool_is_called_where_the_model_likes",
     "a_tool_is_called_and_its_result_used",
     "at_most_one_call",
     "steering_waits_for_what_a_call_gives",

@@ -149,3 +149,17 @@ async def a_calls_kv_stays_warm(client: Client) -> None:
         cached = done["usage"]["input_token_details"]["cached_tokens"]
         before, now = asked["usage"]["total_tokens"], done["usage"]["input_tokens"]
         assert now - 40 < before - 1 <= cached < now, (before, cached, now)
+
+
+@flow
+async def a_strict_tool_is_called_where_the_model_likes(client: Client) -> None:
+    """`auto`: text stays free, a call follows its schema."""
+    async with client.talk() as talk:
+        strict = {**WEATHER, "strict": True}
+        await talk.connection.session.update(session={"type": "realtime", "tools": [strict]})
+        await talk.expect("session.updated")
+        await talk.say("Hello!")
+        hello = (await talk.answer(max_output_tokens=60))[-1]["response"]
+        assert [item["type"] for item in hello["output"]] == ["message"]
+        await talk.say("What is the weather in Rome?")
+        assert calls_of(await talk.answer()) == [("get_weather", {"city": "Rome"})]
