@@ -24,11 +24,15 @@ BUNDLED_ONLY = {
 }
 
 
+def _is_flow(function: ast.AsyncFunctionDef) -> bool:
+    return "flow" in map(ast.unparse, function.decorator_list)
+
+
 def names() -> list[str]:
     """Read from the source: this environment cannot import it."""
     found: list[str] = []
     for node in (node for source in SOURCES for node in ast.parse(source.read_text()).body):
-        if isinstance(node, ast.AsyncFunctionDef) and node.decorator_list:
+        if isinstance(node, ast.AsyncFunctionDef) and _is_flow(node):
             found.append(node.name)
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "BAD":
             assert isinstance(node.value, ast.Dict)
