@@ -89,6 +89,7 @@ async def served(folder: Path, rate: float) -> AsyncIterator[Gateway]:
     file = Path(tempfile.mkdtemp()) / "asked"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.gateway_server", str(folder), str(rate), str(file)),
+        f"sqlite:///{file.parent}/store.db",
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""python -m bench.gateway_server FOLDER RATE ASKED: the gateway before a scripted engine.
+"""python -m bench.gateway_server FOLDER RATE ASKED STORE: the gateway before a scripted engine.
 
 As `continuo serve` runs it, in a process of its own. When it listens it prints its port and process
 id.
@@ -18,12 +18,13 @@ from realtime.limits import Limits
 from realtime.server import logs
 from realtime.server.app import Server, bind, build
 from realtime.server.settings import Settings
+from realtime.store import open_store
 
 KEY = "bench"
 SESSIONS_MAX = 20_000
 
 
-async def main(folder: str, rate: str, asked: str) -> None:
+async def main(folder: str, rate: str, asked: str, store: str) -> None:
     logs.configure("warning", (KEY,))
 
     async def launch() -> socket.socket:
@@ -47,15 +48,13 @@ async def main(folder: str, rate: str, asked: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        server = Server(
-            build(engine, settings),
-            settings,
-            lambda: print(port, os.getpid(), flush=True),
-        )
-        serving = asyncio.create_task(server.serve([sock]))
-        await stop.wait()
-        server.should_exit = True
-        await serving
+        app = build(engine, settings, await open_store(store))
+        server = Server(app, settings, lambda: print(port, os.getpid(), flush=True))
+        async with app.state.registry.running():
+            serving = asyncio.create_task(server.serve([sock]))
+            await stop.wait()
+            server.should_exit = True
+            await serving
         await engine.stop()
 
 

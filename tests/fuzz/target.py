@@ -5,10 +5,14 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from realtime.limits import Limits
 from realtime.server import logs
 from realtime.server.settings import Settings
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
+
+FLEETING = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_s=0.05)
+"""A session that was dropped does not wait for its client."""
 
 
 @contextlib.asynccontextmanager
@@ -18,7 +22,7 @@ async def target(folder: Path) -> AsyncIterator[Running]:
     async with digest_engine(
         folder, pages=256, page_size=4, max_model_len=400, batched_tokens=64
     ) as bench:
-        async with serve(bench, Settings()) as running:
+        async with serve(bench, Settings(limits=FLEETING)) as running:
             yield running
             async with asyncio.timeout(30):
                 while await bench.engine.list():
