@@ -153,15 +153,14 @@ async def _probe(port: int, seconds: float) -> list[_Waited]:
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         _say(wire, "and now?")
-        await asker.await_event("conversation.item.added")
+        await asker.event("conversation.item.added")
         await asyncio.sleep(random.uniform(0.02, 0.06))
-        first = asker.await_event("response.output_text.delta")
         asked_s = time.monotonic()
         _respond(wire, 3)
-        payload, first_s = await first
+        payload, first_s = await asker.event("response.output_text.delta")
         turn = json.loads(payload)["response_id"]
         waited.append(_Waited(turn, asked_s, late_s(payload, RATE, first_s)[0]))
-        await asker.await_event("response.done")
+        await asker.event("response.done")
     wire.close()
     return waited
 
@@ -192,17 +191,16 @@ async def _append(port: int, seconds: float) -> tuple[list[float], list[float]]:
                 )
             )
         wire.send(type="input_text_buffer.clear")
-        await asker.await_event("input_text_buffer.cleared")
+        await asker.event("input_text_buffer.cleared")
         items.append(await _took(asker, "conversation.item.added", lambda: _say(wire, "and now?")))
     wire.close()
     return words, items
 
 
 async def _took(asker: Asker, kind: str, act: Any) -> float:
-    came = asker.await_event(kind)
     began_s = time.monotonic()
     act()
-    return (await came)[1] - began_s
+    return (await asker.event(kind))[1] - began_s
 
 
 async def idle(gateway: Gateway, count: int, seconds: float) -> list[Row]:

@@ -120,19 +120,20 @@ class Listener:
 
 
 class Asker:
-    """Asks, and waits for an event of a kind."""
+    """Asks, and waits for an event of a kind among those that have come since."""
 
     def __init__(self) -> None:
-        self._wanted = b""
-        self._came: asyncio.Future[tuple[bytes, float]] | None = None
+        self._came: asyncio.Queue[tuple[bytes, float]] = asyncio.Queue()
 
     def __call__(self, payload: bytes, now: float) -> None:
-        if self._came is not None and payload.startswith(self._wanted):
-            came, self._came = self._came, None
-            came.set_result((payload, now))
+        self._came.put_nowait((payload, now))
 
-    def await_event(self, kind: str) -> "asyncio.Future[tuple[bytes, float]]":
+    async def event(self, kind: str) -> tuple[bytes, float]:
         """The next of its kind, and when it came."""
-        self._wanted = b'{"type":"' + kind.encode() + b'"'
-        self._came = asyncio.get_running_loop().create_future()
-        return self._came
+        wanted = b'{"type":"' + kind.encode() + b'"'
+        while True:
+            payload, at_s = await self._came.get()
+            if payload.startswith(wanted):
+                return payload, at_s
+            if payload.startswith(b'{"type":"error"'):
+                raise RuntimeError(payload.decode())

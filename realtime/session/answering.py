@@ -86,8 +86,10 @@ class Answering:
             await self.strand.cancel(self.answer.id)
         if not await self._heard(accepted):
             await self.strand.cancel(self.answer.id, drop=True)
+        drawn: list[int] = []
         with contextlib.suppress(TurnFailed):  # `ended` says so too
             async for piece in turn:
+                drawn.extend(piece.ids)
                 if self.refused:
                     continue
                 self.sampled.extend(piece.ids)
@@ -95,8 +97,9 @@ class Answering:
                     tell(said)
         ended = turn.ended
         assert ended is not None, "a turn that stopped has ended"
-        del self.sampled[ended.length - prompt.length :]
-        self.strand.drawn(self.sampled)
+        kept = ended.length - prompt.length
+        del self.sampled[kept:]
+        self.strand.drawn(drawn[:kept])  # of a refused one too, if it ended before it was stopped
         assert self.strand.length == ended.length, "the engine's log is what we think it is"
         return ended
 

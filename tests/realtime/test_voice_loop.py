@@ -1,0 +1,143 @@
+"""A spoken conversation on the bundled model: words as they are recognised, with second thoughts;
+answers that are interrupted and cut to what was heard.
+
+What each answer says is what one fresh prefill of the same ids would; after a commit only the end
+of what was said is computed; the history is never computed again.
+"""
+
+import asyncio
+import contextlib
+import random
+import statistics
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engine import Engine, EngineConfig, Sampling
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.names import fresh
+from realtime.protocol import core
+from realtime.session import Registry, Session
+from realtime.store import open_store
+from tests.realtime.talks import Ears
+
+PARTIAL_S = 0.15
+REVISED = 0.2
+ANSWER_TOKENS = 32
+SPOKEN = (
+    "hello there how are you doing today",
+    "my name is Mira and I live near the sea",
+    "please tell me a story about a small boat",
+    "no stop that one and tell me another story",
+    "what is the weather like where you are",
+    "count from one to ten for me please",
+    "now say that again but a little slower",
+    "thank you that was very kind of you",
+)
+
+
+class Voice:
+    def __init__(self, engine: Engine, session: Session, ears: Ears, source: random.Random) -> None:
+        self.engine = engine
+        self.session = session
+        self.ears = ears
+        self.source = source
+        self.answers = 0
+
+    async def speak(self, words: list[str]) -> None:
+        """A recogniser's partial transcripts; some are taken back by the next."""
+        for count in range(1, len(words) + 1):
+            heard = words[:count]
+            if count < len(words) and self.source.random() < REVISED:
+                heard = [*heard[:-1], self.source.choice(("with", "tall", "flour", "sum"))]
+            await self.session.do(core.ReplaceText(" ".join(heard)))
+            await asyncio.sleep(PARTIAL_S)
+
+    async def fresh_answer(self, tokens: int) -> list[int]:
+        """What the model says to the same ids where nothing of them is known: another scope."""
+        asked, header = self.session.conversation.asked()
+        sampling = Sampling(max_tokens=tokens, ignore_eos=True)
+        turn = await self.engine.complete([*asked.ids(), *header], sampling, cache_scope=fresh("x"))
+        said = [id async for piece in turn for id in piece.ids]
+        assert turn.ended is not None
+        assert turn.ended.cached_tokens == 0, "it was fresh"
+        return said
+
+    async def respond(self, tokens: int, *, interrupted: bool) -> core.Answer:
+        """The whole answer, or as far as it had come at some moment."""
+        before = self.deltas
+        wish = core.Settings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
+        await self.session.do(core.Respond(settings=wish))
+        self.answers += 1
+        if interrupted:
+            after = self.source.randrange(1, 12)
+            while self.deltas < before + after and not self.ended:
+                await asyncio.sleep(0.002)
+            with contextlib.suppress(Refusal):  # it has ended by itself
+                await self.session.do(core.Cancel())
+        tell = await self.ears.until(core.AnswerEnded, self.answers)
+        assert isinstance(tell, core.AnswerEnded)
+        return tell.answer
+
+    @property
+    def deltas(self) -> int:
+        return sum(isinstance(tell, core.TextDelta) for tell in self.ears.heard)
+
+    @property
+    def ended(self) -> bool:
+        return sum(isinstance(tell, core.AnswerEnded) for tell in self.ears.heard) == self.answers
+
+    async def cut(self, answer: core.Answer) -> None:
+        """To what was heard of it."""
+        (item,) = answer.items
+        assert isinstance(item, core.MessageItem)
+        text = item.parts[0].text
+        heard = self.source.randrange(1, len(text) + 1)
+        await self.session.do(core.TruncateItem(item.id, 0, text_end=heard))
+        cut = self.session.conversation.find(item.id)
+        assert isinstance(cut, core.MessageItem)
+        assert cut.parts[0].text == text[:heard]
+
+    def sampled(self, answer: core.Answer) -> list[int]:
+        spans = [span for span in self.session.conversation.spans if span.answer == answer.id]
+        return list(spans[0].sampled or ())
+
+
+@pytest.fixture(params=range(2), ids=lambda seed: f"seed {seed}")
+async def voice(request: pytest.FixtureRequest) -> AsyncIterator[Voice]:
+    engine = await Engine.start(EngineConfig(dtype="float32", device="cpu"))
+    store = await open_store("sqlite://:memory:")
+    try:
+        template = engine.text.template
+        assert template is not None
+        registry = Registry(engine, template, core.Settings(), Limits(), store)
+        ears = Ears()
+        session = await registry.open(ears)
+        yield Voice(engine, session, ears, random.Random(request.param))
+        await registry.close(session)
+    finally:
+        await engine.stop()
+
+
+@pytest.mark.timeout(300)
+async def test_a_spoken_conversation(voice: Voice) -> None:
+    prefilled, known = list[int](), 0
+    for number, line in enumerate(SPOKEN):
+        interrupted = 0 < number < len(SPOKEN) - 1
+        await voice.speak(line.split())
+        await voice.session.do(core.CommitText(fresh("item")))
+        expected = await voice.fresh_answer(ANSWER_TOKENS)
+        answer = await voice.respond(ANSWER_TOKENS, interrupted=interrupted)
+        said = voice.sampled(answer)
+        assert said, "something was said"
+        assert said == expected[: len(said)]
+        assert interrupted or said == expected
+        usage = answer.usage
+        assert usage is not None
+        prefilled.append(usage.input_tokens - usage.cached_tokens)
+        assert usage.cached_tokens >= known - 1, "the history is not computed again"
+        known = usage.input_tokens
+        if interrupted:
+            await voice.cut(answer)
+    assert statistics.median(prefilled) <= 8, prefilled
