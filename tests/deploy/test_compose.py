@@ -1,0 +1,151 @@
+"""compose.yaml is as it should be, and what it starts holds a conversation, whatever is killed."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from tests.deploy.stack import KEY, ROOT, Stack, missing
+from tests.faults import processes
+from tests.faults.processes import Client, until_ready
+
+FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
+CHECK = "vendor.compose-spec"
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_it_is_a_compose_file(file: str) -> None:
+    """By the schema the Compose specification publishes."""
+    check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", CHECK, ROOT / file]
+    checked = subprocess.run(check, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+def test_nobody_is_root_and_everybody_comes_back() -> None:
+    services: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())[
+        "services"
+    ]
+    for name, service in services.items():
+        assert service["restart"] == "unless-stopped", name
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service.get("user") or "build" in service, name
+        assert "healthcheck" in service or name == "haproxy", name
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert "\nUSER 10001\n" in dockerfile
+    grace_s = float(services["gateway-1"]["environment"]["CONTINUO_DRAIN_GRACE_S"])
+    assert grace_s < float(services["gateway-1"]["stop_grace_period"].removesuffix("s"))
+
+
+# ---- as processes --------------------------------------------------------------------------------
+
+pytestmark = pytest.mark.timeout(300)
+needs_programs = pytest.mark.skipif(
+    bool(missing()), reason=f"not installed (Debian: apt-get install): {', '.join(missing())}"
+)
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    stack = Stack(tmp_path_factory.mktemp("stack"))
+    services = [name for name, told in stack.services.items() if "profiles" not in told]
+    try:
+        for service in services:
+            stack.start(service)
+        yield stack
+    finally:
+        stack.close()
+
+
+@pytest.fixture
+def url(stack: Stack) -> str:
+    """Of the one entry."""
+    return f"ws://127.0.0.1:{stack.port('haproxy', '8000')}/v1/realtime"
+
+
+@asynccontextmanager
+async def talk(url: str) -> AsyncIterator[Client]:
+    async with connect(url, additional_headers=BEARER) as socket:
+        client = Client(socket)
+        await client.until(lambda event: event["type"] == "session.created")
+        yield client
+
+
+async def holds(url: str) -> None:
+    """A conversation that remembers."""
+    async with talk(url) as client:
+        await client.say("My name is Zorban and I live in Quiltown.")
+        assert await client.whole()
+        await client.say("What is my name?")
+        assert "Zorban" in await client.whole()
+
+
+async def entered(url: str) -> None:
+    """Until there is a way in."""
+    async with asyncio.timeout(processes.READY_S):
+        while True:
+            try:
+                await until_ready(url)
+            except OSError:
+                await asyncio.sleep(0.1)
+            else:
+                return
+
+
+@needs_programs
+async def test_a_conversation_through_the_one_entry(stack: Stack, url: str) -> None:
+    await entered(url)
+    await holds(url)
+
+
+@needs_programs
+@pytest.mark.parametrize("service", ["redis", "engine-1", "gateway-1", "gateway-2", "haproxy"])
+async def test_each_service_killed(stack: Stack, url: str, service: str) -> None:
+    """It is started again, as its restart policy says; meanwhile whoever can still be served is."""
+    await entered(url)
+    async with talk(url) as client:
+        await client.say("My name is Zorban and I live in Quiltown.")
+        assert await client.whole()
+        stack.kill(service)
+        if service.startswith("gateway"):
+            await holds(url)  # with the other one
+        stack.start(service)
+        await client.say("What is my name?")
+        try:
+            assert "Zorban" in await client.whole()
+        except ConnectionClosed:
+            assert service.startswith("gateway") or service == "haproxy"
+    await entered(url)
+    await holds(url)
+
+
+@needs_programs
+async def test_a_gateway_and_an_engine_are_replaced_in_peace(stack: Stack, url: str) -> None:
+    await entered(url)
+    for service in ("gateway-1", "engine-1"):
+        assert stack.stop(service) == 0
+        stack.start(service)
+        await entered(url)
+        await holds(url)
+
+
+def test_secrets_are_made_once(tmp_path: Path) -> None:
+    for _ in range(2):
+        subprocess.run(["sh", ROOT / "deploy/make_secrets.sh", tmp_path], check=True)
+        made = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert made.keys() == {"link", "api_keys"}
+    assert len(made["link"]) == 64
+    key, tenant = made["api_keys"].split(" = ")
+    assert key.startswith("sk-")
+    assert tenant == "default\n"
+    subprocess.run(["sh", ROOT / "deploy/make_secrets.sh", tmp_path], check=True)
+    assert (tmp_path / "link").read_text() == made["link"]
