@@ -125,6 +125,16 @@ class Client:
         self.socket = socket
         self.text = ""
         self.last: dict[str, Any] = {}
+        self.session = ""
+
+    @property
+    def position(self) -> str:
+        """What a client says that comes back for what it has missed."""
+        return f"session_id={self.session}&last_event_id={self.last['event_id']}"
+
+    async def created(self) -> None:
+        event = await self.until(lambda event: event["type"] == "session.created")
+        self.session = event["session"]["id"]
 
     async def hear(self) -> dict[str, Any]:
         self.last = json.loads(await asyncio.wait_for(self.socket.recv(), READY_S))
@@ -179,5 +189,5 @@ LONG = {"max_output_tokens": 300, "ignore_eos": True}
 async def talk(url: str) -> AsyncIterator[Client]:
     async with connect(url) as socket:
         client = Client(socket)
-        await client.until(lambda event: event["type"] == "session.created")
+        await client.created()
         yield client
