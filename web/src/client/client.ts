@@ -66,7 +66,7 @@ export interface Options {
   /** Whether to tell a server that has lost the session what was said (default), or to end. */
   rebuild?: boolean;
   backoff?: Partial<Backoff>;
-  /** A connection is given up when something sent is not acknowledged for so long. */
+  /** A connection is given up when something was sent and nothing is heard for so long. */
   ackTimeout_ms?: number;
   connectTimeout_ms?: number;
   /** Events that may wait at most; `send` throws beyond it. */
@@ -103,6 +103,7 @@ export class RealtimeClient {
   #lastError: ErrorBody | null = null;
   #rebuilding = false;
   #checkBefore = Infinity;
+  #heardAt = 0;
 
   constructor(options: Options) {
     this.#options = options;
@@ -295,6 +296,7 @@ export class RealtimeClient {
   }
 
   #receive(frame: string | ArrayBuffer): void {
+    this.#heardAt = Date.now();
     let event: ServerEvent;
     try {
       event = this.#codec.decode(frame) as ServerEvent;
@@ -329,7 +331,7 @@ export class RealtimeClient {
         if (this.#position !== null && resume?.token !== undefined) {
           this.#position.token = resume.token;
         }
-        if (resume?.resumed !== undefined) this.#opened(resume.resumed, resume.kv ?? null);
+        if (resume?.resumed) this.#opened(resume.resumed, resume.kv ?? null);
         break;
       }
       case 'error':
@@ -377,7 +379,7 @@ export class RealtimeClient {
     const items = this.conversation.items.filter(
       (item) => !half?.items.includes(item.id) && !created.has(item.id),
     );
-    this.conversation.clear();
+    if (half) this.conversation.forget(half);
     const told: ClientEvent[] = items.map((item) => ({
       type: 'conversation.item.create',
       item: bare(item),
@@ -413,7 +415,8 @@ export class RealtimeClient {
     const now = Date.now();
     const oldest = this.#outbox.oldestSentAt;
     const patience = this.#options.ackTimeout_ms ?? 20_000;
-    const late = oldest !== null && now - oldest > patience;
+    // A server that has much to do says so by doing it.
+    const late = oldest !== null && now - Math.max(oldest, this.#heardAt) > patience;
     if (late || now > this.#checkBefore) this.#lost('the server does not answer');
   }
 

@@ -29,6 +29,9 @@ export class Conversation {
   #items: Item[] = [];
   #byId = new Map<string, Item>();
   #turns = new Map<string, Turn>();
+  /** By item. */
+  #turnOf = new Map<string, Turn>();
+  #running: Turn | null = null;
 
   get items(): readonly Item[] {
     return this.#items;
@@ -40,12 +43,7 @@ export class Conversation {
 
   /** The answer that is being made in this conversation. */
   get running(): Turn | null {
-    for (const turn of this.#turns.values()) {
-      if (turn.response.status === 'in_progress' && turn.response.conversation_id !== null) {
-        return turn;
-      }
-    }
-    return null;
+    return this.#running;
   }
 
   find(id: string): Item | undefined {
@@ -54,7 +52,7 @@ export class Conversation {
 
   /** The answer an item belongs to. */
   turnOf(itemId: string): Turn | undefined {
-    return this.turns.find((turn) => turn.items.includes(itemId));
+    return this.#turnOf.get(itemId);
   }
 
   apply(event: ServerEvent): Change {
@@ -90,22 +88,39 @@ export class Conversation {
     }
   }
 
+  /** As if this answer had never been begun. */
+  forget(turn: Turn): void {
+    this.#items = this.#items.filter((item) => !turn.items.includes(item.id));
+    for (const id of turn.items) {
+      this.#byId.delete(id);
+      this.#turnOf.delete(id);
+    }
+    this.#turns.delete(turn.id);
+    if (this.#running === turn) this.#running = null;
+  }
+
   clear(): void {
     this.#items = [];
     this.#byId.clear();
     this.#turns.clear();
+    this.#turnOf.clear();
+    this.#running = null;
   }
 
-  /** A copy that JSON can hold. */
+  /** What JSON can hold: a look at it, no copy. */
   save(): Saved {
-    return structuredClone({ items: this.#items, turns: this.turns as Turn[] });
+    return { items: this.#items, turns: [...this.#turns.values()] };
   }
 
   load(saved: Saved): void {
     this.clear();
     this.#items = structuredClone(saved.items);
     for (const item of this.#items) this.#byId.set(item.id, item);
-    for (const turn of structuredClone(saved.turns)) this.#turns.set(turn.id, turn);
+    for (const turn of structuredClone(saved.turns)) {
+      this.#turns.set(turn.id, turn);
+      for (const id of turn.items) this.#turnOf.set(id, turn);
+      this.#follow(turn);
+    }
   }
 
   #add(item: Item, previous: string | null): Change {
@@ -138,15 +153,26 @@ export class Conversation {
   }
 
   #turn(response: Response): Change {
-    const turn = this.#turns.get(response.id);
-    if (turn) turn.response = response;
-    else this.#turns.set(response.id, { id: response.id, response, items: [] });
+    const turn = this.#turns.get(response.id) ?? { id: response.id, response, items: [] };
+    turn.response = response;
+    this.#turns.set(response.id, turn);
+    this.#follow(turn);
     return { kind: 'turn', id: response.id };
+  }
+
+  #follow(turn: Turn): void {
+    const { status, conversation_id } = turn.response;
+    if (conversation_id === null) return; // beside the conversation
+    if (status === 'in_progress') this.#running = turn;
+    else if (this.#running?.id === turn.id) this.#running = null;
   }
 
   #own(turnId: string, itemId: string): Change {
     const turn = this.#turns.get(turnId);
-    if (turn && !turn.items.includes(itemId)) turn.items.push(itemId);
+    if (turn && !turn.items.includes(itemId)) {
+      turn.items.push(itemId);
+      this.#turnOf.set(itemId, turn);
+    }
     return null;
   }
 

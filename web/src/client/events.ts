@@ -90,7 +90,7 @@ export interface ResumeInfo {
   window_s?: number;
   /** Shown only by the connection it was given to; a new one comes with each return. */
   token?: string;
-  resumed?: 'exact' | 'snapshot';
+  resumed?: 'exact' | 'snapshot' | null;
   kv?: Residency;
 }
 

@@ -146,7 +146,7 @@ export class Outbox {
 function acknowledges(sent: ClientEvent, got: ServerEvent): boolean {
   switch (sent.type) {
     case 'session.update':
-      return got.type === 'session.updated' && got.session.resume?.resumed === undefined;
+      return got.type === 'session.updated' && !got.session.resume?.resumed;
     case 'session.close':
       return got.type === 'session.closed';
     case 'conversation.item.create':

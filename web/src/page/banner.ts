@@ -24,12 +24,16 @@ const BEGUN: Record<string, string> = {
 
 export class Banner {
   readonly element = h('div', { class: 'banner', role: 'status', hidden: true });
+  readonly #words = h('span');
+  readonly #button = h('button', { type: 'button', onclick: () => this.#act?.() });
   readonly #ways: Ways;
+  #act: (() => void) | undefined;
   #timer: ReturnType<typeof setTimeout> | undefined;
   #interrupted = false;
 
   constructor(ways: Ways) {
     this.#ways = ways;
+    this.element.append(this.#words, this.#button);
   }
 
   show(state: ConnectionState): void {
@@ -105,8 +109,10 @@ export class Banner {
   }
 
   #say(words: string, label?: string, act?: () => void): void {
-    const button = label !== undefined && h('button', { type: 'button', onclick: act }, label);
-    this.element.replaceChildren(h('span', {}, words), ...(button ? [button] : []));
+    this.#words.textContent = words;
+    this.#button.hidden = label === undefined;
+    this.#button.textContent = label ?? '';
+    this.#act = act;
     this.element.hidden = false;
   }
 

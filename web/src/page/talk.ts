@@ -18,7 +18,7 @@ import { type Kept, keep, type TurnMetrics } from './storage.js';
 
 /** A regenerated answer differs, also where answers are greedy. */
 const ANOTHER_TEMPERATURE = 0.8;
-const SAVE_MS = 1000;
+const SAVE_MS = 2000;
 
 export interface LoggedEvent {
   at: number;
@@ -121,7 +121,9 @@ export class Talk {
       if (event.type === 'input_text_buffer.replace') buffer = event.text;
       else if (event.type === 'input_text_buffer.commit') texts.push(buffer);
       else if (event.type === 'conversation.item.create' && event.item.type === 'message') {
-        if (event.item.role === 'user') texts.push(textOf(event.item as Item));
+        const { role, id } = event.item;
+        const known = id !== undefined && this.client.conversation.find(id) !== undefined;
+        if (role === 'user' && !known) texts.push(textOf(event.item as Item));
       }
     }
     return texts;
@@ -280,7 +282,7 @@ export class Talk {
   }
 
   metricsOf(turnId: string): TurnMetrics | undefined {
-    return this.kept.metrics.find((metrics) => metrics.id === turnId);
+    return this.kept.metrics.findLast((metrics) => metrics.id === turnId);
   }
 
   #note(sent: boolean, event: ClientEvent | ServerEvent): void {

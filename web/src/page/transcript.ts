@@ -7,8 +7,8 @@ import type { Talk } from './talk.js';
 
 /** Pixels from the end at which the reader is still taken to follow. */
 const NEAR_END = 80;
-/** Messages drawn at once when a conversation is opened; older ones follow while nothing happens. */
-const FIRST_DRAWN = 40;
+/** Messages that are drawn; so many more when the reader comes to the first of them. */
+const PAGE = 60;
 
 export class Transcript {
   readonly element = h('div', { class: 'transcript', role: 'log', 'aria-label': 'Conversation' });
@@ -16,6 +16,11 @@ export class Transcript {
   readonly #acts: Acts;
   readonly #scroller: HTMLElement;
   readonly #views = new Map<string, View>();
+  readonly #earlier = h(
+    'button',
+    { type: 'button', class: 'earlier', hidden: true, onclick: () => this.#more() },
+    'Earlier messages',
+  );
   readonly #tail = h('div', { class: 'tail' });
   readonly #ask = perFrame(() => {
     this.#draw();
@@ -23,12 +28,19 @@ export class Transcript {
   #dirty = new Set<string>();
   #all = true;
   #following = true;
+  #drawn = PAGE;
 
   constructor(talk: Talk, acts: Acts, scroller: HTMLElement) {
     this.#talk = talk;
     this.#acts = acts;
     this.#scroller = scroller;
-    this.element.append(this.#tail);
+    this.element.append(this.#earlier, this.#tail);
+    new IntersectionObserver(
+      ([seen]) => {
+        if (seen?.isIntersecting && !this.#following) this.#more();
+      },
+      { root: scroller, rootMargin: '400px' },
+    ).observe(this.#earlier);
     talk.client.onChange((change) => {
       if (change.kind === 'item') this.#dirty.add(change.id);
       else this.#all = true;
@@ -52,6 +64,15 @@ export class Transcript {
     this.#ask();
   }
 
+  /** More of what was said before, while what is read stays where it is. */
+  #more(): void {
+    if (this.#earlier.hidden) return;
+    this.#drawn += PAGE;
+    const { scrollHeight, scrollTop } = this.#scroller;
+    this.#drawAll();
+    this.#scroller.scrollTop = scrollTop + this.#scroller.scrollHeight - scrollHeight;
+  }
+
   #draw(): void {
     if (this.#all) this.#drawAll();
     else for (const id of this.#dirty) this.#drawOne(id);
@@ -62,40 +83,28 @@ export class Transcript {
 
   #drawAll(): void {
     const { items } = this.#talk.client.conversation;
-    const shown = items.filter((item) => item.type !== 'function_call_output');
+    const messages = items.filter((item) => item.type !== 'function_call_output');
+    const shown = messages.slice(-this.#drawn);
+    this.#earlier.hidden = shown.length === messages.length;
     const wanted = new Set(shown.map((item) => item.id));
     for (const [id, view] of this.#views) {
       if (wanted.has(id)) continue;
       view.element.remove();
       this.#views.delete(id);
     }
-    let before: Node = this.#tail;
-    let fresh = 0;
-    for (const item of shown.toReversed()) {
-      const known = this.#views.get(item.id);
-      if (!known && fresh >= FIRST_DRAWN) {
-        requestIdleCallback(() => {
-          this.draw();
-        });
-        break;
-      }
-      if (!known) fresh += 1;
-      const view = known ?? viewOf(item, this.#acts);
-      this.#views.set(item.id, view);
-      if (view.element.nextSibling !== before) this.element.insertBefore(view.element, before);
-      before = view.element;
-    }
     const outputs = new Map(
       items
         .filter((item) => item.type === 'function_call_output')
         .map((item) => [item.call_id, item.output]),
     );
-    const recent = new Set(shown.slice(-FIRST_DRAWN).map((item) => item.id));
-    for (const item of shown) {
-      const view = this.#views.get(item.id);
-      if (view && (recent.has(item.id) || view.element.className === '' || fresh > 0)) {
-        view.draw(item, this.#look(item, outputs, item === shown.at(-1)));
-      }
+    let before: Node = this.#tail;
+    for (const item of shown.toReversed()) {
+      const view = this.#views.get(item.id) ?? viewOf(item, this.#acts);
+      this.#views.set(item.id, view);
+      view.element.dataset.id = item.id;
+      view.draw(item, this.#look(item, outputs, item === shown.at(-1)));
+      if (view.element.nextSibling !== before) this.element.insertBefore(view.element, before);
+      before = view.element;
     }
     this.#tail.replaceChildren(...this.#ending(shown.at(-1)));
   }

@@ -1,0 +1,101 @@
+import type { Browser } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
+import { Server } from './server.js';
+import { launch, Visit } from './visit.js';
+
+let server: Server;
+let browser: Browser;
+let visit: Visit;
+/** The answer to it, when nothing gets in the way. */
+let story: string;
+beforeAll(async () => {
+  [server, browser] = await Promise.all([Server.start(), launch()]);
+  visit = await Visit.begin(browser, server.url);
+  story = await visit.say(STORY);
+  await visit.close();
+});
+afterAll(async () => {
+  await browser.close();
+  await server.stop();
+});
+beforeEach(async () => {
+  visit = await Visit.begin(browser, server.url);
+  await visit.connected();
+});
+afterEach(async () => {
+  await visit.close();
+});
+
+const STORY = 'Tell me a short story.';
+
+async function told(): Promise<void> {
+  expect(await visit.finished()).toBe(story);
+  expect(await visit.questions.allInnerTexts()).toEqual([STORY]);
+  expect(await visit.answers.count()).toBe(1);
+  expect(await visit.say('What is 3 plus 4?')).toContain('7');
+  expect(visit.complaints).toEqual([]);
+}
+
+it('goes on after a reload in the middle of an answer', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await visit.page.reload();
+  await told();
+});
+
+it('goes on when the connection was cut in the middle of an answer', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await visit.page.getByLabel(/Cut the connection/).click();
+  await visit.banner.getByText('Back.').waitFor();
+  await told();
+});
+
+it('goes on after a time offline, and keeps what was written meanwhile', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await visit.context.setOffline(true);
+  await visit.banner.getByText('offline').waitFor();
+  await visit.field.fill('What is 2 plus 2?');
+  await visit.context.setOffline(false);
+  expect(await visit.finished()).toBe(story);
+  expect(await visit.field.inputValue()).toBe('What is 2 plus 2?');
+  await visit.field.press('Enter');
+  await visit.page.locator('.message').nth(3).waitFor();
+  expect(await visit.finished()).toContain('4');
+});
+
+it('sends later what was sent offline, also after a reload', async () => {
+  await visit.say('What is 3 plus 4?');
+  await visit.page.route('**/v1/**', (route) => route.abort());
+  await visit.page.getByLabel(/Cut the connection/).click();
+  await visit.send('What is 2 plus 2?');
+  await visit.page.locator('.unsent').waitFor();
+  await visit.page.reload();
+  await visit.page.locator('.unsent').waitFor();
+  await visit.page.unroute('**/v1/**');
+  await visit.page.locator('.message.assistant').nth(1).waitFor();
+  expect(await visit.finished()).toContain('4');
+  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
+});
+
+it('goes on when the server was killed in the middle of an answer, and came back', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await server.kill();
+  await visit.banner.getByText('Not connected').waitFor();
+  await visit.field.fill('still typing');
+  await server.start();
+  expect(await visit.finished()).toBe(story);
+  expect(await visit.field.inputValue()).toBe('still typing');
+  await visit.field.fill('');
+  await told();
+});
+
+it('is in one tab at a time, and can be taken back', async () => {
+  await visit.say('What is 3 plus 4?');
+  await expect.poll(() => visit.page.evaluate(() => Object.keys(localStorage).length)).toBeGreaterThan(1);
+  const other = await Visit.tab(visit.context, visit.page.url());
+  await expect.poll(() => other.answers.count()).toBe(1);
+  expect(await other.say('What is 2 plus 2?')).toContain('4');
+});

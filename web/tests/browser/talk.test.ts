@@ -1,0 +1,159 @@
+import type { Browser } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
+import { Server } from './server.js';
+import { launch, Visit } from './visit.js';
+
+let server: Server;
+let browser: Browser;
+let visit: Visit;
+beforeAll(async () => {
+  [server, browser] = await Promise.all([Server.start(), launch()]);
+});
+afterAll(async () => {
+  await browser.close();
+  await server.stop();
+});
+beforeEach(async () => {
+  visit = await Visit.begin(browser, server.url);
+  await visit.connected();
+});
+afterEach(async () => {
+  await visit.close();
+});
+
+const STORY = 'Tell me a short story.';
+
+it('talks for ten turns, and computes little for the last one', async () => {
+  await visit.say('My name is Zorban and I live in Quiltown.');
+  expect(await visit.say('What is 3 plus 4?')).toContain('7');
+  for (const n of ['one to ten', 'one to five', 'one to eight', 'one to nine', 'one to six']) {
+    await visit.say(`Count from ${n}.`);
+  }
+  await visit.say('What is 2 plus 2?');
+  await visit.say('What is 5 plus 1?');
+  await visit.say('Thank you.');
+  expect(await visit.answers.count()).toBe(10);
+  const caption = await visit.page.locator('.chart .caption').last().innerText();
+  const [, prefilled, reused] = /Turn 10: (\d+) prefilled, (\d+) reused/.exec(caption) ?? [];
+  expect(Number(prefilled)).toBeLessThan(32);
+  expect(Number(reused)).toBeGreaterThan(150);
+  expect(visit.complaints).toEqual([]);
+  expect([...visit.requested]).toEqual([new URL(server.url).host]);
+});
+
+it('stops at Escape, and goes on from there', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await visit.page.keyboard.press('Escape');
+  await visit.page.locator('.message.cut').waitFor();
+  const cut = await visit.finished();
+  expect(await visit.say('What is 3 plus 4?')).toContain('7');
+  expect(await visit.answers.first().innerText()).toBe(cut);
+});
+
+it('takes back what followed an edited message', async () => {
+  await visit.say('What is 3 plus 4?');
+  await visit.say('Count from one to five.');
+  const first = visit.page.locator('.message.user').first();
+  await first.hover();
+  await first.getByLabel('Edit and ask again').click();
+  const field = visit.page.getByLabel('Edit message');
+  await field.fill('What is 2 plus 6?');
+  await field.press('Enter');
+  await visit.page.getByText('What is 2 plus 6?').waitFor();
+  expect(await visit.finished()).toContain('8');
+  expect(await visit.questions.allInnerTexts()).toEqual(['What is 2 plus 6?']);
+});
+
+it('keeps a message that is not edited after all', async () => {
+  await visit.say('What is 3 plus 4?');
+  await visit.page.keyboard.press('ArrowUp');
+  const field = visit.page.getByLabel('Edit message');
+  await field.fill('something else');
+  await field.press('Escape');
+  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+});
+
+it('answers again', async () => {
+  await visit.say('What is 3 plus 4?');
+  await visit.page.getByLabel('Answer again').click();
+  await visit.page.locator('.message.open, .pending').first().waitFor();
+  await visit.finished();
+  expect(await visit.answers.count()).toBe(1);
+});
+
+it('branches, and switches between branches', async () => {
+  await visit.say('My name is Zorban.');
+  await visit.say('What is 3 plus 4?');
+  const first = visit.page.locator('.message.assistant').first();
+  await first.hover();
+  await first.getByLabel('Branch from here').click();
+  await visit.connected();
+  await expect.poll(() => visit.answers.count()).toBe(1);
+  expect(await visit.say('What is my name?')).toContain('Zorban');
+  await visit.page.locator('.talks a').first().click();
+  await visit.connected();
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual([
+    'My name is Zorban.',
+    'What is 3 plus 4?',
+  ]);
+  await visit.page.locator('.talks .branch a').click();
+  await visit.connected();
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual([
+    'My name is Zorban.',
+    'What is my name?',
+  ]);
+});
+
+it('shows a tool call, whose result can be changed', async () => {
+  await visit.page.getByLabel('Settings', { exact: true }).click();
+  await visit.page.getByText('Put an example in').click();
+  await visit.page.getByRole('button', { name: 'Save' }).click();
+  await visit.page.locator('dialog').waitFor({ state: 'detached' });
+  await visit.send('What is the weather in Paris?');
+  const result = visit.page.getByLabel('Result of get_weather');
+  await result.waitFor();
+  expect(await visit.page.locator('.call .arguments').innerText()).toContain('Paris');
+  await result.fill('{"temperature": 7, "conditions": "snow"}');
+  await visit.page.getByRole('button', { name: 'Return this' }).click();
+  expect(await visit.finished()).toMatch(/7|snow/);
+  expect(await visit.page.locator('.call .output').innerText()).toContain('snow');
+});
+
+it('says beside the field what is wrong with a setting, and changes nothing', async () => {
+  await visit.page.getByLabel('Settings', { exact: true }).click();
+  await visit.page.getByLabel('Temperature').fill('9');
+  await visit.page.getByRole('button', { name: 'Save' }).click();
+  await visit.page.locator('#field-temperature-error').getByText('<= 2').waitFor();
+  await visit.page.getByLabel('Temperature').fill('');
+  await visit.page.getByLabel('Tools').fill('{');
+  await visit.page.getByRole('button', { name: 'Save' }).click();
+  await visit.page.locator('#field-tools-error').getByText('not JSON').waitFor();
+  await visit.page.getByRole('button', { name: 'Cancel' }).click();
+  expect(await visit.say('What is 3 plus 4?')).toContain('7');
+});
+
+it('draws Markdown, and nothing that is not safe', async () => {
+  const wicked = '<img src=x onerror="document.title=1"> **bold** [x](javascript:alert(1))';
+  await visit.send(wicked);
+  await visit.finished();
+  expect(await visit.questions.first().innerText()).toBe(wicked);
+  expect(await visit.page.locator('.transcript img').count()).toBe(0);
+  expect(await visit.page.title()).not.toBe('1');
+});
+
+it('logs the events, filtered, and exports them', async () => {
+  await visit.say('What is 3 plus 4?');
+  await visit.page.locator('.log > summary').click();
+  await visit.page.getByLabel('Filter events').fill('response.done');
+  await expect.poll(() => visit.page.locator('.events li').count()).toBe(1);
+  const [download] = await Promise.all([
+    visit.page.waitForEvent('download'),
+    visit.page.getByRole('button', { name: 'Export' }).click(),
+  ]);
+  const stream = await download.createReadStream();
+  const text = (await stream.toArray()).join('');
+  const types = text.split('\n').map((line) => (JSON.parse(line) as { event: { type: string } }).event.type);
+  expect(types).toContain('input_text_buffer.append');
+  expect(types).toContain('response.done');
+});
