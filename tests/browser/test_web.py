@@ -1,5 +1,5 @@
-"""The tests of web/, a file each: the client library against a scripted server, and the page in a real
-Chromium against a real server with the bundled model."""
+"""The tests of web/, a file each: the client library against a scripted server, and the page in a
+real Chromium against a real server with the bundled model."""
 
 import os
 import shutil
