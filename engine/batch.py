@@ -31,8 +31,8 @@ class Penalties(msgspec.Struct, frozen=True):
 
 
 class Mask(Protocol):
-    """Which ids may be drawn, as its turn stands when the step runs. Asked on the device thread,
-    where it takes its time beside the model."""
+    """Which ids may be drawn, as its turn stands when the step runs. Asked when the model's work
+    has been launched; on CUDA it takes its time beside it."""
 
     def allowed(self) -> bytes:
         """One bit for each id, the least significant first; there may be more than ids."""
