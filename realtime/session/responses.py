@@ -10,26 +10,24 @@ kept.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 
-from engine import ChatTemplate, EngineError, EngineLost
+from engine import ChatTemplate
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol import core
-from realtime.session.answering import Answering
-from realtime.session.calls import reader_for, vet
+from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
 from realtime.session.keeping import Keeper
 from realtime.session.layout import Span
-from realtime.session.lineage import Line, Lineage, Point
-from realtime.session.output import Output
+from realtime.session.lineage import Lineage, Point
+from realtime.session.making import Making, Visitor
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.recording import Recording
 from realtime.session.rendering import chars_of
@@ -38,44 +36,6 @@ from realtime.session.window import Window
 from realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)
-
-
-class Visitor(msgspec.Struct, frozen=True):
-    """Who asks. `connection` names the one connection that may go on from what is not kept."""
-
-    tenant: str
-    connection: str | None = None
-
-
-class Making:
-    """An answer that is being made."""
-
-    def __init__(self, recording: Recording, visitor: Visitor, ask: core.GoOn) -> None:
-        self.recording = recording
-        self.visitor = visitor
-        self.ask = ask
-        self.steered = False
-        """Cancelled because more was said to it."""
-        self.answering: Answering | None = None
-        self.ended = asyncio.Event()
-
-    @property
-    def id(self) -> str:
-        return self.recording.answer.id
-
-    @property
-    def calls(self) -> bool:
-        """Whether the model has begun to call a tool."""
-        return any(
-            isinstance(told, core.OutputStarted) and isinstance(told.item, core.CallItem)
-            for told in self.recording.told
-        )
-
-    async def cancel(self) -> None:
-        """It ends within a step. Harmless if it has."""
-        if self.answering is not None:
-            with contextlib.suppress(EngineError):
-                await self.answering.cancel()
 
 
 class _Origin(msgspec.Struct, frozen=True):
@@ -124,11 +84,10 @@ class Responses:
             created_s=int(time.time()),
         )
         line = self.lineage.branch(origin.point, answer.id, self._scope(visitor.tenant))
-        recording = Recording([core.AnswerStarted(answer)])
-        making = Making(recording, visitor, ask)
+        making = Making(ask, visitor, answer, prompt, line)
         self._makings[answer.id] = making
-        recording.on_left = lambda: self._left(making)
-        self._spawn(self._make(making, line, prompt, origin.parent, given))
+        making.recording.on_left = lambda: self._left(making)
+        self._spawn(self._make(making, origin.parent, given))
         return making
 
     def making(self, id: str, visitor: Visitor) -> Making | None:
@@ -233,19 +192,19 @@ class Responses:
 
     # ------------------------------------------------------------ while it is made
 
-    async def _make(
-        self,
-        making: Making,
-        line: Line,
-        prompt: Prompt,
-        parent: str | None,
-        given: tuple[core.Item, ...],
-    ) -> None:
-        if making.ask.generate:
-            answer, sampled = await self._answer(making, line, prompt)
-        else:
-            answer, sampled = await self._take_in(making.recording.answer, line, prompt), []
-        made = prompt.conversation.open(answer.id).settle(answer.id, answer.items, sampled)
+    async def _make(self, making: Making, parent: str | None, given: tuple[core.Item, ...]) -> None:
+        try:
+            answer, sampled = await making.make()
+            made = making.prompt.conversation.open(answer.id)
+            made = made.settle(answer.id, answer.items, sampled)
+        except Exception:
+            log.exception("response %s", making.id)
+            failure = core.AnswerError("server_error", "The server had a fault.")
+            answer = msgspec.structs.replace(
+                making.recording.answer, status="failed", error=failure
+            )
+            made, sampled = making.prompt.conversation, []
+            making.line.strand.forget()
         if making.ask.keep:
             own = [Span((item,)) for item in given]
             if answer.items:
@@ -254,42 +213,11 @@ class Responses:
             told = [*making.recording.told, core.AnswerEnded(answer)]
             kept = await self._keeper.keep(making.visitor.tenant, parent, spans, answer, told)
             answer = msgspec.structs.replace(answer, kept=kept)
-        self._settle(making, line, made, answer)
+        self._settle(making, made, answer)
 
-    async def _answer(
-        self, making: Making, line: Line, prompt: Prompt
-    ) -> tuple[core.Answer, list[int]]:
-        recording = making.recording
-        answer = recording.answer
-        reader = reader_for(answer.settings, prompt.conversation.template)
-        answering = Answering(answer, line.strand, Output(answer, _nowhere, fresh), reader)
-        making.answering = answering
-        await answering.run(prompt, lambda tell: recording.tell(_told(tell)))
-        answer = msgspec.structs.replace(answering.answer, ended_s=int(time.time()))
-        if making.steered and answer.status == "cancelled":
-            answer = msgspec.structs.replace(answer, reason="steered")
-        return answer, answering.sampled
-
-    async def _take_in(self, answer: core.Answer, line: Line, prompt: Prompt) -> core.Answer:
-        """The prompt is prefilled, without an answer; whoever goes on from it need not wait."""
-        conversation = prompt.conversation
-        try:
-            synced = await line.strand.sync(conversation.all_spans)
-        except EngineError as error:
-            if isinstance(error, EngineLost):
-                line.strand.forget()
-            failure = core.AnswerError(error.code, error.message)
-            return msgspec.structs.replace(answer, status="failed", error=failure)
-        usage = core.Usage(
-            input_tokens=conversation.length,
-            cached_tokens=conversation.length - synced.appended,
-        )
-        ended = int(time.time())
-        return msgspec.structs.replace(answer, status="completed", usage=usage, ended_s=ended)
-
-    def _settle(self, making: Making, line: Line, made: Conversation, answer: core.Answer) -> None:
+    def _settle(self, making: Making, made: Conversation, answer: core.Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""
-        visitor, keep = making.visitor, making.ask.keep
+        visitor, keep, line = making.visitor, making.ask.keep, making.line
         if keep or visitor.connection in self._connections:
             owner = None if keep else visitor.connection
             point = Point(
@@ -334,18 +262,6 @@ def _resolved(item: core.Item | core.ItemReference, before: Conversation) -> cor
             param="input",
         )
     return known
-
-
-def _told(tell: core.Tell) -> core.Told:
-    assert isinstance(tell, _OF_AN_ANSWER), "an answer tells of itself alone"
-    return tell
-
-
-_OF_AN_ANSWER = core.OutputStarted | core.TextDelta | core.ArgumentsDelta | core.OutputEnded
-
-
-def _nowhere(items: Sequence[core.Item]) -> str | None:
-    return None
 
 
 def _unavailable(error: StoreError) -> Refusal:

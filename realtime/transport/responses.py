@@ -16,7 +16,6 @@ import msgspec
 
 from realtime.errors import BadFrame, Hangup, Refusal
 from realtime.names import fresh
-from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.responses_api import (
     Cancel,
@@ -25,30 +24,20 @@ from realtime.protocol.responses_api import (
     Steer,
     Voice,
     decode,
-    decode_input,
     encode,
     error_out,
     hear,
-    steering,
     stream_id_of,
 )
 from realtime.session import Making, Responses, Visitor
 from realtime.session.lanes import Lanes
 from realtime.transport.socket import Socket, SocketClosed
+from realtime.transport.steering import Steering
 
 log = logging.getLogger(__name__)
 
 CheckModel = Callable[[str | None], str]
 """The name to answer under. Raises Refusal for a model that is not served."""
-
-
-class _Steering(msgspec.Struct, frozen=True):
-    """More input for a response that was being made, accepted and not yet part of another one."""
-
-    id: str
-    items: tuple[core.Item, ...]
-    given: msgspec.Raw
-    """As it came."""
 
 
 class ResponsesConnection:
@@ -63,9 +52,7 @@ class ResponsesConnection:
         self._check_model = check_model
         self._lanes: Lanes[Create] = Lanes(self._limits, self._serve, self._broke)
         self._running: dict[str, Making] = {}
-        self._steered: dict[str, list[_Steering]] = {}
-        """By the response that was steered: for its successor, or, if it has called tools, for who
-        goes on from it with their outputs."""
+        self._steering = Steering(responses, self._visitor, self._running, self._send)
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str] | None] = loop.create_future()
@@ -145,7 +132,7 @@ class ResponsesConnection:
             case Cancel():
                 await self._cancel(event)
             case Steer():
-                await self._steer(event)
+                await self._steering.take(event)
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.response_frame_bytes_max
@@ -187,17 +174,15 @@ class ResponsesConnection:
         """To its end, and that of those that follow from what was said to it meanwhile."""
         try:
             model = self._check_model(create.model)
+            create = msgspec.structs.replace(create, background=None)
             ask = hear(create, self._responses.settings, model, fresh)
-            owed = self._steered.get(ask.previous or "", [])
-            if owed:
-                said = tuple(item for steer in owed for item in steer.items)
-                ask = msgspec.structs.replace(ask, input=said + ask.input)
+            waiting = self._steering.said_to(ask.previous)
+            ask = msgspec.structs.replace(ask, input=waiting + ask.input)
             making = await self._responses.begin(ask, self._visitor)
         except Refusal as refusal:
             await self._send(error_out(refusal, _status(refusal), create.stream_id))
             return
-        if owed:
-            self._steered.pop(ask.previous or "", None)
+        self._steering.used(ask.previous)
         following: Making | None = making
         while following is not None:
             following = await self._follow(following, Voice(create.stream_id))
@@ -212,81 +197,7 @@ class ResponsesConnection:
                         await self._send(event)
         finally:
             del self._running[making.id]
-        steers = self._steered.get(making.id)
-        return await self._succeed(making, steers, voice) if steers else None
-
-    # ------------------------------------------------------------ steering
-
-    async def _steer(self, event: Steer) -> None:
-        """More input for a running response: it stops where nothing is torn apart, and another one
-        goes on from it with that input."""
-        answer_id = event.previous_response_id
-        try:
-            items = self._steering_of(event)
-        except Refusal as refusal:
-            await self._send(Voice().steer_failed(answer_id, event.input, refusal))
-            return
-        making = self._running[answer_id]
-        steer = _Steering(fresh("steer"), items, event.input)
-        self._steered.setdefault(answer_id, []).append(steer)
-        making.recording.tell(core.Steered(answer_id, steer.id))
-        if not making.calls and making.ask.generate:
-            making.steered = True
-            await making.cancel()
-
-    def _steering_of(self, event: Steer) -> tuple[core.Item, ...]:
-        """Raises Refusal."""
-        answer_id = event.previous_response_id
-        making = self._running.get(answer_id)
-        if making is None or making.recording.ended:
-            known = making or self._responses.lineage.find(
-                answer_id, self._visitor.tenant, self._id
-            )
-            raise Refusal(
-                f"Response '{answer_id}' has been completed: go on from it with response.create."
-                if known
-                else f"Response with id '{answer_id}' is not on this connection.",
-                code="response_already_completed" if known else "response_not_found",
-            )
-        if sum(map(len, self._steered.values())) >= self._limits.steers_max:
-            raise Refusal(
-                f"{self._limits.steers_max} steering inputs wait on this connection, which is the "
-                "most.",
-                code="too_many_pending_steers",
-            )
-        try:
-            return steering(decode_input(event.input), fresh)
-        except Refusal as refusal:
-            raise Refusal(refusal.message, code="invalid_input") from refusal
-
-    async def _succeed(
-        self, making: Making, steers: list[_Steering], voice: Voice
-    ) -> Making | None:
-        answer = making.recording.answer
-        owed = [
-            item
-            for item in answer.items
-            if isinstance(item, core.CallItem) and item.status == "completed"
-        ]
-        if owed:
-            for steer in steers:
-                await self._send(voice.pending(steer.id, answer.id, owed))
-            return None
-        del self._steered[answer.id]
-        try:
-            if answer.status == "failed" or answer.reason == "client_cancelled":
-                raise Refusal("The response has ended otherwise.", code="response_not_active")
-            said = tuple(item for steer in steers for item in steer.items)
-            ask = msgspec.structs.replace(making.ask, previous=answer.id, input=said)
-            return await self._responses.begin(ask, self._visitor)
-        except Refusal as refusal:
-            code = refusal.code
-            if code != "response_not_active":
-                refusal = Refusal(refusal.message, code="successor_creation_failed")
-            for steer in steers:
-                failed = voice.steer_failed(answer.id, steer.given, refusal, steer.id)
-                await self._send(failed)
-            return None
+        return await self._steering.follow_up(making, voice)
 
     # ------------------------------------------------------------ what goes out
 

@@ -36,17 +36,22 @@ async def answering(
     assert await bench.engine.list() == [], "nothing is left open in the engine"
 
 
-def wish(text: str, previous: str | None = None, **more: object) -> core.GoOn:
-    mode = more.pop("truncation", "disabled")
+def wish(
+    text: str,
+    previous: str | None = None,
+    *,
+    keep: bool = False,
+    instructions: str = "",
+    drop: bool = False,
+    tokens: int = 4,
+) -> core.GoOn:
     settings = core.Settings(
-        max_output_tokens=4,
-        truncation=core.Truncation(mode=mode),  # type: ignore[arg-type]
-        instructions=str(more.pop("instructions", "")),
+        max_output_tokens=tokens,
+        truncation=core.Truncation(mode="auto" if drop else "disabled"),
+        instructions=instructions,
     )
-    keep = bool(more.pop("keep", False))
-    return core.GoOn(
-        settings=settings, input=(message("u", text),), previous=previous, keep=keep, **more
-    )  # type: ignore[arg-type]
+    given = (message("u", text),)
+    return core.GoOn(settings=settings, input=given, previous=previous, keep=keep)
 
 
 async def turn(responses: Responses, ask: core.GoOn, visitor: Visitor = HERE) -> core.Answer:
@@ -149,7 +154,7 @@ async def test_too_much_is_refused_or_dropped(bench: Bench) -> None:
         answer = await turn(responses, wish("x" * 300))
         with pytest.raises(Refusal, match=r"tokens, but the context of the model holds 400"):
             await responses.begin(wish("y" * 80, answer.id), HERE)
-        ended = await turn(responses, wish("y" * 80, answer.id, truncation="auto"))
+        ended = await turn(responses, wish("y" * 80, answer.id, drop=True))
         assert ended.usage is not None
         assert ended.usage.input_tokens < 200, "the oldest was dropped"
         assert not await gone(responses, answer.id)
@@ -165,6 +170,25 @@ async def test_a_failed_response_costs_nothing_but_itself(bench: Bench) -> None:
         bench.runner.fail_at.clear()
         again = await turn(responses, wish("on", first.id))
         assert again.status in ("completed", "incomplete")
+
+
+async def test_it_goes_on_when_the_engine_dies(bench: Bench) -> None:
+    async with answering(bench) as responses:
+        first = await turn(responses, wish("hello"))
+        making = await responses.begin(wish("on", first.id, tokens=60, keep=True), HERE)
+        async with contextlib.aclosing(making.recording.follow()) as following:
+            async for told in following:
+                if isinstance(told, core.TextDelta):
+                    bench.kill()
+                    break
+        answer = await making.recording.end()
+        assert answer.status in ("completed", "incomplete")
+        point = responses.lineage.find(answer.id, "acme", "conn_1")
+        assert point is not None
+        made = point.conversation
+        asked, header = msgspec.structs.replace(made, spans=made.spans[:-1]).asked()
+        assert made.spans[-1].sampled == tuple(oracle(asked.ids() + header, 60, stop_ids=[0]))
+        assert not await gone(responses, answer.id)
 
 
 class Refusing:

@@ -225,16 +225,17 @@ async def test_steering_into_too_long_a_successor(caller: Caller) -> None:
     await caller.turn("still good")
 
 
-async def test_waiting_steers_have_a_bound(caller: Caller) -> None:
-    first = await started(caller, stream_id="a")
-    second = await started(caller, stream_id="b")
-    for response in (first, second, first):
+async def test_waiting_steers_have_a_bound(bench: Bench) -> None:
+    settings = Settings(served_model_name=("demo",), limits=Limits(steers_max=0))
+    store = await open_store("sqlite://:memory:")
+    async with serve(bench, settings, store) as running, calling(running) as caller:
+        response = await started(caller, store=False)
         await caller.send("response.steer", previous_response_id=response, input="x")
-    failed = await caller.until("response.steer.failed")
-    assert failed[-1]["error"]["code"] in (
-        "too_many_pending_steers",
-        "response_already_completed",
-    )
+        failed = await caller.until("response.steer.failed")
+        assert failed[-1]["error"]["code"] == "too_many_pending_steers"
+        await caller.send("response.cancel")
+        await caller.until(*ENDS)
+    await store.aclose()
 
 
 # ---------------------------------------------------------------- a slow reader

@@ -171,7 +171,7 @@ async def a_chat_completion_calls_a_tool(client: Client) -> None:
         first = await stream.get_final_completion()
     said = first.choices[0].message
     assert first.choices[0].finish_reason == "tool_calls"
-    (called,) = said.tool_calls or ()
+    (called,) = said.tool_calls or []
     assert json.loads(called.function.arguments) == {"city": "Rome"}
     messages += [
         {

@@ -1,0 +1,101 @@
+"""Making: one answer on its line, told to its recording."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from engine import EngineError, EngineLost
+from realtime.names import fresh
+from realtime.protocol import core
+from realtime.session.answering import Answering
+from realtime.session.calls import reader_for
+from realtime.session.lineage import Line
+from realtime.session.output import Output
+from realtime.session.prompting import Prompt
+from realtime.session.recording import Recording
+
+
+class Visitor(msgspec.Struct, frozen=True):
+    """Who asks. `connection` names the one connection that may go on from what is not kept."""
+
+    tenant: str
+    connection: str | None = None
+
+
+class Making:
+    """`recording` begins with AnswerStarted; all but the end is told by `make`."""
+
+    def __init__(
+        self, ask: core.GoOn, visitor: Visitor, answer: core.Answer, prompt: Prompt, line: Line
+    ) -> None:
+        self.id = answer.id
+        self.ask = ask
+        self.visitor = visitor
+        self.recording = Recording([core.AnswerStarted(answer)])
+        self.prompt = prompt
+        self.line = line
+        self.steered = False
+        """Cancelled because more was said to it."""
+        self.ended = asyncio.Event()
+        """One can go on from it."""
+        self._answering: Answering | None = None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the model has begun to call a tool."""
+        return any(
+            isinstance(told, core.OutputStarted) and isinstance(told.item, core.CallItem)
+            for told in self.recording.told
+        )
+
+    async def cancel(self) -> None:
+        """It ends within a step. Harmless if it has."""
+        if self._answering is not None:
+            with contextlib.suppress(EngineError):
+                await self._answering.cancel()
+
+    async def make(self) -> tuple[core.Answer, list[int]]:
+        """The answer as it ended, and the ids that were drawn for it."""
+        if not self.ask.generate:
+            return await self._take_in(), []
+        answer, prompt, recording = self.recording.answer, self.prompt, self.recording
+        reader = reader_for(answer.settings, prompt.conversation.template)
+        answering = Answering(answer, self.line.strand, Output(answer, _nowhere, fresh), reader)
+        self._answering = answering
+        await answering.run(prompt, lambda tell: recording.tell(_told(tell)))
+        answer = msgspec.structs.replace(answering.answer, ended_s=int(time.time()))
+        if self.steered and answer.status == "cancelled":
+            answer = msgspec.structs.replace(answer, reason="steered")
+        return answer, answering.sampled
+
+    async def _take_in(self) -> core.Answer:
+        """The prompt is prefilled, without an answer; whoever goes on from it need not wait."""
+        answer, conversation = self.recording.answer, self.prompt.conversation
+        try:
+            synced = await self.line.strand.sync(conversation.all_spans)
+        except EngineError as error:
+            if isinstance(error, EngineLost):
+                self.line.strand.forget()
+            failure = core.AnswerError(error.code, error.message)
+            return msgspec.structs.replace(answer, status="failed", error=failure)
+        usage = core.Usage(
+            input_tokens=conversation.length,
+            cached_tokens=conversation.length - synced.appended,
+        )
+        ended = int(time.time())
+        return msgspec.structs.replace(answer, status="completed", usage=usage, ended_s=ended)
+
+
+_OF_AN_ANSWER = core.OutputStarted | core.TextDelta | core.ArgumentsDelta | core.OutputEnded
+
+
+def _told(tell: core.Tell) -> core.Told:
+    assert isinstance(tell, _OF_AN_ANSWER), "an answer tells of itself alone"
+    return tell
+
+
+def _nowhere(items: Sequence[core.Item]) -> str | None:
+    return None
