@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import random
 import statistics
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -45,7 +45,7 @@ class Voice:
         self.source = source
         self.answers = 0
 
-    async def speak(self, words: list[str]) -> None:
+    async def speak(self, words: Sequence[str]) -> None:
         """A recogniser's partial transcripts; some are taken back by the next."""
         for count in range(1, len(words) + 1):
             heard = words[:count]
