@@ -142,7 +142,10 @@ class Engine:
         name = f"{host}:{port}"
         if all(peer.name != name for peer in self._routing.peers):
             launch = functools.partial(dial, host, port)
-            peer = Peer(name, launch, self._routing, waits=redials, security=security or Security())
+            security = security or Security()
+            if security.hostname is None:
+                security = msgspec.structs.replace(security, hostname=host)
+            peer = Peer(name, launch, self._routing, waits=redials, security=security)
             self._routing.peers.append(peer)
             self._keep(peer)
 
@@ -223,12 +226,11 @@ class Engine:
         capacity_tokens: int | None = None,
         cache_scope: str = "",
         fence: int = 0,
-        engine: str | None = None,
     ) -> Turn | None:
         """Takes up a session that was begun elsewhere: its log is `ids`, whoever has it loses it.
 
-        An engine that still has it (`engine`: the incarnation to ask, see `place`) keeps what KV it
-        can; any other opens it. An `unfinished` turn goes on, there if it still runs, else from
+        An engine that still has it keeps what KV it can; if none has it, it is opened where there
+        is room. An `unfinished` turn goes on, there if it still runs, else from
         what it has said; the Turn returned begins with that, whole, and misses and doubles nothing.
         Raises StaleFence, TooLong."""
         routing, n = self._routing, self._routing.next()
@@ -244,9 +246,9 @@ class Engine:
                 turn.put(Tokens(session, turn.id, 0, list(ids[len(ids) - said :])))
             routing.listen(turn)
         try:
-            await routing.attach(
-                Attach(n, opened, list(ids), generate=generate, fence=fence), engine
-            )
+            place = routing.incarnation(session) or await routing.locate(session)
+            attach = Attach(n, opened, list(ids), generate=generate, fence=fence)
+            await routing.attach(attach, place)
         except EngineError:
             if turn is not None:
                 routing.ignore(turn)

@@ -30,6 +30,7 @@ from engine.messages import (
     Load,
     LoadFailed,
     Loading,
+    Locate,
     LoopCommand,
     Open,
     Pause,
@@ -154,6 +155,11 @@ class Fronts:
         match command:
             case Ping():
                 front.say([Pong(self._load())])
+                return
+            case Locate():
+                if command.session not in self._holds:
+                    raise UnknownSession(f"there is no session {command.session}", field="session")
+                front.say([Done(command.n)])
                 return
             case ListSessions() | Stats() | Drain():
                 pass

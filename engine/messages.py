@@ -166,13 +166,19 @@ class Ping(Command, frozen=True):
     """Answered at once by a Pong, whatever the device does."""
 
 
+class Locate(Command, frozen=True):
+    """Answered at once: Done if the session is here, whoever holds it."""
+
+    session: str
+
+
 class Drain(Command, frozen=True):
     """From now on sessions and turns are refused; what runs goes on."""
 
 
 SessionCommand = Open | Attach | Append | Generate | Cancel | Pause | Rewind | Fork | Close | Info
 LoopCommand = SessionCommand | ListSessions | Stats | Drain
-AnyCommand = LoopCommand | Ping
+AnyCommand = LoopCommand | Ping | Locate
 
 
 class SessionInfo(msgspec.Struct, frozen=True):

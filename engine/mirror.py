@@ -19,6 +19,7 @@ from engine.messages import (
     Fork,
     Generate,
     ListSessions,
+    Locate,
     Open,
     Pause,
     Ping,
@@ -59,7 +60,7 @@ class Mirror:
         match command:
             case Open() | Attach():
                 self._open(command, capacity)
-            case ListSessions() | Stats() | Drain() | Ping():
+            case ListSessions() | Stats() | Drain() | Ping() | Locate():
                 pass
             case _:
                 if record := self._records.get(command.session):

@@ -63,7 +63,7 @@ class Security(msgspec.Struct, frozen=True):
     """Empty: none, which is enough on one machine."""
     tls: ssl.SSLContext | None = None
     hostname: str | None = None
-    """Whose certificate it must be."""
+    """Whose certificate it must be, where `tls` checks that."""
 
 
 class Listener(Protocol):

@@ -25,6 +25,7 @@ from engine.messages import (
     ListSessions,
     LoadFailed,
     Loading,
+    Locate,
     Open,
     Ping,
     Pong,
@@ -44,6 +45,10 @@ log = logging.getLogger(__name__)
 
 RETURN_S = 0.5
 """How long the sessions of a lost engine wait for it while others are up."""
+
+
+LOCATE_S = 1.0
+"""How long engines are asked for a session that is being attached."""
 
 
 class Place:
@@ -135,6 +140,22 @@ class Routing:
         finally:
             self._wanted.pop(command.session, None)
 
+    async def locate(self, session: str) -> str | None:
+        """The incarnation that has a session, whoever holds it. None: none that answers soon, or
+        there is no choice."""
+        up = [peer for peer in self.peers if peer.answers]
+        if len(up) < 2:
+            return None
+        asked = [self.start(Locate(self.next(), session), peer) for peer in up]
+        await asyncio.wait([pending.reply for pending in asked], timeout=LOCATE_S)
+        for pending in asked:
+            self._pending.pop(pending.command.n, None)
+        for pending in asked:
+            found = pending.reply.done() and pending.reply.exception() is None
+            if found and pending.peer is not None and pending.peer.ready is not None:
+                return pending.peer.ready.incarnation
+        return None
+
     def fence(self, session: str, fence: int) -> None:
         """Commands on it carry this fence from now on."""
         if place := self._places.get(session):
@@ -172,7 +193,7 @@ class Routing:
         match command:
             case Open() | Attach():
                 return self._choose(self._wanted.get(command.session))
-            case ListSessions() | Stats() | Drain() | Ping():
+            case ListSessions() | Stats() | Drain() | Ping() | Locate():
                 up = self._up()
                 return before if before in up else next(iter(up), None)
             case _:
@@ -232,7 +253,7 @@ class Routing:
     def _send(self, peer: Peer, command: AnyCommand) -> None:
         """With the fence of its session."""
         match command:
-            case ListSessions() | Stats() | Drain() | Ping():
+            case ListSessions() | Stats() | Drain() | Ping() | Locate():
                 pass
             case Open() | Attach():
                 before = self._places.get(command.session)

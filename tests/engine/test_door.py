@@ -136,6 +136,45 @@ async def test_rewind_and_fork_compute_nothing_again(letters: Path, ahead: int) 
 
 
 @AHEAD
+@pytest.mark.parametrize("at", [0, 7, 21, 24, 30])
+async def test_the_prompt_of_a_running_turn_is_forked_at_once(
+    letters: Path, ahead: int, at: int
+) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        log = list(range(30))
+        await engine.append(session, log)
+        turn = await engine.generate(session, Sampling(max_tokens=120))
+        reading = asyncio.create_task(read(turn))
+        while turn.said < 5:
+            await asyncio.sleep(0.001)
+        before = bench.runner.tokens_run
+        child = await engine.fork(session, at)
+        assert await say(engine, child, [8], 4) == oracle([*log[:at], 8], 4)
+        assert turn.ended is None, "nobody waited for the turn"
+        assert bench.runner.tokens_run - before <= turn.said + 5 + 2 * ahead, "nor computed again"
+        waiting = asyncio.create_task(engine.fork(session, 40))
+        assert await reading == oracle(log, 120)
+        await engine.close(await waiting)
+
+
+@AHEAD
+async def test_a_prompt_that_is_being_prefilled_is_forked(letters: Path, ahead: int) -> None:
+    async with digest_engine(letters, steps_ahead=ahead, step_s=0.005, batched_tokens=4) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        log = list(range(90))
+        await engine.append(session, log)
+        turn = await engine.generate(session, Sampling(max_tokens=3))
+        children = [await engine.fork(session, at) for at in (10, 45, 89)]
+        assert turn.said == 0
+        for child, at in zip(children, (10, 45, 89), strict=True):
+            assert await say(engine, child, [8], 2) == oracle([*log[:at], 8], 2)
+        assert await read(turn) == oracle(log, 3)
+
+
+@AHEAD
 async def test_cancel_keeps_what_was_said(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
         engine = bench.engine

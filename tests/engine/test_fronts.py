@@ -5,6 +5,9 @@ Real links over TCP, a real loop, a device of digests: an answer is what one fre
 
 import asyncio
 import contextlib
+import shutil
+import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -23,9 +26,11 @@ SECRET = b"a secret of the right length"
 
 
 @contextlib.asynccontextmanager
-async def front(port: int, secret: bytes = b"") -> AsyncIterator[Engine]:
+async def front(
+    port: int, secret: bytes = b"", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Engine]:
     engine = Engine()
-    engine.add("127.0.0.1", port, Security(secret=secret))
+    engine.add("127.0.0.1", port, Security(secret, tls))
     try:
         async with asyncio.timeout(20):
             await engine.when_ready()
@@ -218,7 +223,6 @@ async def test_attach_makes_the_log_what_it_says(bench: Bench) -> None:
             computed = bench.runner.tokens_run
             assert await two.attach("s", log, fence=fence + 1) is None
             assert (await two.info("s")).length == 40
-            assert two.place("s") == one.place("s") or fence
             turn = await two.generate("s", Sampling(max_tokens=3))
             assert await read(turn) == oracle(log, 3)
             if known == [*log, 7, 7]:
@@ -368,3 +372,55 @@ async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
             await engine.append(names[1], [4])
         two.may_launch.set()
         await until(lambda: one.engine.up and two.engine.up)
+
+
+async def test_a_session_is_attached_where_it_is(letters: Path) -> None:
+    """Whichever engine has most room."""
+    async with digest_engine(letters, step_s=0.002) as first, digest_engine(letters) as second:
+        ports = [await first.listen(), await second.listen()]
+        async with front(ports[0]) as one:
+            for fullness in range(3):
+                await one.open(f"full{fullness}")
+            _, said = await begin(one, 100, 3, fence=1)
+            place = one.place("s")
+            two = Engine()
+            for port in ports:
+                two.add("127.0.0.1", port)
+            await two.when_ready()
+            await until(lambda: len(two.loads()) == 2)
+            taken = await two.attach(
+                "s", PROMPT + said, unfinished=unfinished(100, len(said)), fence=2
+            )
+            assert two.place("s") == place
+            assert await read(taken) == oracle(PROMPT, 100)
+            await two.stop()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """PEM files: the certificate, its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    kind = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    made = ("-keyout", key, "-out", certificate, "-subj", "/CN=engine", "-days", "2")
+    subprocess.run(["openssl", "req", *kind, *made], check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_a_link_with_tls(bench: Bench, certificate: tuple[Path, Path]) -> None:
+    port = await bench.listen(certificate=certificate[0], key=certificate[1])
+    trust = ssl.create_default_context(cafile=certificate[0])
+    trust.check_hostname = False
+    async with front(port, tls=trust) as one:
+        turn, said = await begin(one, 30, 3, fence=1)
+        assert said + await read(turn) == oracle(PROMPT, 30)
+    unknown = ssl.create_default_context()
+    unknown.check_hostname = False
+    for tls in (None, unknown):
+        stranger = Engine()
+        stranger.add("127.0.0.1", port, Security(tls=tls))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(stranger.when_ready(), 0.3)
+        await stranger.stop()

@@ -81,7 +81,7 @@ class Bench:
         self.may_launch.set()
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
-        self._secret_file: str | None = None
+        self._files: dict[str, str | None] = {}
 
     async def launch(self) -> socket.socket:
         """A socket to a fresh loop on a fresh device."""
@@ -141,17 +141,23 @@ class Bench:
             if front.hang_up is not None:
                 front.hang_up()
 
-    async def listen(self, secret_file: Path | None = None) -> int:
+    async def listen(
+        self,
+        secret_file: Path | None = None,
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> int:
         """Fronts elsewhere may join it, and whatever is launched after it; gives the port."""
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._secret_file = str(secret_file) if secret_file else None
+        files = (str(file) if file else None for file in (secret_file, certificate, key))
+        self._files = dict(zip(("secret_file", "ssl_certfile", "ssl_keyfile"), files, strict=True))
         await self._listen(self._listener)
         return self._listener.getsockname()[1]
 
     async def _listen(self, listener: socket.socket) -> None:
         if self._server is not None:
             self._server.close()
-        listening = Listening(fd=listener.dup().detach(), secret_file=self._secret_file)
+        listening = Listening(fd=listener.dup().detach(), **self._files)
         ready = self._ready(self.runner.geometry)
         self._server = await listen(listening, self.fronts, ready)
 
