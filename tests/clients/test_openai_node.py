@@ -19,7 +19,7 @@ from tests.clients.conftest import KEY, Server, Told, start, stop
 FOLDER = Path(__file__).with_name("node")
 NAMES = re.findall(r"^  async (\w+)\(client\)", (FOLDER / "flows.mjs").read_text(), re.MULTILINE)
 BUNDLED_ONLY = {"a_tool_is_called_and_its_result_used"}
-NO_FRAMES = {"a_wrong_key", "models_are_listed"}
+NO_FRAMES = {"a_chat_completion", "a_response_over_http", "a_wrong_key", "models_are_listed"}
 RECORDED = [name for name in NAMES if name not in NO_FRAMES]
 NODE_MIN = 20
 

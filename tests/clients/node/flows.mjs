@@ -218,6 +218,75 @@ export const flows = {
     await assert.rejects(client.talk('gpt-9'), /model_not_found/);
   },
 
+  async responses_go_on_from_each_other(client) {
+    const talk = client.call();
+    const events = await talk.respond({ input: 'hello', model: 'demo' });
+    assert.deepEqual(kinds(events), [
+      'response.created',
+      'response.in_progress',
+      'response.output_item.added',
+      'response.content_part.added',
+      'response.output_text.delta',
+      'response.output_text.done',
+      'response.content_part.done',
+      'response.output_item.done',
+      'response.completed',
+    ]);
+    const first = events.at(-1).response;
+    const body = { input: 'and now?', previous_response_id: first.id, max_output_tokens: 8 };
+    const { usage } = (await talk.respond(body)).at(-1).response;
+    assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
+    talk.send({ type: 'response.create', input: 'x', previous_response_id: 'resp_none' });
+    const error = await talk.expect('error');
+    assert.deepEqual([error.status, error.error.code], [400, 'previous_response_not_found']);
+    talk.close();
+  },
+
+  async a_response_is_cancelled(client) {
+    const talk = client.call();
+    talk.send({ type: 'response.create', input: 'tell me a story', ignore_eos: true });
+    const { response } = (await talk.until('response.output_text.delta'))[0];
+    talk.send({ type: 'response.cancel', response_id: response.id });
+    const ended = (await talk.until('response.incomplete')).at(-1).response;
+    assert.deepEqual(ended.incomplete_details, { reason: 'cancelled' });
+    await talk.respond({ input: 'and?', previous_response_id: response.id });
+    talk.close();
+  },
+
+  async a_response_over_http(client) {
+    const { responses } = client.api;
+    const first = await responses.create({ model: 'demo', input: 'hello' });
+    assert(first.output_text);
+    const stream = await responses.create({
+      model: 'demo',
+      input: 'and now?',
+      previous_response_id: first.id,
+      stream: true,
+    });
+    const events = [];
+    for await (const event of stream) events.push(event);
+    const { id, usage } = events.at(-1).response;
+    assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
+    const later = [];
+    for await (const event of await responses.retrieve(id, { stream: true, starting_after: 5 })) {
+      later.push(event);
+    }
+    assert.deepEqual(later, events.slice(6));
+    await responses.delete(id);
+    await assert.rejects(responses.retrieve(id), OpenAI.NotFoundError);
+  },
+
+  async a_chat_completion(client) {
+    const messages = [{ role: 'user', content: 'hello' }];
+    const { completions } = client.api.chat;
+    const whole = await completions.create({ model: 'demo', messages });
+    let said = '';
+    for await (const chunk of await completions.create({ model: 'demo', messages, stream: true })) {
+      said += chunk.choices[0].delta.content ?? '';
+    }
+    assert.equal(said, whole.choices[0].message.content);
+  },
+
   async models_are_listed(client) {
     const models = [];
     for await (const model of client.api.models.list()) models.push(model.id);

@@ -4,8 +4,10 @@ import assert from 'node:assert/strict';
 import OpenAI from 'openai';
 import { OpenAIRealtimeWebSocket } from 'openai/realtime/websocket';
 import { OpenAIRealtimeWS } from 'openai/realtime/ws';
+import { ResponsesWS } from 'openai/resources/responses/ws';
 
 const PATIENCE_MS = 60_000;
+const ENDS = ['response.completed', 'response.incomplete', 'response.failed'];
 
 export class Client {
   constructor(url, key) {
@@ -19,6 +21,11 @@ export class Client {
     const talk = new Talk(new OpenAIRealtimeWS({ model }, this.api), this);
     await talk.expect('session.created');
     return talk;
+  }
+
+  /** The Responses API: nobody says anything first. */
+  call() {
+    return new Talk(new ResponsesWS(this.api), this);
   }
 
   /** Over the WebSocket of the runtime, as in a browser: the key is a subprotocol. */
@@ -48,7 +55,11 @@ export class Talk {
     connection.on('error', (error) => {
       if (!error.error) this.end(null, error);
     });
-    connection.socket.addEventListener('close', ({ code }) => this.end(code, null));
+    if (connection instanceof ResponsesWS) {
+      connection.socket.on('close', (code) => this.end(code, null));
+    } else {
+      connection.socket.addEventListener('close', ({ code }) => this.end(code, null));
+    }
   }
 
   end(code, error) {
@@ -96,6 +107,21 @@ export class Talk {
       assert.notEqual(events.at(-1).type, 'error', JSON.stringify(events.at(-1)));
       events.push(await this.recv());
     }
+    return events;
+  }
+
+  /** A response to its end: its events, numbered without a gap. */
+  async respond(body) {
+    this.send({ type: 'response.create', ...body });
+    const events = [await this.recv()];
+    while (!ENDS.includes(events.at(-1).type)) {
+      assert.notEqual(events.at(-1).type, 'error', JSON.stringify(events.at(-1)));
+      events.push(await this.recv());
+    }
+    assert.deepEqual(
+      events.map((event) => event.sequence_number),
+      [...events.keys()],
+    );
     return events;
   }
 
