@@ -3,9 +3,10 @@ asked (16 ids). What must be prefilled, and how long the first id takes, at grow
 """
 
 import argparse
-import asyncio
 import random
 import time
+
+import uvloop
 
 from bench import live, session_latency
 from bench.report import Report, Row, median, percentile
@@ -19,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    return asyncio.run(_run(options))
+    return uvloop.run(_run(options))
 
 
 async def _run(options: argparse.Namespace) -> Report:

@@ -8,6 +8,8 @@ import argparse
 import asyncio
 import time
 
+import uvloop
+
 from bench import live, session_latency
 from bench.report import Report, Row, median, percentile
 from engine.front import Engine
@@ -23,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    return asyncio.run(_run(options))
+    return uvloop.run(_run(options))
 
 
 async def _run(options: argparse.Namespace) -> Report:

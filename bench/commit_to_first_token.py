@@ -10,6 +10,8 @@ import asyncio
 import random
 import time
 
+import uvloop
+
 from bench import live, session_latency
 from bench.report import Report, Row, median, percentile
 from engine.front import Engine
@@ -24,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    return asyncio.run(_run(options))
+    return uvloop.run(_run(options))
 
 
 async def _run(options: argparse.Namespace) -> Report:

@@ -5,7 +5,8 @@ longer context is included, and of the time outside the model, which must be fla
 """
 
 import argparse
-import asyncio
+
+import uvloop
 
 from bench import live, session_latency
 from bench.report import Report, median
@@ -21,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    return asyncio.run(_run(options))
+    return uvloop.run(_run(options))
 
 
 async def _run(options: argparse.Namespace) -> Report:

@@ -5,11 +5,12 @@ brought back) or recomputed (prefilled again). With and without a host tier. Not
 """
 
 import argparse
-import asyncio
 import random
 import time
 from collections import defaultdict
 from pathlib import Path
+
+import uvloop
 
 from bench import live, session_latency
 from bench.report import Report, Row, median, percentile
@@ -26,7 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    return asyncio.run(_run(options))
+    return uvloop.run(_run(options))
 
 
 async def _run(options: argparse.Namespace) -> Report:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from bench import live, models, wire
 from bench.report import Report, Row, median
 from bench.turns import Turns
@@ -42,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    return asyncio.run(_run(options))
+    return uvloop.run(_run(options))
 
 
 def folder_of(name: str) -> Path:

@@ -68,15 +68,27 @@ class StepTime:
         self._products = [[1e-6 * (i == j) for j in range(size)] for i in range(size)]
         self._sums = [0.0] * size
         self._fit = [0.0] * size
+        self._unread: list[tuple[Load, float]] = []
 
     @property
     def fitted(self) -> bool:
-        return self._seen >= FITTED_AFTER
+        return self._seen + len(self._unread) >= FITTED_AFTER
 
     def observe(self, load: Load, seconds: float) -> None:
-        """The device took `seconds` for a step of `load`."""
-        if self.fitted:
-            seconds = min(seconds, OUTLIER * self.predict(load) + 1e-4)
+        """The device took `seconds` for a step of `load`. Learnt from when somebody asks, or after
+        a number of steps: where nobody plans cold work, a step costs a list's append."""
+        self._unread.append((load, seconds))
+        if len(self._unread) >= REFIT_EVERY:
+            self._read()
+
+    def _read(self) -> None:
+        for load, seconds in self._unread:
+            self._learn(load, seconds)
+        self._unread.clear()
+
+    def _learn(self, load: Load, seconds: float) -> None:
+        if self._seen >= FITTED_AFTER:
+            seconds = min(seconds, OUTLIER * self._predict(load) + 1e-4)
         self._seen += 1
         x = _features(load)
         for i, xi in enumerate(x):
@@ -89,15 +101,20 @@ class StepTime:
 
     def predict(self, load: Load) -> float:
         """Seconds."""
+        self._read()
+        return self._predict(load)
+
+    def _predict(self, load: Load) -> float:
         return sum(c * x for c, x in zip(self._fit, _features(load), strict=True))
 
     def tokens_within(self, seconds: float, load: Load, start: int, most: int) -> int:
         """How many tokens, at most `most`, of a sequence with `start` in KV can join `load` so that
         the step takes no more than `seconds`."""
+        self._read()
         low, high = 0, most
         while low < high:
             middle = (low + high + 1) // 2
-            if self.predict(load.plus(start, middle)) <= seconds:
+            if self._predict(load.plus(start, middle)) <= seconds:
                 low = middle
             else:
                 high = middle - 1

@@ -56,7 +56,9 @@ class Scheduler:
         self.retractions = 0
         self._time = StepTime()
         self._cold_s = STEP_S_MAX
-        """Seconds that the next step may give to cold work."""
+        """Seconds that the next step may give to cold work, ..."""
+        self._live = Load()
+        """... unless this was live since then."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, by the age of the turn."""
         self._appends: dict[Sequence, None] = {}
@@ -97,7 +99,9 @@ class Scheduler:
         if self._take_all(overdue, budget, works) and self._take_all(
             decoding + short, budget, works
         ):
-            limit_s = self._time_for(budget.load)
+            live = budget.load
+            self._live = live if live.rows else self._live
+            limit_s = self._time_for(live) if long or self._appends else 0.0
             if self._take_cut(long, limit_s, budget, works):
                 self._fill_with_appends(limit_s, budget, works)
         oldest = waiting[0] if waiting else None
@@ -174,12 +178,14 @@ class Scheduler:
     def _time_for(self, live: Load) -> float:
         """Seconds that a step may take with cold work beside what is live. Live turns come back at
         once: a step of cold work alone is as short as beside them, then longer step by step."""
-        if not live.rows:
-            limit_s, self._cold_s = self._cold_s, min(self._cold_s * COLD_GROWTH, STEP_S_MAX)
-            return limit_s
-        live_s = self._time.predict(live)
-        self._cold_s = min(max(live_s * COLD_SHARE, STEP_S_MIN), STEP_S_MAX)
-        return live_s + self._cold_s
+        live_s = self._time.predict(self._live)
+        if self._live.rows:
+            self._cold_s = min(max(live_s * COLD_SHARE, STEP_S_MIN), STEP_S_MAX)
+            self._live = Load()
+        if live.rows:
+            return live_s + self._cold_s
+        limit_s, self._cold_s = self._cold_s, min(self._cold_s * COLD_GROWTH, STEP_S_MAX)
+        return limit_s
 
     def _take_all(self, sequences: list[Sequence], budget: Budget, works: list[Work]) -> bool:
         for sequence in sequences:
