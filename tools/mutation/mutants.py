@@ -430,7 +430,7 @@ MUTANTS = [
     _bug(
         "an outlier counts in full",
         BUDGET,
-        ("seconds = min(seconds, OUTLIER * self.predict(load) + 1e-4)", "pass"),
+        ("seconds = min(seconds, OUTLIER * self._predict(load) + 1e-4)", "pass"),
     ),
     _bug(
         "coefficients may be negative",
