@@ -60,7 +60,7 @@ async def _serve(start: Start) -> None:
         link.close()
         return
     loop, sessions = _build(runner, text, config)
-    fronts = Fronts(loop.tell, sessions.load, config, time.monotonic)
+    fronts = Fronts(loop.tell, sessions.load, config, time.monotonic, ready.folder)
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again
     parent = fronts.join(link.send_all)

@@ -6,6 +6,8 @@ import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -20,6 +22,7 @@ from engine.messages import (
     Close,
     Drain,
     EngineStats,
+    Files,
     Fork,
     Generate,
     Info,
@@ -126,16 +129,19 @@ class Engine:
         (peer,) = self._routing.peers
         try:
             await peer.connect()
-            await self.when_ready()
+            self.ready = await self._routing.first_ready
+            self.text = await asyncio.to_thread(Text, self.ready.folder)
         except BaseException:
             await self.stop()
             raise
         self._keep(peer)
 
     async def when_ready(self) -> None:
-        """Returns when the first of its engines is ready. Raises ModelError, EngineLost."""
+        """Returns when the first of its engines elsewhere is ready, and has told how its model is
+        read and spoken. Raises ModelError, EngineLost."""
         self.ready = await asyncio.shield(self._routing.first_ready)
-        self.text = await asyncio.to_thread(Text, self.ready.folder)
+        done = await self._routing.ask(Files(self._routing.next()))
+        self.text = await asyncio.to_thread(_text_of, done.files or {})
 
     def add(self, host: str, port: int, security: Security | None = None) -> None:
         """An engine elsewhere, from now on; it may come and go."""
@@ -380,6 +386,14 @@ class Engine:
         found = [done.stats for done in await self._routing.ask_all(Stats) if done.stats]
         names = EngineStats.__struct_fields__
         return EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
+
+
+def _text_of(files: dict[str, bytes]) -> Text:
+    """Of a model whose folder is elsewhere."""
+    with TemporaryDirectory(prefix="continuo-") as folder:
+        for name, content in files.items():
+            Path(folder, Path(name).name).write_bytes(content)
+        return Text(folder)
 
 
 def _fresh(kind: str) -> str:

@@ -11,6 +11,7 @@ their turns have said is in their logs, for whoever attaches them.
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple, assert_never
 
 import msgspec
@@ -25,6 +26,7 @@ from engine.messages import (
     Done,
     Drain,
     Expired,
+    Files,
     Fork,
     ListSessions,
     Load,
@@ -47,6 +49,9 @@ from engine.messages import (
 
 Say = Callable[[list[AnyEvent]], None]
 NOBODY = 0
+FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+FILE_BYTES_MAX = 64 << 20
+"""A larger one is none that is read for its words."""
 
 
 class Front:
@@ -96,7 +101,10 @@ class Fronts:
         load: Callable[[], Load],
         config: EngineConfig,
         clock: Callable[[], float],
+        folder: str,
     ) -> None:
+        """`folder`: of the model."""
+        self._folder = folder
         self._tell = tell
         self._load = load
         self._config = config
@@ -160,6 +168,9 @@ class Fronts:
                 if command.session not in self._holds:
                     raise UnknownSession(f"there is no session {command.session}", field="session")
                 front.say([Done(command.n)])
+                return
+            case Files():
+                front.say([Done(command.n, files=_files(self._folder))])
                 return
             case ListSessions() | Stats() | Drain():
                 pass
@@ -288,6 +299,15 @@ class Fronts:
             for name, hold, loss in orphans
             if hold.front is None and hold.losses == loss and self._holds.get(name) is hold
         ]
+
+
+def _files(folder: str) -> dict[str, bytes]:
+    """All but the weights."""
+    return {
+        file.name: file.read_bytes()
+        for file in Path(folder).iterdir()
+        if file.suffix in FILE_SUFFIXES and file.stat().st_size <= FILE_BYTES_MAX
+    }
 
 
 def _stale(session: str, fence: int, hold: Hold) -> StaleFence:

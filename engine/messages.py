@@ -172,13 +172,18 @@ class Locate(Command, frozen=True):
     session: str
 
 
+class Files(Command, frozen=True):
+    """Answered at once with the model's files that front and loop both read: its tokenizer, its
+    configuration, its chat template."""
+
+
 class Drain(Command, frozen=True):
     """From now on sessions and turns are refused; what runs goes on."""
 
 
 SessionCommand = Open | Attach | Append | Generate | Cancel | Pause | Rewind | Fork | Close | Info
 LoopCommand = SessionCommand | ListSessions | Stats | Drain
-AnyCommand = LoopCommand | Ping | Locate
+AnyCommand = LoopCommand | Ping | Locate | Files
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -271,6 +276,8 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     info: SessionInfo | None = None
     sessions: list[SessionInfo] | None = None
     stats: EngineStats | None = None
+    files: dict[str, bytes] | None = None
+    """By name."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):

@@ -16,6 +16,7 @@ from engine.messages import (
     Close,
     Done,
     Drain,
+    Files,
     Fork,
     Generate,
     ListSessions,
@@ -60,7 +61,7 @@ class Mirror:
         match command:
             case Open() | Attach():
                 self._open(command, capacity)
-            case ListSessions() | Stats() | Drain() | Ping() | Locate():
+            case ListSessions() | Stats() | Drain() | Ping() | Locate() | Files():
                 pass
             case _:
                 if record := self._records.get(command.session):

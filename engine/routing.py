@@ -21,6 +21,7 @@ from engine.messages import (
     Done,
     Drain,
     Expired,
+    Files,
     Fork,
     ListSessions,
     LoadFailed,
@@ -193,7 +194,7 @@ class Routing:
         match command:
             case Open() | Attach():
                 return self._choose(self._wanted.get(command.session))
-            case ListSessions() | Stats() | Drain() | Ping() | Locate():
+            case ListSessions() | Stats() | Drain() | Ping() | Locate() | Files():
                 up = self._up()
                 return before if before in up else next(iter(up), None)
             case _:
@@ -253,7 +254,7 @@ class Routing:
     def _send(self, peer: Peer, command: AnyCommand) -> None:
         """With the fence of its session."""
         match command:
-            case ListSessions() | Stats() | Drain() | Ping() | Locate():
+            case ListSessions() | Stats() | Drain() | Ping() | Locate() | Files():
                 pass
             case Open() | Attach():
                 before = self._places.get(command.session)

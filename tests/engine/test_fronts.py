@@ -16,7 +16,7 @@ import pytest
 from engine.config import EngineConfig
 from engine.errors import EngineLost, StaleFence, UnknownSession
 from engine.front import Engine, Turn, Unfinished
-from engine.messages import Sampling
+from engine.messages import Files, Sampling
 from engine.peer import Security
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
@@ -424,3 +424,20 @@ async def test_a_link_with_tls(bench: Bench, certificate: tuple[Path, Path]) -> 
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stranger.when_ready(), 0.3)
         await stranger.stop()
+
+
+async def test_a_front_needs_no_folder_of_the_model(letters: Path, tmp_path: Path) -> None:
+    """It is told on the link how the model is read and spoken; the weights stay where they are."""
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(letters, folder)
+    (folder / "model.safetensors").write_bytes(b"not for fronts")
+    async with digest_engine(folder) as bench:
+        port = await bench.listen()
+        engine = Engine()
+        engine.add("127.0.0.1", port)
+        await engine.when_ready()
+        files = (await engine._routing.ask(Files(engine._routing.next()))).files
+        assert files is not None
+        assert sorted(files) == ["config.json", "tokenizer.json", "tokenizer_config.json"]
+        assert engine.text.decode([0, 1, 2]) == "abc"
+        await engine.stop()

@@ -103,7 +103,9 @@ class Bench:
             emit=loop.emit,
             clock=time.monotonic,
         )
-        fronts = self.fronts = Fronts(loop.tell, sessions.load, self.config, time.monotonic)
+        fronts = self.fronts = Fronts(
+            loop.tell, sessions.load, self.config, time.monotonic, self._folder
+        )
         link: Link[AnyEvent, AnyCommand] = Link(
             msgspec.msgpack.Decoder(list[AnyCommand]),
             lambda commands: fronts.receive(front, commands),
