@@ -104,6 +104,10 @@ export class RealtimeClient {
   #rebuilding = false;
   #checkBefore = Infinity;
   #heardAt = 0;
+  /** The event whose answer says that all is told that was missed; null: it is. */
+  #asking: string | null = null;
+  /** Whether an answer was being made when the server began to tell everything again. */
+  #halfway = false;
 
   constructor(options: Options) {
     this.#options = options;
@@ -308,7 +312,14 @@ export class RealtimeClient {
       this.#gone(); // it did not take us back, and began another one
       return;
     }
+    const everything =
+      event.type === 'session.updated' && event.session.resume?.resumed === 'snapshot';
+    if (everything) this.#halfway = this.conversation.running !== null;
     this.#outbox.hear(event);
+    if (event.type === 'error' && this.#asking && event.error.event_id === this.#asking) {
+      this.#settled();
+      return;
+    }
     const change = this.conversation.apply(event);
     this.#note(event);
     for (const type of [event.type, '*']) {
@@ -398,14 +409,32 @@ export class RealtimeClient {
     }, TICK_MS);
     if (begun !== 'exact') this.draft.unsure();
     this.#state.set({ phase: 'open', begun, kv });
+    if (begun === 'exact' || begun === 'snapshot') this.#settle();
     this.draft.renew();
+    this.#flush();
+  }
+
+  /** What was missed may acknowledge what would be sent again: that waits until all of it is told.
+   * So we ask for an item that there cannot be: the answer comes behind what was missed, cannot be
+   * taken for a part of it, and changes nothing. */
+  #settle(): void {
+    const event_id = this.#fresh('event');
+    this.#asking = event_id;
+    const ask = { type: 'conversation.item.retrieve' as const, item_id: event_id, event_id };
+    this.#outbox.put(ask, undefined, true);
+  }
+
+  #settled(): void {
+    this.#asking = null;
+    if (this.#halfway && this.conversation.awaitsAnswer) this.respond();
+    this.#halfway = false;
     this.#flush();
   }
 
   #flush(): void {
     const socket = this.#socket;
     if (this.#state.value.phase !== 'open' || socket?.readyState !== 1) return;
-    for (const event of this.#outbox.take(Date.now())) {
+    for (const event of this.#outbox.take(Date.now(), this.#asking ?? undefined)) {
       socket.send(this.#codec.encode(event));
       for (const listener of [...this.#sentListeners]) listener(event);
     }
@@ -470,6 +499,8 @@ export class RealtimeClient {
   #hangUp(): void {
     clearTimeout(this.#timer);
     clearInterval(this.#ticker);
+    if (this.#asking !== null) this.#outbox.drop(this.#asking);
+    this.#asking = null;
     const socket = this.#socket;
     this.#socket = null;
     socket?.close();

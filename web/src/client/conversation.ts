@@ -46,6 +46,13 @@ export class Conversation {
     return this.#running;
   }
 
+  /** Whether somebody has spoken, or a tool returned, and nobody answers. */
+  get awaitsAnswer(): boolean {
+    const last = this.#items.at(-1);
+    const asked = last?.type === 'message' ? last.role === 'user' : last?.type !== 'function_call';
+    return last !== undefined && asked && this.#running === null;
+  }
+
   find(id: string): Item | undefined {
     return this.#byId.get(id);
   }
@@ -64,7 +71,6 @@ export class Conversation {
       case 'conversation.item.added':
         return this.#add(event.item, event.previous_item_id);
       case 'conversation.item.done':
-      case 'conversation.item.retrieved':
         return this.#replace(event.item);
       case 'conversation.item.deleted':
         return this.#delete(event.item_id);

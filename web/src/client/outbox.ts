@@ -74,11 +74,18 @@ export class Outbox {
     return { eventId: event.event_id, acknowledged };
   }
 
-  /** Those that have not gone out on this connection, which they now do. */
-  take(now: number): Named[] {
-    const due = this.#waiting.filter((waiting) => waiting.sentAt === null);
+  /** Those that have not gone out on this connection, which they now do; `only` one of them. */
+  take(now: number, only?: string): Named[] {
+    const due = this.#waiting.filter(
+      ({ sentAt, event }) => sentAt === null && (only ?? event.event_id) === event.event_id,
+    );
     for (const waiting of due) waiting.sentAt = now;
     return due.map((waiting) => waiting.event);
+  }
+
+  /** Nobody waits for this one any more. */
+  drop(eventId: string): void {
+    this.#waiting = this.#waiting.filter(({ event }) => event.event_id !== eventId);
   }
 
   /** The connection is lost: all that is not acknowledged goes out again. */
@@ -101,9 +108,7 @@ export class Outbox {
     }
     const known = event.type === 'response.created' && this.#knows(event.response.id);
     if (known) return;
-    const at = this.#waiting.findIndex(
-      (waiting) => waiting.sentAt !== null && acknowledges(waiting.event, event),
-    );
+    const at = this.#waiting.findIndex((waiting) => acknowledges(waiting.event, event));
     if (at >= 0) this.#waiting.splice(at, 1)[0]?.resolve(event);
   }
 

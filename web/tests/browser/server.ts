@@ -1,13 +1,18 @@
 /** `continuo serve` with the bundled model, as a process that can be killed and started again. */
 
 import { type ChildProcess, spawn } from 'node:child_process';
+import { mkdtempSync, rmSync } from 'node:fs';
 import { createServer, type AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 
 const ROOT = new URL('../../..', import.meta.url).pathname;
 const PYTHON = process.env.CONTINUO_PYTHON ?? `${ROOT}.venv/bin/python`;
 
 export class Server {
   readonly port: number;
+  /** What survives a kill. */
+  readonly #folder = mkdtempSync(join(tmpdir(), 'continuo-'));
   readonly #options: string[];
   readonly #env: Record<string, string>;
   #process: ChildProcess | null = null;
@@ -31,7 +36,8 @@ export class Server {
   /** Resolves when it listens. */
   async start(): Promise<void> {
     const words = ['-m', 'realtime.server.cli', 'serve', '--port', String(this.port)];
-    const child = spawn(PYTHON, [...words, '--threads', '1', ...this.#options], {
+    const given = ['--threads', '1', '--store', `sqlite:///${this.#folder}/store.db`];
+    const child = spawn(PYTHON, [...words, ...given, ...this.#options], {
       cwd: ROOT,
       env: { ...process.env, ...this.#env },
       stdio: ['ignore', 'pipe', 'inherit'],
@@ -56,6 +62,7 @@ export class Server {
 
   async stop(): Promise<void> {
     await this.#end('SIGTERM');
+    rmSync(this.#folder, { recursive: true });
   }
 
   async #end(signal: NodeJS.Signals): Promise<void> {

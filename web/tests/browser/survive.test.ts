@@ -47,7 +47,7 @@ it('goes on when the connection was cut in the middle of an answer', async () =>
   await visit.send(STORY);
   await visit.under(20);
   await visit.page.getByLabel(/Cut the connection/).click();
-  await visit.banner.getByText('Back.').waitFor();
+  await visit.banner.getByText('Nothing was lost.').waitFor();
   await told();
 });
 
@@ -96,6 +96,11 @@ it('is in one tab at a time, and can be taken back', async () => {
   await visit.say('What is 3 plus 4?');
   await expect.poll(() => visit.page.evaluate(() => Object.keys(localStorage).length)).toBeGreaterThan(1);
   const other = await Visit.tab(visit.context, visit.page.url());
+  await visit.banner.getByText('another tab').waitFor();
   await expect.poll(() => other.answers.count()).toBe(1);
   expect(await other.say('What is 2 plus 2?')).toContain('4');
+  await visit.page.getByRole('button', { name: 'Continue here' }).click();
+  await other.banner.getByText('another tab').waitFor();
+  await expect.poll(() => visit.answers.count()).toBe(2);
+  expect(await visit.say('What is 1 plus 1?')).toContain('2');
 });

@@ -8,7 +8,6 @@ import {
   type Locator,
   type Page,
 } from 'playwright-core';
-import { expect } from 'vitest';
 
 export function launch(args: string[] = []): Promise<Browser> {
   return chromium.launch({
@@ -76,14 +75,13 @@ export class Visit {
 
   /** Sends, and returns the answer when it is finished. */
   async say(text: string): Promise<string> {
-    const answered = (): Promise<string | null> =>
-      this.page.evaluate(() => {
-        const answers = document.querySelectorAll<HTMLElement>('.message.assistant');
-        return [...answers].at(-1)?.dataset.id ?? null;
-      });
-    const before = await answered();
+    const last = this.page.locator('.message.assistant').last();
+    const before = (await last.count()) > 0 ? await last.getAttribute('data-id') : null;
     await this.send(text);
-    await expect.poll(answered, { timeout: 60_000 }).not.toBe(before);
+    await this.page.waitForFunction((before) => {
+      const answers = [...document.querySelectorAll<HTMLElement>('.message.assistant')];
+      return (answers.at(-1)?.dataset.id ?? null) !== before;
+    }, before);
     return this.finished();
   }
 

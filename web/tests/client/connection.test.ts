@@ -43,7 +43,7 @@ describe('a connection', () => {
     peer.socket.close(code);
     const again = await server.accept();
     expect(again.query.get('session_id')).toBe('sess_1');
-    again.resumed('exact');
+    await again.resumed('exact');
     expect(await phase(client, 'open')).toMatchObject({ begun: 'exact', kv: 'hot' });
   });
 
@@ -57,7 +57,7 @@ describe('a connection', () => {
     const second = await server.accept();
     expect(second.query.get('last_event_id')).toBe('last');
     expect(second.query.get('resume_token')).toBe('one');
-    second.resumed('exact', 'sess_1', { token: 'two' });
+    await second.resumed('exact', { token: 'two' });
     await phase(client, 'open');
     second.cut();
     expect((await server.accept()).query.get('resume_token')).toBe('two');
@@ -96,7 +96,7 @@ describe('a connection', () => {
     const sent = client.say('hello');
     expect((await peer.hear('conversation.item.create')).event_id).toBe(sent.eventId);
     const again = await server.accept();
-    again.resumed('exact');
+    await again.resumed('exact');
     expect((await again.hear('conversation.item.create')).event_id).toBe(sent.eventId);
   });
 
@@ -110,7 +110,7 @@ describe('a connection', () => {
   it('does not choke on a frame that is no event', async () => {
     const { client, peer } = await server.begun();
     peer.socket.send('{');
-    (await server.accept()).resumed('exact');
+    await (await server.accept()).resumed('exact');
     await phase(client, 'open');
     expect(client.session?.id).toBe('sess_1');
   });
@@ -145,10 +145,40 @@ describe('what is sent', () => {
     await phase(client, 'waiting');
     const third = client.say('said while there was no connection');
     const again = await server.accept();
-    again.resumed('exact');
+    await again.resumed('exact');
     expect((await again.hear('conversation.item.create')).event_id).toBe(second.eventId);
     expect((await again.hear('response.create')).event_id).toBe(answer.eventId);
     expect((await again.hear('conversation.item.create')).event_id).toBe(third.eventId);
+  });
+
+  it('is not sent again if what was missed confirms it', async () => {
+    const { client, peer } = await server.begun();
+    const receipt = client.say('done, but the answer was lost');
+    const { item } = await peer.hear('conversation.item.create');
+    peer.cut();
+    const again = await server.accept();
+    await again.resumed('exact', {}, () => {
+      again.added(item);
+    });
+    await receipt.acknowledged;
+    const next = client.say('next');
+    expect((await again.hear('conversation.item.create')).event_id).toBe(next.eventId);
+  });
+
+  it('asks anew for an answer that a snapshot does not know', async () => {
+    const { client, peer } = await server.begun();
+    const said = { id: 'u', type: 'message', role: 'user', content: [] };
+    peer.added(said);
+    peer.say('response.created', {
+      response: { id: 'resp_1', status: 'in_progress', output: [], conversation_id: 'c' },
+    });
+    await heard(client, 'response.created');
+    peer.cut();
+    const again = await server.accept();
+    await again.resumed('snapshot', {}, () => {
+      again.added(said);
+    });
+    await again.hear('response.create');
   });
 
   it('is not confirmed by an answer that was known already', async () => {

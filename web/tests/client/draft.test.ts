@@ -54,7 +54,7 @@ it('says all of it after a loss, whatever the server has kept', async () => {
   await phase(client, 'waiting');
   client.draft.commit();
   const again = await server.accept();
-  again.resumed('snapshot');
+  await again.resumed('snapshot');
   expect((await again.hear('input_text_buffer.replace')).text).toBe('one two');
   await again.hear('input_text_buffer.commit');
 });
@@ -97,7 +97,7 @@ it('is said again with its end, under ids that a server knows if it has them', a
   peer.cut();
   const again = await server.accept();
   expect(client.pending.map((event) => event.event_id)).toEqual([written, receipt.eventId]);
-  again.resumed('exact');
+  await again.resumed('exact');
   expect(await again.hear('input_text_buffer.replace')).toMatchObject({
     text: 'typed',
     event_id: written,

@@ -56,9 +56,19 @@ export class Peer {
     this.say('session.created', { session: { id, model: 'm', ...fields } });
   }
 
-  resumed(how: 'exact' | 'snapshot', id = 'sess_1', fields: object = {}): void {
-    const resume = { session_id: id, resumed: how, kv: 'hot', ...fields };
-    this.say('session.updated', { session: { id, model: 'm', resume } });
+  /** Takes the client back, tells what it has missed, and answers its question behind that. */
+  async resumed(
+    how: 'exact' | 'snapshot',
+    fields: object = {},
+    missed: () => void = () => undefined,
+  ): Promise<void> {
+    const session = { id: 'sess_1', model: 'm' };
+    const resume = { session_id: session.id, resumed: how, kv: 'hot', ...fields };
+    this.say('session.updated', { session: { ...session, resume } });
+    missed();
+    const { event_id } = await this.hear('conversation.item.retrieve');
+    const error = { type: 'x', code: 'item_retrieve_invalid_item_id', message: 'none', event_id };
+    this.say('error', { error });
   }
 
   /** The next event of the client, which must be of this type. */
