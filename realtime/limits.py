@@ -68,8 +68,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stored can still be gone on from, their KV computed again."""
     connection_points_max: int = 256
     """Of them, those that only their own connection may go on from (`store: false`)."""
-    points_tokens_max: int = 50_000_000
-    """Tokens of their conversations, counted once a line."""
+    points_tokens_max: int = 8_000_000
+    """Tokens of their conversations, counted once a line: about 40 bytes each."""
     point_s_max: float = 3600.0
     """How long a response that nobody goes on from stays in memory."""
     kept_s: float = 30 * 86400.0

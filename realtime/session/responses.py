@@ -149,6 +149,9 @@ class Responses:
     async def _origin(self, previous: str | None, visitor: Visitor) -> _Origin:
         if previous is None:
             return _Origin(lambda settings: Conversation.start(self._template, settings))
+        making = self.making(previous, visitor)
+        if making is not None:
+            await making.ended.wait()
         point = self.lineage.find(previous, visitor.tenant, visitor.connection)
         if point is not None:
             parent = previous if point.kept else None

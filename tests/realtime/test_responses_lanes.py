@@ -78,6 +78,15 @@ async def test_one_may_go_on_from_what_is_still_being_made(caller: Caller) -> No
     assert cached(second) > 20
 
 
+async def test_a_lane_waits_for_what_it_goes_on_from(caller: Caller) -> None:
+    first = await started(caller, max_output_tokens=30, stream_id="a")
+    await caller.send(input="on", previous_response_id=first, max_output_tokens=2, stream_id="b")
+    assert (await caller.until(*ENDS))[-1]["response"]["id"] == first
+    second = (await caller.until(*ENDS))[-1]
+    assert (second["stream_id"], second["response"]["previous_response_id"]) == ("b", first)
+    assert cached(second["response"]) >= 30
+
+
 async def test_lanes_run_beside_each_other_and_name_themselves(caller: Caller) -> None:
     await caller.send(input="long", ignore_eos=True, max_output_tokens=200, stream_id="a")
     await caller.until("response.output_text.delta")

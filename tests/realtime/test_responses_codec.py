@@ -1,0 +1,114 @@
+"""Whatever a client sends over the Responses API or as a chat, it is understood or explained."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realtime.errors import Refusal
+from realtime.names import fresh
+from realtime.protocol import chat_api, core, responses_api
+from realtime.protocol.responses_api import client, decode, decode_input, stream_id_of
+
+TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+FRAMES: list[dict[str, Any]] = [
+    {
+        "type": "response.create",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "1"},
+            {"type": "item_reference", "id": "i"},
+        ],
+        "tools": [TOOL, {"type": "web_search"}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_schema", "name": "s", "schema": {}}},
+        "stream_id": "a",
+        "metadata": {"k": "v"},
+        "temperature": 0.5,
+        "stop": ["x"],
+    },
+    {"type": "response.cancel", "response_id": "resp_1"},
+    {"type": "response.steer", "previous_response_id": "resp_1", "input": "x"},
+]
+CHAT: dict[str, Any] = {
+    "messages": [
+        {"role": "system", "content": "x"},
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": TOOL | {"arguments": ""}}]},
+        {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "x"}]},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f"}}],
+    "tool_choice": {"type": "function", "function": {"name": "f"}},
+    "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {}}},
+}
+ODD: tuple[Any, ...] = (None, "", "x", 0, -1, 1e99, True, [], {}, [[]], {"type": "x"}, "\ud800")
+
+
+def mutated(value: Any, rng: random.Random) -> Any:
+    """With something odd somewhere."""
+    if rng.random() < 0.15:
+        return rng.choice(ODD)
+    match value:
+        case dict():
+            return {key: mutated(inner, rng) for key, inner in value.items() if rng.random() > 0.05}
+        case list():
+            return [mutated(inner, rng) for inner in value]
+        case _:
+            return value
+
+
+def understood(event: client.ClientEvent) -> None:
+    match event:
+        case client.Create():
+            asked = responses_api.hear(event, core.Settings(), "demo", fresh)
+            assert isinstance(asked, core.GoOn)
+        case client.Steer(input=raw):
+            responses_api.steering(decode_input(raw), fresh)
+        case client.Cancel():
+            pass
+
+
+def explained(call: Callable[[], object]) -> bool:
+    """It is understood, or refused in words."""
+    try:
+        call()
+    except Refusal as refusal:
+        return refusal.message.endswith(".") and bool(refusal.code)
+    return True
+
+
+@given(st.integers(0, 2**32), st.sampled_from(FRAMES))
+def test_odd_frames_are_understood_or_explained(seed: int, frame: dict[str, Any]) -> None:
+    text = json.dumps(mutated(frame, random.Random(seed)))
+    assert explained(lambda: understood(decode(text)))
+    lane = stream_id_of(text)
+    assert lane is None or 0 < len(lane) <= 128
+
+
+@given(st.text())
+def test_any_text_is_understood_or_explained(text: str) -> None:
+    for frame in (text, '{"type": "response.create", "input": ' + text):
+        assert explained(lambda frame=frame: understood(decode(frame)))
+
+
+@given(st.integers(0, 2**32))
+def test_odd_chats_are_understood_or_explained(seed: int) -> None:
+    body = json.dumps(mutated(CHAT, random.Random(seed))).encode()
+    assert explained(lambda: chat_api.hear(chat_api.decode(body), core.Settings(), fresh))
+
+
+def test_what_is_well_formed_is_understood() -> None:
+    for frame in FRAMES:
+        understood(decode(json.dumps(frame)))
+    asked = chat_api.hear(chat_api.decode(json.dumps(CHAT).encode()), core.Settings(), fresh)
+    assert [type(item).__name__ for item in asked.input] == ["CallItem", "CallOutputItem"]
+    assert asked.settings.instructions == "x"
+    grammar = asked.settings.sampling.grammar
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+    told = msgspec.json.decode(msgspec.json.encode([core.Steered("a", "b")]), type=list[core.Told])
+    assert told == [core.Steered("a", "b")], "what is told can be kept"
