@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 NAMES = {
+    "agent-loop": "an agent that goes on from its responses, and one that sends all again",
     "session-latency": "turns of long sessions: no_session, regular, streaming; peers",
     "flatness": "whether a turn costs the same whatever its index",
     "cold-beside-live": "short turns beside long cold prompts",

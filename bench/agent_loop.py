@@ -1,0 +1,122 @@
+"""An agent's loop over the Responses API: each turn gives the output of a call and wants the next
+step. One agent goes on from its last response, one sends its whole history again: bytes sent,
+tokens computed and milliseconds to the first delta, for the first turns and the last.
+"""
+
+import argparse
+import json
+import time
+from typing import Any
+
+import uvloop
+import websockets
+
+from bench import session_latency, wire
+from bench.report import Report, Row, median
+
+WAYS = ("goes on", "sends all")
+TOOLS = [
+    {
+        "type": "function",
+        "name": f"tool_{n}",
+        "description": "What it does is said here at some length, as agents do. " * 3,
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    }
+    for n in range(4)
+]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
+    parser.add_argument("--turns", type=int, default=40)
+    parser.add_argument("--max-model-len", type=int, default=16_384)
+
+
+def run(options: argparse.Namespace) -> Report:
+    return uvloop.run(_run(options))
+
+
+async def _run(options: argparse.Namespace) -> Report:
+    folder = session_latency.folder_of(options.model)
+    async with wire.served(folder, max_model_len=options.max_model_len) as url:
+        address = url.removesuffix("realtime") + "responses"
+        await _loop(address, "goes on", 4)
+        runs = {way: await _loop(address, way, options.turns) for way in WAYS}
+    rows = [_row(way, part, turns) for way in WAYS for part, turns in _parts(runs[way])]
+    return Report(f"An agent's loop of {options.turns} turns", rows)
+
+
+def _parts(turns: list[Row]) -> list[tuple[str, list[Row]]]:
+    """Without the first, which everybody computes whole."""
+    return [("turns 2 to 11", turns[1:11]), ("last 10", turns[-10:])]
+
+
+def _row(way: str, part: str, turns: list[Row]) -> Row:
+    names = ("sent_bytes", "prompt_ids", "computed_ids", "first_delta_ms")
+    return {
+        "way": way,
+        "turns": part,
+        **{name: median([float(turn[name] or 0) for turn in turns]) for name in names},
+    }
+
+
+async def _loop(address: str, way: str, turns: int) -> list[Row]:
+    made: list[Row] = []
+    history: list[dict[str, Any]] = []
+    last: str | None = None
+    async with websockets.connect(address, max_size=None, compression=None) as socket:
+        for turn in range(turns):
+            new = [_given(turn)]
+            history += new
+            wish = {"input": history if way == "sends all" else new, "tools": TOOLS}
+            frame = json.dumps(
+                {
+                    "type": "response.create",
+                    "instructions": "You are an agent. " * 20,
+                    "tool_choice": "none",
+                    "store": False,
+                    "previous_response_id": last if way == "goes on" else None,
+                    **wire.SAMPLING,
+                    **wish,
+                }
+            )
+            began = time.perf_counter()
+            await socket.send(frame)
+            first_s, response = await _answer(socket, began)
+            usage = response["usage"]
+            made.append(
+                {
+                    "sent_bytes": len(frame),
+                    "prompt_ids": usage["input_tokens"],
+                    "computed_ids": usage["input_tokens_details"]["cache_write_tokens"],
+                    "first_delta_ms": first_s * 1e3,
+                }
+            )
+            last = response["id"]
+            history += response["output"]
+    return made
+
+
+def _given(turn: int) -> dict[str, Any]:
+    words = (wire.WORDS * 3)[turn % 7 :]
+    if turn == 0:
+        return {"role": "user", "content": words}
+    return {"type": "function_call_output", "call_id": f"call_{turn}", "output": words}
+
+
+async def _answer(
+    socket: websockets.ClientConnection, began: float
+) -> tuple[float, dict[str, Any]]:
+    """Seconds to the first delta, and the response."""
+    first_s = 0.0
+    while True:
+        event = json.loads(await socket.recv())
+        match event["type"]:
+            case "response.output_text.delta":
+                first_s = first_s or time.perf_counter() - began
+            case "response.completed" | "response.incomplete":
+                return first_s, event["response"]
+            case "response.failed" | "error":
+                raise RuntimeError(json.dumps(event))
+            case _:
+                pass
