@@ -21,7 +21,7 @@ from realtime.errors import SetupError
 from realtime.limits import Limits
 from realtime.protocol.core import Settings as SessionSettings
 from realtime.server.auth import Gate
-from realtime.server.client_secrets import ClientSecrets
+from realtime.server.client_secrets import KeptSecrets, SealedSecrets
 from realtime.server.completions import CompletionRoutes
 from realtime.server.entrance import Entrance
 from realtime.server.logs import Recent
@@ -52,14 +52,14 @@ def build(
             "instruction-tuned version of it, or put a chat_template.jinja into its folder"
         )
     default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
-    registry = Registry(engine, template, default, settings.limits, store)
+    registry = Registry(engine, template, default, settings.limits, store, settings.secret)
     responses = Responses(engine, template, default, settings.limits, registry.scope, store)
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())
     served = Served(
         [Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names]
     )
-    secrets = ClientSecrets()
+    secrets = SealedSecrets(settings.secret) if settings.secret else KeptSecrets()
     gate = Gate(settings.tenants, settings.allowed_origins, secrets)
     routes = Routes(registry, gate, served, settings.limits, lambda: engine.up)
     sessions = SessionRoutes(registry, gate, secrets, settings.limits, names[0])

@@ -1,12 +1,18 @@
 """Keys for browsers: short-lived, and good for conversations alone, set up as the server wished.
 
-They are kept in memory, by hash, until they expire; running sessions outlive them.
+A server by itself keeps them in memory, by hash, until they expire. Gateways that know a secret put
+into the key all that it stands for, sealed with that secret, so that each knows the keys of all.
+Running sessions outlive them.
 """
 
+import base64
 import hashlib
+import hmac
 import secrets
 import time
+import zlib
 from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 
@@ -25,12 +31,20 @@ class Minted(msgspec.Struct, frozen=True):
     expires_at: int
 
 
+class ClientSecrets(Protocol):
+    def mint(self, tenant: str, settings: Settings, seconds: int) -> Minted:
+        """Raises Refusal when that cannot be."""
+        ...
+
+    def find(self, value: str) -> Guest | None: ...
+
+
 class _Kept(msgspec.Struct, frozen=True):
     guest: Guest
     expires_at: float
 
 
-class ClientSecrets:
+class KeptSecrets:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._kept: dict[bytes, _Kept] = {}
@@ -55,6 +69,61 @@ class ClientSecrets:
     def find(self, value: str) -> Guest | None:
         kept = self._kept.get(_hash(value))
         return kept.guest if kept is not None and kept.expires_at > self._clock() else None
+
+
+class _Sealed(msgspec.Struct, frozen=True, array_like=True):
+    tenant: str
+    settings: Settings
+    expires_at: int
+
+
+_sealed = msgspec.json.Decoder(_Sealed)
+_MAC_BYTES = 32
+_VALUE_CHARS_MAX = 8 * 1024
+"""Of a sealed one: it must fit a header."""
+
+
+class SealedSecrets:
+    """Nothing in it is hidden from who has the key; nothing in it can be changed."""
+
+    def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
+        self._key = hmac.digest(secret, b"client secrets", "sha256")
+        self._clock = clock
+
+    def mint(self, tenant: str, settings: Settings, seconds: int) -> Minted:
+        """Raises Refusal where it would be too long for a header."""
+        expires_at = int(self._clock()) + seconds
+        body = zlib.compress(msgspec.json.encode(_Sealed(tenant, settings, expires_at)))
+        sealed = base64.urlsafe_b64encode(self._mac(body) + body).decode().rstrip("=")
+        value = PREFIX + sealed
+        if len(value) > _VALUE_CHARS_MAX:
+            raise Refusal(
+                f"The session is too large for a client secret: it would be {len(value):,} "
+                f"characters long; the limit is {_VALUE_CHARS_MAX:,}. Set instructions and tools "
+                "with session.update instead.",
+                code="session_too_large",
+                param="session",
+            )
+        return Minted(value, expires_at)
+
+    def find(self, value: str) -> Guest | None:
+        if not value.startswith(PREFIX) or len(value) > _VALUE_CHARS_MAX:
+            return None
+        text = value.removeprefix(PREFIX)
+        try:
+            sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        except ValueError:
+            return None
+        mac, body = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(body)):
+            return None
+        found = _sealed.decode(zlib.decompress(body))
+        if found.expires_at <= self._clock():
+            return None
+        return Guest(found.tenant, found.settings, ephemeral=True)
+
+    def _mac(self, body: bytes) -> bytes:
+        return hmac.digest(self._key, body, "sha256")
 
 
 def _hash(value: str) -> bytes:

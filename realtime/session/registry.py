@@ -97,14 +97,16 @@ class Registry:
         settings: Settings,
         limits: Limits,
         store: Store,
+        secret: bytes = b"",
     ) -> None:
-        """`settings` are those of a session that sets nothing."""
+        """`settings` are those of a session that sets nothing; `secret` is what gateways of the
+        same engines know, so that they share a tenant's KV."""
         self.settings = settings
         self._house = House(door, template, limits, store)
         self._limits = limits
         self._store = store
         self._owner = fresh("gate")
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
         self._sessions: dict[str, _Open] = {}
         self._parked: dict[str, None] = {}
         """Ids, the oldest first."""

@@ -7,13 +7,13 @@ import pytest
 from starlette.datastructures import Headers
 
 from realtime.server.auth import Denied, Gate, offered
-from realtime.server.client_secrets import ClientSecrets
+from realtime.server.client_secrets import KeptSecrets
 from realtime.server.logs import Redacting
 from realtime.session import Guest
 
-OPEN = Gate({}, frozenset(), ClientSecrets())
+OPEN = Gate({}, frozenset(), KeptSecrets())
 CLOSED = Gate(
-    {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), ClientSecrets()
+    {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), KeptSecrets()
 )
 
 

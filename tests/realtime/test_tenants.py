@@ -1,6 +1,7 @@
 """Keys, tenants, client secrets, and sessions over HTTP: over real sockets."""
 
 import asyncio
+import hashlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from realtime.errors import Refusal, SetupError
 from realtime.limits import Limits
 from realtime.protocol.core import Settings as Wishes
 from realtime.server import client_secrets, keys
-from realtime.server.client_secrets import ClientSecrets
+from realtime.server.client_secrets import KeptSecrets, SealedSecrets
 from realtime.server.settings import Settings, make
 from tests.realtime.served import Running, closed, first, serve
 from tests.support.engines import Bench
@@ -223,9 +224,14 @@ async def test_a_bad_client_secret(
     assert (status, denied["error"]["code"], denied["error"]["param"]) == (400, code, param)
 
 
-def test_secrets_expire() -> None:
+@pytest.mark.parametrize("sealed", [False, True])
+def test_secrets_expire(sealed: bool) -> None:
     now = [1000.0]
-    secrets = ClientSecrets(lambda: now[0])
+
+    def clock() -> float:
+        return now[0]
+
+    secrets = SealedSecrets(b"x" * 16, clock) if sealed else KeptSecrets(clock)
     minted = secrets.mint("acme", Wishes(instructions="x"), 10)
     assert minted.expires_at == 1010
     found = secrets.find(minted.value)
@@ -236,10 +242,34 @@ def test_secrets_expire() -> None:
     assert secrets.find(minted.value) is None
 
 
+def test_a_sealed_secret_is_good_at_every_gateway() -> None:
+    one, two, stranger = (SealedSecrets(key * 16) for key in (b"x", b"x", b"y"))
+    wishes = Wishes(instructions="Speak like a pirate. " * 500)
+    value = one.mint("acme", wishes, 60).value
+    assert re.fullmatch(r"ek_[A-Za-z0-9_-]+", value), "it must do as a subprotocol"
+    found = two.find(value)
+    assert found is not None
+    assert (found.tenant, found.settings, found.ephemeral) == ("acme", wishes, True)
+    assert stranger.find(value) is None
+    for at in range(3, len(value), 7):
+        other = "A" if value[at] != "A" else "B"
+        assert two.find(value[:at] + other + value[at + 1 :]) is None
+    for other in ("ek_", "ek_x", value + "AAAA", value[:-8], "ek_" + "é" * 9, "ek_" + "A" * 99_999):
+        assert two.find(other) is None
+
+
+def test_a_sealed_secret_fits_a_header() -> None:
+    noise = "".join(chr(33 + (n * n * 7919 + n) % 90) for n in range(30_000))
+    noise = hashlib.shake_256(noise.encode()).hexdigest(20_000)
+    with pytest.raises(Refusal, match="the limit is 8,192") as refused:
+        SealedSecrets(b"x" * 16).mint("acme", Wishes(instructions=noise), 60)
+    assert refused.value.param == "session"
+
+
 def test_secrets_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_secrets, "_OPEN_MAX", 2)
     now = [0.0]
-    secrets = ClientSecrets(lambda: now[0])
+    secrets = KeptSecrets(lambda: now[0])
     for _ in range(2):
         secrets.mint("acme", Wishes(), 10)
     with pytest.raises(Refusal):
