@@ -4,11 +4,11 @@ once the answer is accepted. Whatever goes wrong on the way, the answer ends, an
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine import EngineError, EngineLost, TurnEnded, TurnFailed
+from engine import EngineError, EngineLost, StaleFence, Text, TurnEnded, TurnFailed
 from realtime.protocol.core import (
     Answer,
     AnswerError,
@@ -49,12 +49,19 @@ class Answering:
             await self.strand.cancel(self.answer.id)
 
     async def run(
-        self, prompt: Prompt, tell: Teller, accepted: asyncio.Future[bool] | None = None
+        self,
+        prompt: Prompt,
+        tell: Teller,
+        accepted: asyncio.Future[bool] | None = None,
+        said: Sequence[int] | None = None,
     ) -> None:
         """Ends with `answer` final; all but its end has been told. The turn begins at once, and is
-        heard of when it is `accepted`."""
+        heard of when it is `accepted`; or it goes on after the ids it has `said`, which are told
+        again. Raises StaleFence."""
         try:
-            ended = await self._turn(prompt, tell, accepted)
+            ended = await self._turn(prompt, tell, accepted, said)
+        except StaleFence:
+            raise
         except EngineError as error:
             if isinstance(error, EngineLost):
                 self.strand.forget()
@@ -74,13 +81,19 @@ class Answering:
         return not self.refused
 
     async def _turn(
-        self, prompt: Prompt, tell: Teller, accepted: asyncio.Future[bool] | None
+        self,
+        prompt: Prompt,
+        tell: Teller,
+        accepted: asyncio.Future[bool] | None,
+        said: Sequence[int] | None,
     ) -> TurnEnded | None:
         if self._cancelled:
             return None
-        turn = await self.strand.answer(
-            prompt.conversation.all_spans, prompt.header, prompt.sampling, self.answer.id
-        )
+        spans, header, sampling = prompt.conversation.all_spans, prompt.header, prompt.sampling
+        if said is None:
+            turn = await self.strand.answer(spans, header, sampling, self.answer.id)
+        else:
+            turn = await self.strand.go_on(spans, header, said, sampling, self.answer.id)
         self._generating = True
         if self._cancelled:
             await self.strand.cancel(self.answer.id)
@@ -93,8 +106,8 @@ class Answering:
                 if self.refused:
                     continue
                 self.sampled.extend(piece.ids)
-                for said in self._output.take(self._reader.push(piece.text)):
-                    tell(said)
+                for told in self._output.take(self._reader.push(piece.text)):
+                    tell(told)
         ended = turn.ended
         assert ended is not None, "a turn that stopped has ended"
         kept = ended.length - prompt.length
@@ -102,6 +115,15 @@ class Answering:
         self.strand.drawn(drawn[:kept])  # of a refused one too, if it ended before it was stopped
         assert self.strand.length == ended.length, "the engine's log is what we think it is"
         return ended
+
+    def break_off(self, said: Sequence[int], text: Text, tell: Teller) -> None:
+        """It ends with what it had said: what it answered is not there any more."""
+        self.sampled.extend(said)
+        words = text.detokenizer().push(said)
+        for told in self._output.take([*self._reader.push(words), *self._reader.end()]):
+            tell(told)
+        lost = AnswerError("answer_lost", "The answer could not be gone on with after a restart.")
+        self._end(tell, "failed", lost)
 
     def _finish(self, tell: Teller, ended: TurnEnded | None) -> None:
         for said in self._output.take(self._reader.end()):

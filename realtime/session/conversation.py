@@ -96,6 +96,11 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         header = layout.header()
         return self._of(layout), header
 
+    def before(self, answer: str) -> "Conversation":
+        """As it was when the answer that is being made was begun."""
+        at = next(n for n, span in enumerate(self.spans) if _open_answer(span, answer))
+        return msgspec.structs.replace(self, spans=self.spans[:at])
+
     def upto(self, item_id: str | None) -> "Conversation":
         """As it was when this item was the last (None: as it is), without what is being made.
         Raises KeyError."""

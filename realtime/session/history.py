@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from typing import Required, TypedDict
 
 import msgspec
 
@@ -39,6 +40,17 @@ class Origin(msgspec.Struct, frozen=True):
     settings: Settings
     conversation: Conversation
     strand: Strand
+
+
+class Change(TypedDict, total=False):
+    """How an edit is made, see `History.change`."""
+
+    param: Required[str]
+    tells: Required[Tells]
+    chars: int
+    draft: str
+    settings: Settings
+    window: Window
 
 
 class Saved(msgspec.Struct, frozen=True):
@@ -135,10 +147,15 @@ class History:
             )
             told = (AnswerStarted(answer),)
             whole = self._whole(new, self._words, self.settings, told)
-            await self.ledger.write(whole, News(begin=begun, once=once))
+            await self._write(whole, News(begin=begun, once=once))
             self.conversation = new
             self.begun[answer.id] = begun
             self._tell(told)
+
+    def gone_on(self, begun: Begun, asked: Asked) -> None:
+        """An answer that was being made is being made again."""
+        self.begun[begun.id] = begun
+        self.transcript.begin(begun.id, asked.number)
 
     async def end(self, answer: Answer, sampled: Sequence[int]) -> None:
         """An answer has been made. It is told even if the store cannot be written, which is done
@@ -151,7 +168,7 @@ class History:
             told = (AnswerEnded(answer),)
             whole = self._whole(new, self._words, self.settings, told)
             try:
-                await self.ledger.write(whole, News(end=answer.id))
+                await self._write(whole, News(end=answer.id))
             except StaleFence:
                 raise
             except StoreError as error:
@@ -164,19 +181,24 @@ class History:
         async with self._lock:
             self.epoch += 1
             whole = self._whole(self.conversation, self._words, self.settings, ())
-            await self.ledger.write(whole, News(epoch=True))
+            await self._write(whole, News(epoch=True))
             self.transcript.epoch = wire_epoch(self.ledger.lease.store, self.epoch)
 
     async def write_all(self) -> None:
         """What a session begins with, or could not be written before. Raises StoreError."""
         async with self._lock:
             whole = self._whole(self.conversation, self._words, self.settings, ())
-            await self.ledger.write(whole, News())
+            await self._write(whole, News())
+
+    async def _write(self, whole: Whole, news: News) -> None:
+        """Raises StoreError."""
+        await self.ledger.write(whole, news)
+        self.strand.fenced(self.ledger.lease.fence)
 
     async def _write_and_push(
         self, whole: Whole, news: News, push: tuple[Conversation, str] | None
     ) -> None:
-        writing = asyncio.ensure_future(self.ledger.write(whole, news))
+        writing = asyncio.ensure_future(self._write(whole, news))
         if push is not None:
             try:
                 await self._sync(*push)
@@ -195,7 +217,7 @@ class History:
         with contextlib.suppress(StoreError):
             await writing
             old = self._whole(self.conversation, self._words, self.settings, ())
-            await self.ledger.write(old, News(state=True))
+            await self._write(old, News(state=True))
 
     def _tell(self, told: Sequence[Tell]) -> None:
         for tell in told:

@@ -31,12 +31,15 @@ class Journal:
         answer: str,
         ids: Sequence[int],
         written: int = 0,
+        replaced: Callable[[], None] = lambda: None,
     ) -> None:
+        """`replaced` is called when somebody else turns out to own the session."""
         self._store = store
         self._lease = lease
         self._answer = answer
         self._ids = ids
         self._written = written
+        self._replaced = replaced
 
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
@@ -54,6 +57,7 @@ class Journal:
             except StoreUnavailable:
                 continue
             except StaleFence:
+                self._replaced()
                 return
             except StoreError as error:
                 log.warning("journal of %s: %s", self._answer, error)

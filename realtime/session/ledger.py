@@ -148,6 +148,10 @@ class Ledger:
     def _state(self, whole: Whole) -> bytes:
         return pack_state(State(settings=whole.settings, first=self.base))
 
+    async def repeated(self, once: Once) -> bytes | None:
+        """What came of this request, if it was done before. Raises Conflict, StoreError."""
+        return await self._store.repeated(self.lease, once)
+
     async def hold(self, for_s: float, *, parked: bool) -> None:
         """Raises StoreError."""
         await self._store.hold(self.lease, for_s, parked=parked)

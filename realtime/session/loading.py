@@ -28,8 +28,9 @@ def made(
 ) -> Session:
     """A new session, which the store knows already."""
     ledger = Ledger(house.store, lease, new)
-    strand = Strand(house.door, lease.session, scope=scope, parent=parent)
-    return _session(house, ledger, saved, strand, scope, Transcript(wire_epoch(lease.store, 0)))
+    strand = Strand(house.door, lease.session, scope=scope, parent=parent, fence=lease.fence)
+    transcript = Transcript(wire_epoch(lease.store, 0))
+    return _session(house, ledger, saved, strand, scope, transcript, left=False)
 
 
 def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: str) -> Session:
@@ -41,9 +42,11 @@ def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: 
     epoch = found.card.epoch
     transcript = Transcript(wire_epoch(lease.store, epoch), next - len(records), records)
     ledger = Ledger(house.store, lease, new, pieces=log.pieces, told=next, base=state.first)
-    strand = Strand(house.door, lease.session, scope=scope)
+    strand = Strand(house.door, lease.session, scope=scope, fence=lease.fence, left=True)
     saved = Saved(state.settings, log.conversation, log.words, epoch)
-    return _session(house, ledger, saved, strand, scope, transcript)
+    session = _session(house, ledger, saved, strand, scope, transcript, left=True)
+    session.go_on(found.answers)
+    return session
 
 
 def _session(
@@ -53,8 +56,10 @@ def _session(
     strand: Strand,
     scope: str,
     transcript: Transcript,
+    *,
+    left: bool,
 ) -> Session:
     window = Window(house.door.ready.max_model_len, saved.settings.truncation)
     history = History(saved, strand, ledger, transcript, window, house.limits.off_loop_chars)
     session = ledger.lease.session
-    return Session(session, house.door, house.limits, house.store, history, scope=scope)
+    return Session(session, house.door, house.limits, house.store, history, scope=scope, left=left)

@@ -73,6 +73,8 @@ class Return(msgspec.Struct, frozen=True):
 
 SWEEP_MAX = 500
 """Sessions removed at once."""
+LOOKS_MAX = 32
+"""Sessions of which we look whether they are still ours, at once."""
 EXPIRED_MAX = 10_000
 """Of those whose time is over, how many are remembered as such."""
 
@@ -85,8 +87,13 @@ class _Open(msgspec.Struct):
     secret: bytes
     hang_up: HangUp | None
     """None: parked."""
-    over: asyncio.TimerHandle | None = None
-    """When the window of a parked one is over."""
+    timers: tuple[asyncio.TimerHandle, ...] = ()
+    """Of a parked one: when what it makes pauses, and when its window is over."""
+
+    def unpark(self) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        self.timers = ()
 
 
 class Registry:
@@ -113,6 +120,8 @@ class Registry:
         self._expired: dict[str, str] = {}
         """Tenants, by session; the oldest first."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._unlooked: list[str] = []
+        """Of which we have not looked whether they are still ours."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -135,8 +144,18 @@ class Registry:
             try:
                 while len(await self._store.sweep(SWEEP_MAX)) == SWEEP_MAX:
                     pass
+                await self._look_around()
             except StoreError as error:
                 log.debug("sweep: %s", error)
+
+    async def _look_around(self) -> None:
+        """Whether other gateways have taken sessions over: some at a time. One that is busy notices
+        by itself. Raises StoreError."""
+        for name in self._unlooked[:LOOKS_MAX]:
+            card, entry = await self._store.find(name), self._sessions.get(name)
+            if entry is not None and card is not None and card.fence > entry.session.fence:
+                self._replaced(entry)
+        self._unlooked = self._unlooked[LOOKS_MAX:] or list(self._sessions)
 
     # ------------------------------------------------------------ coming
 
@@ -253,9 +272,7 @@ class Registry:
         """The connection that had it, if there is one, is told so."""
         before, entry.hang_up = entry.hang_up, hang_up
         self._parked.pop(entry.session.id, None)
-        if entry.over is not None:
-            entry.over.cancel()
-            entry.over = None
+        entry.unpark()
         entry.session.detach()
         if before is not None:
             before(CloseCode.REPLACED, "a newer connection has taken this session over")
@@ -334,9 +351,12 @@ class Registry:
         session.detach()
         entry.hang_up = None
         self._parked[session.id] = None
-        window_s = self._limits.resume_window_s
+        window_s, grace_s = self._limits.resume_window_s, self._limits.detach_grace_s
         loop = asyncio.get_running_loop()
-        entry.over = loop.call_later(window_s, lambda: self._later(self._over(entry)))
+        entry.timers = (
+            loop.call_later(grace_s, lambda: self._later(session.pause())),
+            loop.call_later(window_s, lambda: self._later(self._over(entry))),
+        )
         if len(self._parked) > self._limits.sessions_max:
             oldest = self._sessions[next(iter(self._parked))]
             self._later(self._forget(oldest))
@@ -368,8 +388,7 @@ class Registry:
             return
         del self._sessions[session.id]
         self._parked.pop(session.id, None)
-        if entry.over is not None:
-            entry.over.cancel()
+        entry.unpark()
 
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

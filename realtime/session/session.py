@@ -8,35 +8,31 @@ nothing has.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from functools import partial
-from typing import assert_never
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Unpack, assert_never
 
 import msgspec
 
 from engine import EngineError, EngineLost, SessionInfo, UnknownSession
+from engine import StaleFence as OtherFront
 from realtime.errors import Refusal
 from realtime.limits import TEXT_CHARS_MAX, Limits
-from realtime.names import fresh, within
 from realtime.protocol import core
-from realtime.session.answering import Answering
-from realtime.session.calls import reader_for, vet
+from realtime.session.answers import Answers
+from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
-from realtime.session.history import History, Origin
-from realtime.session.journal import Journal
-from realtime.session.output import Output
+from realtime.session.history import Change, Edit, History, Origin
 from realtime.session.position import Position
-from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
+from realtime.session.requests import Requests
 from realtime.session.state import Action, Event, State, step
 from realtime.session.status import KV, Status
-from realtime.session.stored import Asked
 from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
 from realtime.session.window import Window
-from realtime.store import StaleFence, Store, StoreError
+from realtime.store import Answer, Once, StaleFence, Store, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -54,19 +50,29 @@ class Session:
         history: History,
         *,
         scope: str = "",
+        left: bool = False,
     ) -> None:
+        """`left`: it was begun elsewhere, or before this process."""
         self.id = session_id
         self._door = door
         self._limits = limits
-        self._store = store
-        self._scope = scope
         self._state = State.IDLE
         self._history = history
         self._transcript = history.transcript
-        self._answering: Answering | None = None
-        self._apart: dict[str, Answering] = {}
-        self._journals: dict[str, Journal] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests = Requests(history.ledger, all_here=not left)
+        self._paused = False
+        self._once: Once | None = None
+        """The client's id of what is being done."""
+        self._answers = Answers(
+            session_id,
+            door,
+            store,
+            history,
+            limits,
+            scope,
+            ended=self._answer_ended,
+            replaced=lambda: self.on_replaced(),
+        )
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when another gateway turns out to own the session."""
 
@@ -99,6 +105,7 @@ class Session:
         """Says what was missed since a position, or everything if that cannot be told exactly, then
         all that comes. Raises Refusal."""
         kv = await self._residency()
+        await self._unpause()
         resume = msgspec.structs.replace(resume, kv=kv)
         if since is not None:
             exact = core.Resumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
@@ -122,8 +129,7 @@ class Session:
             previous = item.id
         if self._history.draft:
             yield core.TextAppended(len(self._history.draft))
-        running = [*self._apart.values(), *([self._answering] if self._answering else [])]
-        for answering in running:
+        for answering in self._answers:
             yield core.AnswerStarted(answering.answer)
 
     def _before(self, item_id: str) -> str | None:
@@ -148,6 +154,11 @@ class Session:
     def epoch(self) -> str:
         """Of the positions told."""
         return self._transcript.epoch
+
+    @property
+    def fence(self) -> int:
+        """Our right to it."""
+        return self._history.ledger.lease.fence
 
     async def hold(self, for_s: float, *, parked: bool) -> None:
         """In the store. Raises StoreError."""
@@ -186,20 +197,30 @@ class Session:
             self._history.find_whole(at, "item_fork_invalid_item_id")
         return Origin(self.settings, self.conversation.upto(at), self._history.strand)
 
-    async def do(self, ask: core.Ask) -> None:
-        """Raises Refusal."""
+    async def do(self, ask: core.Ask, once: Once | None = None) -> None:
+        """`once`: the client's id for it; under the same id the same is done once. Raises
+        Refusal."""
         try:
             async with asyncio.timeout(self._limits.ask_s_max):
+                if once is not None:
+                    result = await self._requests.result(once)
+                    if result is not None and self._say_again(ask, result.decode()):
+                        return
+                self._once = once
                 await self._do(ask)
         except EngineError as error:
             if isinstance(error, EngineLost):
                 self._history.strand.forget()
+            if isinstance(error, OtherFront):
+                self.on_replaced()
             raise refusal_of(error) from error
         except StoreError as error:
             raise self._refused(error) from error
         except TimeoutError:
             self._history.strand.forget()
             raise no_answer(self._limits.ask_s_max) from None
+        finally:
+            self._once = None
 
     async def status(self) -> Status:
         """How it is. Raises Refusal."""
@@ -241,33 +262,35 @@ class Session:
 
     async def leave(self) -> None:
         """Lets go of it here: it goes on from the store. Never raises."""
-        for journal in self._journals.values():
-            with contextlib.suppress(StoreError):
-                await journal.flush()
+        await self._answers.flush()
         self._history.ledger.leave()
         self.detach()
         await self._release()
 
     async def _release(self) -> None:
         """Stops what runs, and lets go of the engine."""
-        running = [*self._apart.values()]
-        if self._answering is not None:
-            running.append(self._answering)
         self._state, _ = step(self._state, Event.CLOSE)
-        strands = {self._history.strand, *(answering.strand for answering in running)}
+        strands = {self._history.strand, *(answering.strand for answering in self._answers)}
         try:
             async with asyncio.timeout(self._limits.close_s_max):
-                with contextlib.suppress(EngineError):
-                    for answering in running:
-                        await answering.cancel()
-                if self._tasks:
-                    await asyncio.wait(self._tasks)
+                await self._answers.stop()
                 await _release(strands)
         except TimeoutError:
             log.warning("session %s: closed without the engine, which does not answer", self.id)
-            for task in self._tasks:
-                task.cancel()
-            self._tasks.add(asyncio.create_task(_release(strands), name=f"release {self.id}"))
+            self._answers.give_up()
+            self._releasing = asyncio.create_task(_release(strands), name=f"release {self.id}")
+
+    async def pause(self) -> None:
+        """What is being made pauses until somebody listens again."""
+        self._paused = True
+        with contextlib.suppress(EngineError):
+            await self._answers.pause()
+
+    async def _unpause(self) -> None:
+        if self._paused:
+            self._paused = False
+            with contextlib.suppress(EngineError):
+                await self._answers.resume()
 
     # ------------------------------------------------------------ asks
 
@@ -276,9 +299,8 @@ class Session:
             case core.Configure(settings=settings):
                 step(self._state, Event.CONFIGURE)
                 await vet(settings, self.conversation.template, "session.")
-                await self._history.change(
+                await self._change(
                     lambda now: now.configured(settings),
-                    push=self._pushes,
                     tells=lambda now: [core.Configured(settings)],
                     settings=settings,
                     window=Window(self._door.ready.max_model_len, settings.truncation),
@@ -294,9 +316,8 @@ class Session:
             case core.DropItem(item_id=item_id):
                 step(self._state, Event.EDIT)
                 self._history.find_whole(item_id, "item_delete_invalid_item_id")
-                await self._history.change(
+                await self._change(
                     lambda now: now.drop(item_id),
-                    push=self._pushes,
                     tells=lambda now: [core.ItemDropped(item_id)],
                     param="item_id",
                 )
@@ -324,29 +345,18 @@ class Session:
         spoken(item)
         if end is not None:
             if self._state is State.CANCELLING and self.conversation.is_open(ask.item_id):
-                await self._settled()
+                await self._answers.settled()
             step(self._state, Event.EDIT)
             item = spoken(self._history.find_whole(ask.item_id, code))
             short = shortened(item, ask, end)
             if short is not item:
-                await self._history.change(
+                await self._change(
                     lambda now: now.truncate(short, self._door.text),
-                    push=self._pushes,
                     tells=lambda now: [told],
                     param="text_end",
                 )
                 return
         self._transcript.aside(told)
-
-    async def _settled(self) -> None:
-        """Returns when the answer that is being cancelled has its place in the conversation."""
-        ends = [task for task in self._tasks if task.get_name() == self._answering_id]
-        if ends:
-            await asyncio.wait(ends)
-
-    @property
-    def _answering_id(self) -> str | None:
-        return None if self._answering is None else self._answering.answer.id
 
     async def _draft(self, ask: core.TextBuffer) -> None:
         step(self._state, Event.EDIT)
@@ -356,9 +366,8 @@ class Session:
             case core.ReplaceText(text=text):
                 await self._set_draft(text)
             case core.ClearText():
-                await self._history.change(
+                await self._change(
                     _same,
-                    push=self._pushes,
                     tells=lambda now: [core.TextCleared()],
                     param="text",
                     draft="",
@@ -377,9 +386,9 @@ class Session:
                     previous = now.previous(item_id)
                     return [core.TextCommitted(item_id, previous), core.ItemAdded(item, previous)]
 
-                await self._history.change(
+                await self._change(
                     lambda now: now.add(item),
-                    push=self._pushes,
+                    item_id,
                     tells=tells,
                     param="text",
                     chars=len(text),
@@ -397,9 +406,7 @@ class Session:
                 param="text",
             )
         told = core.TextAppended(len(text))
-        await self._history.change(
-            _same, push=self._pushes, tells=lambda now: [told], param="text", draft=text
-        )
+        await self._change(_same, tells=lambda now: [told], param="text", draft=text)
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
@@ -420,9 +427,9 @@ class Session:
         if known is not None:
             self._transcript.aside(core.ItemAdded(item, self.conversation.previous(item.id)))
             return
-        await self._history.change(
+        await self._change(
             lambda now: now.add(item, after),
-            push=self._pushes,
+            item.id,
             tells=lambda now: [core.ItemAdded(item, now.previous(item.id))],
             param="item",
             chars=chars_of(item),
@@ -431,61 +438,17 @@ class Session:
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
         state, _ = step(self._state, event)
-        if ask.apart and len(self._apart) >= self._limits.apart_responses_max:
-            raise Refusal(
-                "Too many responses beside the conversation: the limit is "
-                f"{self._limits.apart_responses_max} at a time.",
-                code="rate_limit_exceeded",
-                param="response.conversation",
-            )
         await vet(ask.settings, self.conversation.template, "response.")
-        prompt = await self._prompt(ask)
-        answer = core.Answer(
-            id=fresh("resp"),
-            conversation=None if ask.apart else self.conversation_id,
-            settings=ask.settings,
-            metadata=ask.metadata,
-        )
-        own = ask.apart or ask.context is not None
-        strand = self._history.strand
-        if own:
-            name = f"{self.id}.{answer.id}"
-            strand = Strand(self._door, name, scope=self._scope, parent=strand)
-        place = _nowhere if ask.apart else self._place(answer.id)
-        reader = reader_for(ask.settings, self.conversation.template)
-        answering = Answering(answer, strand, Output(answer, place, within(answer.id)), reader)
-        accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._run(answering, prompt, accepted)
-        asked = Asked(
-            settings=None if ask.settings == self.settings else ask.settings,
-            metadata=ask.metadata,
-            context=None if ask.context is None else self._context(ask.context),
-        )
-        try:
-            seed = prompt.sampling.seed
-            assert seed is not None, "a prompt has one"
-            await self._history.begin(answer, asked, seed, prompt.length)
-        except BaseException:
-            accepted.set_result(False)
-            raise
+        answer_id = await self._answers.begin(ask, self._once)
         self._state = state
-        if ask.apart:
-            self._apart[answer.id] = answering
-        else:
-            self._answering = answering
-        accepted.set_result(True)
-
-    def _run(self, answering: Answering, prompt: Prompt, accepted: asyncio.Future[bool]) -> None:
-        answer = self._answer(answering, prompt, accepted)
-        task = asyncio.create_task(answer, name=answering.answer.id)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._done(answer_id)
 
     async def _cancel(self, answer_id: str | None) -> None:
-        if answer_id is not None and answer_id in self._apart:
-            await self._apart[answer_id].cancel()
+        apart = None if answer_id is None else self._answers.apart(answer_id)
+        if apart is not None:
+            await apart.cancel()
             return
-        running = self._answering
+        running = self._answers.main
         if answer_id is not None and running is not None and answer_id != running.answer.id:
             raise Refusal(
                 f"Cancellation failed: response '{answer_id}' is not active.",
@@ -497,82 +460,69 @@ class Session:
         self._state = state
         await running.cancel()
 
-    # ------------------------------------------------------------ answers
+    def _answer_ended(self) -> bool:
+        self._state, actions = step(self._state, Event.ENDED)
+        return Action.PUSH in actions
 
-    @property
-    def conversation_id(self) -> str:
-        return "conv_" + self.id.removeprefix("sess_")
+    def go_on(self, answers: Sequence[Answer]) -> None:
+        """With what was being made when the session was left."""
+        self._answers.go_on(answers)
+        if self._answers.main is not None:
+            self._state = State.ANSWERING
 
-    async def _prompt(self, ask: core.Respond) -> Prompt:
-        """Raises Refusal if there is no room for a single token."""
-        settings, ours = ask.settings, self.settings
-        same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
-        chars = 0 if same else chars_of_head(settings)
-        if ask.context is None:
-            closed, window = self.conversation.closed(), self._history.window
-            conversation = await self._history.beside(
-                chars, lambda: window.fitted(closed.configured(settings))
-            )
-        else:
-            items = self._context(ask.context)
-            template = self.conversation.template
-            chars += sum(chars_of(item) for item in items)
-            spans = self.conversation.recalled(items)
-            conversation = await self._history.beside(
-                chars, lambda: Conversation.start(template, settings).with_spans(spans)
-            )
-        param = "response.input" if ask.context is not None else "conversation"
-        return prompt_of(conversation, settings, self._door.ready, param)
+    # ------------------------------------------------------------ asked twice
 
-    async def _answer(
-        self, answering: Answering, prompt: Prompt, accepted: asyncio.Future[bool]
-    ) -> None:
-        answer_id = answering.answer.id
-        journal = Journal(
-            self._store, lambda: self._history.ledger.lease, answer_id, answering.sampled
-        )
-        self._journals[answer_id] = journal
-        try:
-            with journal.kept():
-                await answering.run(prompt, partial(self._transcript.of, answer_id), accepted)
-        finally:
-            del self._journals[answer_id]
-        if not answering.refused:
-            await self._ended(answering)
-        if answering.strand is not self._history.strand:
-            with contextlib.suppress(EngineError):
-                await answering.strand.close()
+    async def _change(self, edit: Edit, result: str = "", **more: Unpack[Change]) -> None:
+        """`result`: what to remember of it, should it be asked again."""
+        once = self._once
+        if once is not None:
+            self._once = once = msgspec.structs.replace(once, result=result.encode()[:255])
+        await self._history.change(edit, push=self._pushes, once=once, **more)
+        self._done(result)
 
-    async def _ended(self, answering: Answering) -> None:
-        answer = answering.answer
-        try:
-            await self._history.end(answer, answering.sampled)
-        except StaleFence:
-            self.on_replaced()
-            return
-        finally:
-            if answer.conversation is None:
-                del self._apart[answer.id]
-            else:
-                self._answering = None
-                self._state, _ = step(self._state, Event.ENDED)
-        if answer.conversation is not None and self._state is State.IDLE:
-            await self._history.push()
+    def _done(self, result: str) -> None:
+        if self._once is not None:
+            self._requests.done(msgspec.structs.replace(self._once, result=result.encode()[:255]))
 
-    def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
-        def place(items: tuple[core.Item, ...]) -> str | None:
-            self._history.conversation = self._history.conversation.show(answer_id, items)
-            return self.conversation.previous(items[-1].id)
-
-        return place
-
-    def _context(self, context: Iterable[core.Item | core.ItemReference]) -> tuple[core.Item, ...]:
-        return tuple(self._resolve(item) for item in context)
-
-    def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
-        if isinstance(item, core.ItemReference):
-            return self._history.find(item.item_id, "item_reference_invalid_item_id")
-        return item
+    def _say_again(self, ask: core.Ask, result: str) -> bool:
+        """The answer to what was asked before. False: nothing is left of it."""
+        match ask:
+            case core.AddItem() | core.CommitText():
+                item = self.conversation.find(result)
+                if item is None:
+                    return False
+                previous = self.conversation.previous(result)
+                if isinstance(ask, core.CommitText):
+                    self._transcript.aside(core.TextCommitted(result, previous))
+                self._transcript.aside(core.ItemAdded(item, previous))
+            case core.DropItem(item_id=item_id):
+                self._transcript.aside(core.ItemDropped(item_id))
+            case core.TruncateItem(item_id=item, content_index=index):
+                self._transcript.aside(
+                    core.ItemTruncated(item, index, ask.audio_end_ms, ask.text_end)
+                )
+            case core.AppendText() | core.ReplaceText():
+                self._transcript.aside(core.TextAppended(len(self._history.draft)))
+            case core.ClearText():
+                self._transcript.aside(core.TextCleared())
+            case core.Configure():
+                self._transcript.aside(core.Configured(self.settings))
+            case core.Respond():
+                told = self._transcript.of_answer(result)
+                if not told:
+                    raise Refusal(
+                        f"The response '{result}' was created for this event_id before, and is "
+                        "over.",
+                        code="response_already_created",
+                        param="event_id",
+                    )
+                for tell in told:
+                    self._transcript.aside(tell)
+            case core.FetchItem() | core.Cancel():
+                return False
+            case _:
+                assert_never(ask)
+        return True
 
 
 async def _release(strands: Iterable[Strand]) -> None:
@@ -583,7 +533,3 @@ async def _release(strands: Iterable[Strand]) -> None:
 
 def _same(conversation: Conversation) -> Conversation:
     return conversation
-
-
-def _nowhere(items: tuple[core.Item, ...]) -> str | None:
-    return None

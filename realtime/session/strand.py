@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from engine import Ready, Sampling, SessionInfo, Text, Turn, UnknownSession
+from engine import Ready, Sampling, SessionInfo, Text, Turn, Unfinished, UnknownSession
 from realtime.session.layout import Span, common_prefix
 
 AppendAs = Literal["firm", "provisional", "commit"]
@@ -28,7 +28,23 @@ class Door(Protocol):
         timeout_s: float | None = None,
         capacity_tokens: int | None = None,
         cache_scope: str = "",
+        fence: int = 0,
     ) -> str: ...
+    async def attach(
+        self,
+        session: str,
+        ids: Sequence[int],
+        *,
+        unfinished: Unfinished | None = None,
+        streaming: bool = True,
+        timeout_s: float | None = None,
+        capacity_tokens: int | None = None,
+        cache_scope: str = "",
+        fence: int = 0,
+    ) -> Turn | None: ...
+    def fence(self, session: str, fence: int) -> None: ...
+    async def pause(self, session: str) -> None: ...
+    async def resume(self, session: str) -> None: ...
     async def append(self, session: str, ids: Sequence[int], span: AppendAs = "firm") -> int: ...
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn: ...
     async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int: ...
@@ -50,13 +66,23 @@ class Strand:
     which is provisional. One call at a time."""
 
     def __init__(
-        self, door: Door, session: str, *, scope: str = "", parent: "Strand | None" = None
+        self,
+        door: Door,
+        session: str,
+        *,
+        scope: str = "",
+        parent: "Strand | None" = None,
+        fence: int = 0,
+        left: bool = False,
     ) -> None:
-        """`parent`: begins as a fork of it, sharing its KV, as far as they say the same."""
+        """`parent`: begins as a fork of it, sharing its KV, as far as they say the same. `left`: it
+        was begun elsewhere, and an engine may still have it. `fence`: the right to it."""
         self._door = door
         self._name = session
         self._opened = 0
         self._scope = scope
+        self._fence = fence
+        self._attaches = left
         self._spans: tuple[Span, ...] | None = None
         self._tail: list[int] = []
         self._draft: list[int] = []
@@ -96,6 +122,49 @@ class Strand:
                 # The engine has let go of it (restart, time-out): what was said is here.
                 self._spans = None
                 return await self._sync(tuple(spans), list(tail), draft)
+
+    def beside(self, session: str) -> "Strand":
+        """Another one that begins with what both have in common."""
+        return Strand(self._door, session, scope=self._scope, parent=self)
+
+    def fenced(self, fence: int) -> None:
+        """The right to it may be a new one."""
+        if fence != self._fence:
+            self._fence = fence
+            self._door.fence(self.session, fence)
+
+    async def go_on(
+        self,
+        spans: Sequence[Span],
+        header: Sequence[int],
+        said: Sequence[int],
+        sampling: Sampling,
+        turn: str,
+    ) -> Turn:
+        """A turn that was begun elsewhere goes on behind `spans`, `header` and the ids it has said;
+        it says these first. Raises EngineError."""
+        async with self._lock:
+            self._answering, self._attaches, self._parent = True, False, None
+            try:
+                unfinished = Unfinished(turn, sampling, len(said))
+                made = await self._attach(spans, [*header, *said], unfinished)
+            except BaseException:
+                self._answering = False
+                raise
+            assert made is not None, "it is unfinished"
+            self._spans, self._tail, self._draft = tuple(spans), list(header), []
+            return made
+
+    async def _attach(
+        self, spans: Sequence[Span], tail: Sequence[int], unfinished: Unfinished | None = None
+    ) -> Turn | None:
+        return await self._door.attach(
+            self.session,
+            [*(id for span in spans for id in span.ids), *tail],
+            unfinished=unfinished,
+            cache_scope=self._scope,
+            fence=self._fence,
+        )
 
     async def answer(
         self, spans: Sequence[Span], header: Sequence[int], sampling: Sampling, turn: str
@@ -194,7 +263,11 @@ class Strand:
                 lent = await parent.lend(self.session, wanted, tail)
                 if lent is not None:
                     return lent
-            await self._door.open(self.session, cache_scope=self._scope)
+            if self._attaches:
+                self._attaches = False
+                await self._attach(wanted, tail)
+                return tuple(wanted), list(tail)
+            await self._door.open(self.session, cache_scope=self._scope, fence=self._fence)
         except asyncio.CancelledError:
             self.forget()  # the engine may have it open
             raise

@@ -68,9 +68,9 @@ class Transcript:
         self._answers: dict[int, _Stream] = {}
         self._numbers: dict[str, int] = {}
         """Of the answers being made, by id."""
-        self._ahead: dict[int, Reached] = {}
-        """Answers of which the listener has seen more than is known here: they were drawn
-        elsewhere, and are being drawn again."""
+        self._ahead: dict[int, tuple[Reached, int]] = {}
+        """Answers of which the listener has seen more than is known here, and how many events of
+        what follows: they were drawn elsewhere, and are being drawn again."""
         self._listener: Listener | None = None
         self.on_gap: Callable[[], None] = lambda: None
         """Called when what is drawn again turns out to be different."""
@@ -92,7 +92,8 @@ class Transcript:
     def now(self) -> Position:
         """What the listener has been told."""
         reached = tuple(
-            self._ahead.get(number, stream.reached) for number, stream in self._answers.items()
+            self._ahead[number][0] if number in self._ahead else stream.reached
+            for number, stream in self._answers.items()
         )
         return Position(epoch=self.epoch, told=self.next, answers=reached)
 
@@ -107,6 +108,15 @@ class Transcript:
         return [
             Record(tell, self._numbers.get(answer))
             for tell, answer in zip(tells, ends, strict=True)
+        ]
+
+    def of_answer(self, answer_id: str) -> list[Tell]:
+        """Its beginning and its end, as far as they are kept."""
+        tells = [record.tell for record in self._records]
+        return [
+            tell
+            for tell in tells
+            if isinstance(tell, AnswerStarted | AnswerEnded) and tell.answer.id == answer_id
         ]
 
     # ------------------------------------------------------------ saying
@@ -142,7 +152,7 @@ class Transcript:
         stream.take(tell)
         ahead = self._ahead.get(number)
         if ahead is not None:
-            self._catch_up(stream, ahead)
+            self._catch_up(stream, *ahead)
         elif isinstance(tell, TextDelta | ArgumentsDelta):
             self._say(Line(tell, msgspec.structs.replace(self.now, whole=True)))
         else:
@@ -160,12 +170,12 @@ class Transcript:
         if self._listener is not None:
             self._listener(line)
 
-    def _catch_up(self, stream: "_Stream", ahead: Reached) -> None:
-        if not stream.covers(ahead):
+    def _catch_up(self, stream: "_Stream", ahead: Reached, parts: int) -> None:
+        if not stream.covers(ahead, parts):
             return
         del self._ahead[stream.number]
         try:
-            lines = list(self._retold(stream, ahead, 0))
+            lines = list(self._retold(stream, ahead, parts))
         except Gap:
             self._give_up()
             return
@@ -201,7 +211,9 @@ class Transcript:
         for line in lines:
             listener(line)
 
-    def _missed(self, since: Position, previous: Previous) -> tuple[list[Line], dict[int, Reached]]:
+    def _missed(
+        self, since: Position, previous: Previous
+    ) -> tuple[list[Line], dict[int, tuple[Reached, int]]]:
         if since.epoch != self.epoch or not self._first <= since.told <= self.next:
             raise Gap
         reached = {at.answer: at for at in since.answers}
@@ -215,9 +227,9 @@ class Transcript:
                 if at is None:
                     raise Gap
                 stream = _ended(record, previous)
-                if not stream.covers(at):
-                    raise Gap
                 part = since.parts if since.of == record.answer else 0
+                if not stream.covers(at, part):
+                    raise Gap
                 lines += _placed(stream.retell(at), at, reached, self.epoch, number, part)
                 ended = record.answer
             here = Position(epoch=self.epoch, told=number, answers=tuple(reached.values()))
@@ -228,13 +240,13 @@ class Transcript:
                 del reached[ended]
         if reached.keys() != self._answers.keys():
             raise Gap
-        ahead: dict[int, Reached] = {}
+        ahead: dict[int, tuple[Reached, int]] = {}
         for number, at in list(reached.items()):
             stream = self._answers[number]
-            if not stream.covers(at):
-                ahead[number] = at
-                continue
             part = since.parts if since.of == number else 0
+            if not stream.covers(at, part):
+                ahead[number] = at, part
+                continue
             lines += _placed(stream.retell(at), at, reached, self.epoch, self.next, part)
         return lines, ahead
 
@@ -281,9 +293,11 @@ class _Stream:
             case _:
                 raise AssertionError(f"{type(tell).__name__} is no part of an answer")
 
-    def covers(self, at: Reached) -> bool:
-        """Whether as much as that was said here."""
+    def covers(self, at: Reached, parts: int) -> bool:
+        """Whether as much as that was said here, and `parts` events of what follows."""
         here = self.reached
+        if parts:
+            return at.edges < here.edges
         return at.edges < here.edges or (at.edges == here.edges and at.chars <= here.chars)
 
     def retell(self, since: Reached) -> Iterator[tuple[Tell, Reached]]:

@@ -180,6 +180,10 @@ class Store(Protocol):
         """Raises Conflict."""
         ...
 
+    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
+        """The result of what was written under this key; None: nothing was. Raises Conflict."""
+        ...
+
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
         """Ids [first, first + len) of an answer being made; gives how many it has now. Raises
         UnknownAnswer."""

@@ -20,6 +20,7 @@ from realtime.store.base import (
     Kept,
     Lease,
     NewSession,
+    Once,
     Repeated,
     Snapshot,
     Written,
@@ -184,6 +185,16 @@ class RedisStore:
             assert change.once is not None, "only a key conflicts"
             raise Conflict(change.once.key)
         return Written(int(reply[1]), int(reply[2]))
+
+    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
+        names = session_keys(lease.session)
+        args = (digest(once.key.encode()), digest(once.content))
+        async with self._server.bounded():
+            await self._settle_doubts()
+            reply = await self._fenced("repeated", lease, (names.meta, names.once), args)
+        if reply[0] == b"conflict":
+            raise Conflict(once.key)
+        return reply[1] if reply[0] == b"repeated" else None
 
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
         names = session_keys(lease.session)

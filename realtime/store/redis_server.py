@@ -18,7 +18,7 @@ from realtime.store import keys
 from realtime.store.durability import Durability
 from realtime.store.errors import StoreRefused, StoreUnavailable
 
-_FENCED = ("hold", "close", "journal", "write")
+_FENCED = ("repeated", "hold", "close", "journal", "write")
 _PLAIN = ("index", "due", "create", "find", "load", "claim", "expire")
 _PASSING = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN")
 """Errors of a Redis that may be well again soon: its disk or memory is full, it starts, it is

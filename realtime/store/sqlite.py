@@ -18,6 +18,7 @@ from realtime.store.base import (
     Kept,
     Lease,
     NewSession,
+    Once,
     Repeated,
     Snapshot,
     Written,
@@ -75,6 +76,9 @@ class SqliteStore:
 
     async def write(self, lease: Lease, change: Change) -> Written | Repeated:
         return await self._run(self._tables.write, lease, change)
+
+    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
+        return await self._run(self._tables.repeated, lease, once)
 
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
         return await self._run(self._tables.journal, lease, answer, first, ids)

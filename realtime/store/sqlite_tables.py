@@ -237,6 +237,11 @@ class Tables:
         )
         return Written(position, next_event)
 
+    def repeated(self, lease: Lease, once: Once) -> bytes | None:
+        self._fenced(lease)
+        before = self._before(lease.session, once)
+        return None if before is None else before.result
+
     def _before(self, session: str, once: Once) -> Repeated | None:
         row = self._one(
             "SELECT digest, result FROM once WHERE session = ? AND key = ?",

@@ -11,11 +11,14 @@ import asyncio
 import contextlib
 import logging
 
+import msgspec
+
 from realtime.errors import BadFrame, Hangup, Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import (
+    ClientEvent,
     Farewell,
     NoAudio,
     Voice,
@@ -25,6 +28,7 @@ from realtime.protocol.realtime_api import (
     hear,
 )
 from realtime.session import Fork, Guest, Line, Registry, Return, Session
+from realtime.store import Once
 from realtime.transport.outbox import Outbox
 from realtime.transport.socket import Socket, SocketClosed
 
@@ -172,7 +176,7 @@ class Connection:
                     if cleared:
                         self._outbox.put(self._voice.audio_cleared(session.aside()))
                 case _:
-                    await session.do(ask)
+                    await session.do(ask, _once(event))
         except BadFrame as refusal:
             self._outbox.put(self._voice.refuse(refusal, event_id, session.aside()))
             self._count_bad_frame(refusal)
@@ -203,3 +207,9 @@ class Connection:
         self._bad_frames += 1
         if self._bad_frames >= self._limits.bad_frames_max:
             raise Hangup(CloseCode.NOT_JSON, f"{self._bad_frames} frames in a row were not JSON")
+
+
+def _once(event: ClientEvent) -> Once | None:
+    if event.event_id is None:
+        return None
+    return Once(event.event_id, msgspec.json.encode(event))

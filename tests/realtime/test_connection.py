@@ -177,7 +177,7 @@ async def test_a_fault_of_ours_is_an_error_and_not_the_end(
         session = wire.registry.find(created["session"]["id"])
         assert session is not None
 
-        async def broken(ask: core.Ask) -> None:
+        async def broken(ask: core.Ask, once: object) -> None:
             raise ZeroDivisionError
 
         monkeypatch.setattr(session, "do", broken)

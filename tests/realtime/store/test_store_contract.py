@@ -270,6 +270,20 @@ async def test_ids_are_a_session_s_own(store: Store) -> None:
         assert await store.write(lease, change) == Written(1, 0)
 
 
+async def test_it_is_known_whether_something_was_asked_before(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    once = Once("event_1", b"a", b"r")
+    assert await store.repeated(lease, once) is None
+    assert await store.repeated(lease, once) is None, "asking does not make it so"
+    await store.write(lease, Change(at=0, entries=(entry(1),), once=once))
+    assert await store.repeated(lease, Once("event_1", b"a")) == b"r"
+    with pytest.raises(Conflict):
+        await store.repeated(lease, Once("event_1", b"b"))
+    await store.claim(lease.session, "gate-2", hold_s=60)
+    with pytest.raises(StaleFence):
+        await store.repeated(lease, once)
+
+
 async def test_of_many_at_once_one_is_written(store: Store) -> None:
     lease = await store.create(fresh_session())
     change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))

@@ -1,0 +1,303 @@
+"""Answers: those of one session that are being made; at most one of the conversation, and some
+beside it. Each runs in a task of its own, with its journal, from its beginning or from where it was
+left."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from engine import EngineError, StaleFence
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.names import fresh, within
+from realtime.protocol import core
+from realtime.session.answering import Answering
+from realtime.session.calls import reader_for
+from realtime.session.conversation import Conversation
+from realtime.session.history import History
+from realtime.session.journal import Journal
+from realtime.session.output import Output
+from realtime.session.prompting import Prompt, prompt_of
+from realtime.session.rendering import chars_of, chars_of_head
+from realtime.session.stored import Asked, asked_of
+from realtime.session.strand import Door
+from realtime.store import Answer, Begun, Once, Store, StoreError
+from realtime.store import StaleFence as Replaced
+
+log = logging.getLogger(__name__)
+
+
+class Answers:
+    """`ended` is called when the answer of the conversation has its place in it, and says whether
+    the engine shall hear what came meanwhile; `replaced` when somebody else turns out to own the
+    session."""
+
+    def __init__(
+        self,
+        session: str,
+        door: Door,
+        store: Store,
+        history: History,
+        limits: Limits,
+        scope: str,
+        ended: Callable[[], bool],
+        replaced: Callable[[], None],
+    ) -> None:
+        self._session = session
+        self._door = door
+        self._store = store
+        self._history = history
+        self._limits = limits
+        self._scope = scope
+        self._ended = ended
+        self._replaced = replaced
+        self._main: Answering | None = None
+        self._apart: dict[str, Answering] = {}
+        self._journals: dict[str, Journal] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def main(self) -> Answering | None:
+        """Of the conversation."""
+        return self._main
+
+    def __iter__(self) -> Iterator[Answering]:
+        yield from self._apart.values()
+        if self._main is not None:
+            yield self._main
+
+    def apart(self, answer_id: str) -> Answering | None:
+        return self._apart.get(answer_id)
+
+    # ------------------------------------------------------------ beginning
+
+    async def begin(self, ask: core.Respond, once: Once | None) -> str:
+        """Gives its id, when it is accepted. Raises Refusal, StoreError; then nothing has
+        changed."""
+        if ask.apart and len(self._apart) >= self._limits.apart_responses_max:
+            raise Refusal(
+                "Too many responses beside the conversation: the limit is "
+                f"{self._limits.apart_responses_max} at a time.",
+                code="rate_limit_exceeded",
+                param="response.conversation",
+            )
+        context = None if ask.context is None else tuple(map(self._resolve, ask.context))
+        prompt = await self._prompt(ask.settings, context, self._history.conversation)
+        answer = core.Answer(
+            id=fresh("resp"),
+            conversation=None if ask.apart else self.conversation_id,
+            settings=ask.settings,
+            metadata=ask.metadata,
+        )
+        answering = self._answering(answer, own=ask.apart or context is not None)
+        accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._start(answering, self._run(answering, prompt, None, accepted))
+        asked = Asked(
+            settings=None if ask.settings == self._history.settings else ask.settings,
+            metadata=ask.metadata,
+            context=context,
+        )
+        if once is not None:
+            once = msgspec.structs.replace(once, result=answer.id.encode())
+        seed = prompt.sampling.seed
+        assert seed is not None, "a prompt has one"
+        try:
+            await self._history.begin(answer, asked, seed, prompt.length, once)
+        except BaseException:
+            accepted.set_result(False)
+            raise
+        self._add(answering)
+        accepted.set_result(True)
+        return answer.id
+
+    def go_on(self, found: Iterable[Answer]) -> None:
+        """With answers that were being made when the session was left."""
+        for one in found:
+            begun, asked = one.begun, asked_of(one.begun)
+            answer = core.Answer(
+                id=begun.id,
+                conversation=None if begun.entry is None else self.conversation_id,
+                settings=asked.settings or self._history.settings,
+                metadata=asked.metadata,
+            )
+            own = begun.entry is None or asked.context is not None
+            answering = self._answering(answer, own=own)
+            self._history.gone_on(begun, asked)
+            self._add(answering)
+            self._start(answering, self._run_on(answering, begun, asked, one.ids))
+
+    @property
+    def conversation_id(self) -> str:
+        return "conv_" + self._session.removeprefix("sess_")
+
+    def _answering(self, answer: core.Answer, *, own: bool) -> Answering:
+        """`own`: not in the engine's session of the conversation."""
+        strand = self._history.strand
+        if own:
+            strand = strand.beside(f"{self._session}.{answer.id}")
+        place = _nowhere if answer.conversation is None else self._place(answer.id)
+        reader = reader_for(answer.settings, self._history.conversation.template)
+        return Answering(answer, strand, Output(answer, place, within(answer.id)), reader)
+
+    def _add(self, answering: Answering) -> None:
+        if answering.answer.conversation is None:
+            self._apart[answering.answer.id] = answering
+        else:
+            self._main = answering
+
+    def _start(self, answering: Answering, run: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(run, name=answering.answer.id)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _prompt(
+        self,
+        settings: core.Settings,
+        context: tuple[core.Item, ...] | None,
+        now: Conversation,
+    ) -> Prompt:
+        """Raises Refusal if there is no room for a single token."""
+        ours = self._history.settings
+        same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
+        chars = 0 if same else chars_of_head(settings)
+        if context is None:
+            closed, window = now.closed(), self._history.window
+            conversation = await self._history.beside(
+                chars, lambda: window.fitted(closed.configured(settings))
+            )
+        else:
+            chars += sum(chars_of(item) for item in context)
+            spans = now.recalled(context)
+            conversation = await self._history.beside(
+                chars, lambda: Conversation.start(now.template, settings).with_spans(spans)
+            )
+        param = "response.input" if context is not None else "conversation"
+        return prompt_of(conversation, settings, self._door.ready, param)
+
+    def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
+        if isinstance(item, core.ItemReference):
+            return self._history.find(item.item_id, "item_reference_invalid_item_id")
+        return item
+
+    def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
+        def place(items: tuple[core.Item, ...]) -> str | None:
+            self._history.conversation = self._history.conversation.show(answer_id, items)
+            return self._history.conversation.previous(items[-1].id)
+
+        return place
+
+    # ------------------------------------------------------------ being made
+
+    async def _run(
+        self,
+        answering: Answering,
+        prompt: Prompt,
+        said: Sequence[int] | None,
+        accepted: asyncio.Future[bool] | None,
+    ) -> None:
+        """`said`: the ids it has said already, elsewhere."""
+        answer_id = answering.answer.id
+        ledger = self._history.ledger
+        journal = Journal(
+            self._store,
+            lambda: ledger.lease,
+            answer_id,
+            answering.sampled,
+            len(said or ()),
+            self._replaced,
+        )
+        self._journals[answer_id] = journal
+        tell = partial(self._history.transcript.of, answer_id)
+        try:
+            with journal.kept():
+                await answering.run(prompt, tell, accepted, said)
+        except StaleFence:
+            self._replaced()
+            return
+        finally:
+            del self._journals[answer_id]
+        if not answering.refused:
+            await self._end(answering)
+        if answering.strand is not self._history.strand:
+            with contextlib.suppress(EngineError):
+                await answering.strand.close()
+
+    async def _run_on(
+        self, answering: Answering, begun: Begun, asked: Asked, said: Sequence[int]
+    ) -> None:
+        """From the same prompt, with the same seed; where there is none any more, it ends with what
+        it has said."""
+        settings = answering.answer.settings
+        seeded = msgspec.structs.replace(settings.sampling, seed=begun.seed)
+        settings = msgspec.structs.replace(settings, sampling=seeded)
+        now = self._history.conversation
+        if begun.entry is not None:
+            now = now.before(begun.id)
+        try:
+            prompt = await self._prompt(settings, asked.context, now)
+        except Refusal:
+            prompt = None
+        if prompt is not None and prompt.length == begun.prompt:
+            await self._run(answering, prompt, said, None)
+            return
+        answering.break_off(said, self._door.text, partial(self._history.transcript.of, begun.id))
+        await self._end(answering)
+
+    async def _end(self, answering: Answering) -> None:
+        answer = answering.answer
+        try:
+            await self._history.end(answer, answering.sampled)
+        except Replaced:
+            self._replaced()
+        if answer.conversation is None:
+            del self._apart[answer.id]
+            return
+        self._main = None
+        if self._ended():
+            await self._history.push()
+
+    # ------------------------------------------------------------ pausing, stopping
+
+    async def settled(self) -> None:
+        """Returns when the answer of the conversation has its place in it."""
+        main = self._main
+        ends = [task for task in self._tasks if main and task.get_name() == main.answer.id]
+        if ends:
+            await asyncio.wait(ends)
+
+    async def pause(self) -> None:
+        """They go on when they are resumed. Raises EngineError."""
+        for answering in self:
+            await self._door.pause(answering.strand.session)
+
+    async def resume(self) -> None:
+        """Harmless without a pause. Raises EngineError."""
+        for answering in self:
+            await self._door.resume(answering.strand.session)
+
+    async def flush(self) -> None:
+        """What they have said is in the journal; as far as the store can be written."""
+        for journal in [*self._journals.values()]:
+            with contextlib.suppress(StoreError):
+                await journal.flush()
+
+    async def stop(self) -> None:
+        """Stops all, within a step."""
+        with contextlib.suppress(EngineError):
+            for answering in [*self]:
+                await answering.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def give_up(self) -> None:
+        """Without the engine, which does not answer."""
+        for task in self._tasks:
+            task.cancel()
+
+
+def _nowhere(items: tuple[core.Item, ...]) -> str | None:
+    return None

@@ -1,0 +1,38 @@
+"""Requests: what a client has asked under ids of its own, and what came of it. Asked again it is
+answered again, and not done again."""
+
+import msgspec
+
+from realtime.session.ledger import Ledger
+from realtime.store import Conflict, Once
+
+REQUESTS_MAX = 1024
+"""Remembered here; the store remembers about as many."""
+
+
+class _Done(msgspec.Struct, frozen=True):
+    content: bytes
+    result: bytes
+
+
+class Requests:
+    def __init__(self, ledger: Ledger, *, all_here: bool) -> None:
+        """`all_here`: nothing was asked of the session elsewhere, or before this process."""
+        self._ledger = ledger
+        self._all_here = all_here
+        self._done: dict[str, _Done] = {}
+
+    async def result(self, once: Once) -> bytes | None:
+        """None: it was not asked before. Raises Conflict, StoreError."""
+        done = self._done.get(once.key)
+        if done is None:
+            return None if self._all_here else await self._ledger.repeated(once)
+        if done.content != once.content:
+            raise Conflict(once.key)
+        return done.result
+
+    def done(self, once: Once) -> None:
+        self._done[once.key] = _Done(once.content, once.result)
+        if len(self._done) > REQUESTS_MAX:
+            del self._done[next(iter(self._done))]
+            self._all_here = False
