@@ -108,6 +108,7 @@ export class App {
     else before?.leave();
     this.#panel?.stop();
     this.#speech.stop();
+    this.#notice.hidden = true;
     this.#talk = talk;
     const { client } = talk;
     history.replaceState(null, '', `#${talk.kept.id}`);

@@ -92,7 +92,7 @@ class Chart {
         legend: { show: false },
         cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
         scales: {
-          x: { time: false, range: (_, min, max) => [min - 0.6, Math.max(max, min + 7) + 0.6] },
+          x: { time: false, range: (_, __, max) => [0.4, Math.max(max, 8) + 0.6] },
           y: { range: (_, __, max) => [0, max > 0 ? max * 1.1 : 1] },
         },
         axes: [

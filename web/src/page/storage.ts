@@ -13,7 +13,7 @@ import type {
 export interface TurnMetrics {
   id: string;
   ttft: number;
-  /** Mean time between tokens after the first; null with fewer than two. */
+  /** Mean time between tokens after the first; null where all came at once. */
   itl: number | null;
   tokens: number;
   prefilled: number;

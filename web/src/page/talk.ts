@@ -269,7 +269,7 @@ export class Talk {
       const metrics: TurnMetrics = {
         id: response.id,
         ttft: this.#first - this.#asked,
-        itl: tokens > 1 ? (this.#last - this.#first) / (tokens - 1) : null,
+        itl: this.#last > this.#first ? (this.#last - this.#first) / (tokens - 1) : null,
         tokens,
         prefilled: usage.input_tokens - reused,
         reused,
