@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from realtime.protocol import responses_api
 from realtime.protocol.realtime_api.client import EVENT_TYPES
 
 ROOT = Path(__file__).parents[2]
@@ -29,3 +30,7 @@ def test_every_client_event_is_described() -> None:
     for name in EVENT_TYPES:
         group, _, verb = name.rpartition(".")
         assert name in DOC or f"`.{verb}`" in DOC or group in audio, name
+
+
+def test_every_client_event_of_responses_is_described() -> None:
+    assert [name for name in responses_api.EVENT_TYPES if f"`{name}" not in DOC] == []

@@ -18,7 +18,7 @@ from tests.realtime.test_tenants import ONE, TWO, ask
 from tests.support.engines import Bench, digest_engine
 
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
-LIMITS = Limits(unfollowed_s_max=0.2, response_frame_bytes_max=4000)
+LIMITS = Limits(response_frame_bytes_max=4000)
 LONG: Event = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}
 
 
@@ -160,15 +160,18 @@ async def test_a_stream_that_broke_is_taken_up_while_it_runs(running: Running) -
     assert bodies[-1]["response"]["usage"]["output_tokens"] == 60
 
 
-async def test_what_nobody_reads_ends_after_a_while(running: Running) -> None:
-    async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
-        id = json.loads((await anext(events))[1])["response"]["id"]
-    async with asyncio.timeout(20):
-        while True:
-            _, response = await ask(running, "GET", f"/v1/responses/{id}")
-            if response["status"] != "in_progress":
-                break
-            await asyncio.sleep(0.05)
+async def test_what_nobody_reads_ends_after_a_while(bench: Bench, store: Store) -> None:
+    limits = Limits(unfollowed_s_max=0.02)
+    settings = Settings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
+    async with serve(bench, settings, store) as running:
+        async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
+            id = json.loads((await anext(events))[1])["response"]["id"]
+        async with asyncio.timeout(20):
+            while True:
+                _, response = await ask(running, "GET", f"/v1/responses/{id}")
+                if response["status"] != "in_progress":
+                    break
+                await asyncio.sleep(0.05)
     assert response["incomplete_details"] == {"reason": "cancelled"}
 
 

@@ -4,7 +4,7 @@ frame, body ──codec──▶ Create ──hear──▶ GoOn          (core)
 frame, SSE  ◀─codec─── event  ◀──say─── Told          (core)
 """
 
-from realtime.protocol.responses_api.client import Cancel, Create, Steer
+from realtime.protocol.responses_api.client import EVENT_TYPES, Cancel, Create, Steer
 from realtime.protocol.responses_api.codec import (
     decode,
     decode_body,
@@ -18,6 +18,7 @@ from realtime.protocol.responses_api.say import Voice, error_out, response_out
 from realtime.protocol.responses_api.server import ServerEvent
 
 __all__ = [
+    "EVENT_TYPES",
     "Cancel",
     "Create",
     "ServerEvent",
