@@ -1,0 +1,121 @@
+"""With a real Redis that goes away, comes back, and comes back empty."""
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.session import Registry
+from realtime.store import open_store
+from tests.realtime.resume.returning import Client, resumed
+from tests.realtime.store.redis_process import RedisProcess, needs_redis
+from tests.support.engines import Bench
+
+pytestmark = needs_redis
+
+
+@pytest.fixture
+async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
+    process = RedisProcess(tmp_path, "--appendonly", "yes")
+    await process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]:
+    store = await open_store(redis.url)
+    template = bench.engine.text.template
+    assert template is not None
+    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    yield registry
+    await registry.aclose()
+    await store.aclose()
+
+
+async def connected(registry: Registry) -> Client:
+    client = Client(registry)
+    client.connect()
+    await client.socket.until("session.created")
+    return client
+
+
+async def test_an_answer_goes_on_and_appends_are_refused(
+    registry: Registry, redis: RedisProcess
+) -> None:
+    client = await connected(registry)
+    client.say("u1", "hello")
+    client.respond(100)
+    await client.socket.until("response.output_text.delta")
+    redis.pause()
+    try:
+        start = time.monotonic()
+        client.say("u2", "lost")
+        error = (await client.socket.until("error"))["error"]
+        waited = time.monotonic() - start
+        await client.socket.until("response.done")
+    finally:
+        redis.go_on()
+    assert (error["code"], error["type"]) == ("store_unavailable", "server_error")
+    assert waited < 5, "0.9 s, and slack for a slow machine"
+    session = registry.find(client.socket.sent[0]["session"]["id"])
+    assert session is not None
+    assert session.conversation.find("u2") is None, "nothing has changed"
+    client.say("u2", "hello again")
+    added = await client.socket.until("conversation.item.added", 3)
+    assert added["item"]["id"] == "u2"
+    await client.drop()
+
+
+async def test_what_was_flushed_is_given_again_or_said_to_be_gone(
+    registry: Registry, redis: RedisProcess
+) -> None:
+    here, gone = await connected(registry), await connected(registry)
+    for client in (here, gone):
+        client.say("u1", "hello")
+        await client.socket.until("conversation.item.done")
+        client.take()
+    await gone.drop()
+    parked = registry.find(gone.session_id)
+    assert parked is not None
+    await registry._forget(registry._sessions[gone.session_id])  # it is in the store alone
+    async with redis.client() as admin:
+        await admin.flushall()
+    here.say("u2", "still there?")
+    await here.socket.until("conversation.item.done", 2)
+    await here.drop()
+    here.take()
+    gone.resume()
+    await gone.gone()
+    assert [event["error"]["code"] for event in gone.socket.sent] == ["session_not_found"]
+    await registry._forget(registry._sessions[here.session_id])
+    here.resume()
+    await here.socket.until("conversation.item.done", 2)
+    assert resumed(here.socket)["resumed"] == "snapshot", "another store, other positions"
+    await here.drop()
+
+
+async def test_killed_and_started_again(registry: Registry, redis: RedisProcess) -> None:
+    client = await connected(registry)
+    client.say("u1", "hello")
+    await client.socket.until("conversation.item.done")
+    redis.kill()
+    client.say("u2", "lost")
+    await client.socket.until("error")
+    await redis.start()
+    client.say("u3", "found")
+    await client.socket.until("conversation.item.done", 2)
+    client.respond(5)
+    await client.socket.until("rate_limits.updated")
+    await client.drop()
+    client.take()
+    await registry._forget(registry._sessions[client.session_id])
+    client.resume()
+    await client.socket.until("session.updated")
+    session = registry.find(client.session_id)
+    assert session is not None
+    assert [item.id for item in session.conversation.items()][:2] == ["u1", "u3"]
+    await client.drop()
