@@ -27,7 +27,7 @@ def start(*options: str, env: dict[str, str] | None = None) -> Server:
     process = subprocess.Popen(
         [sys.executable, "-m", "realtime.server.cli", "serve", "--port", "0", *options],
         cwd=ROOT,
-        env={**os.environ, **(env or {})},
+        env={"CONTINUO_STORE": "memory", **os.environ, **(env or {})},
         stdout=subprocess.PIPE,
         text=True,
     )

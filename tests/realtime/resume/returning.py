@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from realtime.limits import Limits
-from realtime.session import Registry, Return
+from realtime.session import Guest, Registry, Return
 from realtime.transport import Connection
 from tests.realtime.sockets import FakeSocket
 
@@ -25,9 +25,9 @@ class Client:
     def session_id(self) -> str:
         return self.seen[0]["session"]["id"]
 
-    def connect(self, wish: Return | None = None) -> None:
+    def connect(self, wish: Return | None = None, guest: Guest | None = None) -> None:
         self.socket = FakeSocket()
-        connection = Connection(self.socket, self.registry, Limits(), "demo", None, wish)
+        connection = Connection(self.socket, self.registry, Limits(), "demo", guest, wish)
         self.running = asyncio.create_task(connection.run())
 
     def resume(self, last: str | None = None) -> None:

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
-from realtime.session import Registry, Return
+from realtime.session import Guest, Registry, Return
+from realtime.session.state import State
 from tests.realtime.resume.returning import Client, resumed, told
 from tests.realtime.talks import registry_of
 from tests.support.engines import Bench
@@ -150,3 +152,47 @@ async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
     await winner.socket.until("conversation.item.done")
     assert len(registry) == 1
     await winner.drop()
+
+
+@pytest.mark.parametrize("token", ["right", "wrong", "none"])
+@pytest.mark.parametrize("tenant", ["", "somebody else"])
+async def test_who_may_come_back(registry: Registry, token: str, tenant: str) -> None:
+    client = await whole(registry)
+    client.take()
+    secret = client.seen[0]["session"]["resume"]["token"]
+    shown = {"right": secret, "wrong": "x" * 32, "none": None}[token]
+    last = client.seen[-1]["event_id"]
+    client.connect(Return(client.session_id, last, shown), Guest(tenant=tenant))
+    if token == "wrong" or tenant:
+        await client.gone()
+        assert [e["error"]["code"] for e in client.socket.sent] == ["session_not_found"]
+    else:
+        await client.socket.until("session.updated")
+        await client.drop()
+
+
+async def test_an_answer_pauses_and_goes_on(bench: Bench) -> None:
+    registry = await registry_of(bench, Limits(detach_grace_s=0))
+    client = Client(registry)
+    client.connect()
+    client.say("u1", "hello")
+    client.respond(200)
+    await client.socket.until("response.output_text.delta")
+    await client.drop()
+    client.take()
+    session = registry.find(client.session_id)
+    assert session is not None
+    await asyncio.sleep(0.1)
+    drawn = (await bench.engine.stats()).tokens_drawn
+    await asyncio.sleep(0.1)
+    assert (await bench.engine.stats()).tokens_drawn == drawn, "it pauses"
+    assert session.state is State.ANSWERING
+    client.resume()
+    await client.socket.until("rate_limits.updated")
+    assert resumed(client.socket)["kv"] == "hot"
+    client.take()
+    deltas = [e["delta"] for e in client.seen if e["type"] == "response.output_text.delta"]
+    (done,) = (e for e in client.seen if e["type"] == "response.output_text.done")
+    assert "".join(deltas) == done["text"]
+    await client.drop()
+    await registry.aclose()
