@@ -128,20 +128,6 @@ static inline int64_t place_of(const Pool *pool, const int32_t *pages, int64_t h
     return (((int64_t)pages[at / SLOTS] * pool->kv_heads + head) * SLOTS + at % SLOTS) * DIM;
 }
 
-/* Pages lie anywhere, which the processor cannot guess: the next block is fetched meanwhile; past
-   the caches that others live from, since it is read once in a step. */
-static void ask_for(const Pool *pool, const int32_t *pages, int64_t head, int64_t from,
-                    int64_t end) {
-    if (end > from + KEYS) end = from + KEYS;
-    for (int64_t at = from; at < end; at++) {
-        const int64_t place = place_of(pool, pages, head, at);
-        for (int d = 0; d < DIM; d += 64 / (int)sizeof(element)) {
-            __builtin_prefetch(pool->keys + place + d, 0, 0);
-            __builtin_prefetch(pool->values + place + d, 0, 0);
-        }
-    }
-}
-
 /* One unit and KV head: query [T, ...], tokens `stride` floats apart, to out [T, heads, DIM]. */
 static void attend(const Pool *pool, const Row *rows, const Unit *unit, const float *query,
                    int64_t stride, float *out, int64_t head) {
@@ -174,7 +160,6 @@ static void attend(const Pool *pool, const Row *rows, const Unit *unit, const fl
             tile.key[k] = pool->keys + place;
             tile.value[k] = pool->values + place;
         }
-        if (from + KEYS < end) ask_for(pool, pages, head, from + KEYS, end);
         if (queries < FEW) score_few(&tile, queries, keys);
         else score_many(&tile, queries, keys);
         for (int q = 0; q < queries; q++)

@@ -50,7 +50,6 @@ static inline __attribute__((always_inline)) void block(const Linear *linear, co
     vec s[OUTS] = {{0}};
     for (int64_t i = 0; i < in; i += LANES)
         for (int o = 0; o < outs; o++) {
-            __builtin_prefetch(weight + (o + OUTS) * in + i, 0, 0); /* past the caches */
             const vec w = load(weight + o * in + i);
             for (int t = 0; t < tokens; t++) s[t * outs + o] += w * at(x + t * in + i);
         }
