@@ -142,6 +142,33 @@ async def test_what_is_wrong_is_said(addresses: list[str], tmp_path: Path) -> No
 
 
 @needs_redis
+async def test_a_gateway_killed_in_an_answer(tmp_path: Path) -> None:
+    """The client comes back to another one, which goes on with what the engine still says."""
+    redis = RedisProcess(tmp_path)
+    await redis.start()
+    options = ("--store", redis.url)
+    with (
+        processes.engine(*options),
+        processes.gateway(*options) as one,
+        processes.gateway(*options) as two,
+    ):
+        urls = [await asyncio.to_thread(url_of, gateway) for gateway in (one, two)]
+        for url in urls:
+            await until_ready(url)
+        async for client in processes.talk(urls[0]):
+            await client.say(STORY)
+            whole = await client.whole(conversation="none", **LONG)
+            await client.ask(**LONG)
+            await client.deltas(20)
+            one.send(signal.SIGKILL)
+            assert await client.close_code() == 1006
+            async with connect(f"{urls[1]}?{client.position}") as socket:
+                client.socket = socket
+                assert await client.done() == whole, "nothing missing, nothing twice"
+    redis.stop()
+
+
+@needs_redis
 async def test_engines_are_found_in_redis_and_leave_in_peace(tmp_path: Path) -> None:
     """Two engines: one is asked to go while it answers, and its sessions go on with the other."""
     redis = RedisProcess(tmp_path)
