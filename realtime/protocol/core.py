@@ -252,13 +252,24 @@ class Resumed(msgspec.Struct, frozen=True):
     resume: Resume
 
 
+class Rewind(msgspec.Struct, frozen=True):
+    """What an edit did to what the model had read: so many tokens stay, so many behind them are
+    read again, or for the first time."""
+
+    kept_tokens: int
+    prefill_tokens: int
+
+
 class Configured(msgspec.Struct, frozen=True):
     settings: Settings
+    rewind: Rewind | None = None
+    """Here and below: None if all that the model had read stays."""
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
     item: Item
     previous: str | None
+    rewind: Rewind | None = None
 
 
 class ItemFetched(msgspec.Struct, frozen=True):
@@ -267,6 +278,7 @@ class ItemFetched(msgspec.Struct, frozen=True):
 
 class ItemDropped(msgspec.Struct, frozen=True):
     item_id: str
+    rewind: Rewind | None = None
 
 
 class ItemTruncated(msgspec.Struct, frozen=True):
@@ -274,6 +286,7 @@ class ItemTruncated(msgspec.Struct, frozen=True):
     content_index: int
     audio_end_ms: int | None = None
     text_end: int | None = None
+    rewind: Rewind | None = None
 
 
 class TextAppended(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from engine import ChatTemplate, Text
-from realtime.protocol.core import ROOT, Item, MessageItem, Part, Settings, Tool
+from realtime.protocol.core import ROOT, Item, MessageItem, Part, Rewind, Settings, Tool
 from realtime.session.layout import Layout, Span, Tools, common_prefix, joined
 from realtime.session.rendering import role_of, text_of, tool_of
 from realtime.session.truncating import heard
@@ -74,6 +74,18 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
                 return before
             before = item.id
         raise KeyError(item_id)
+
+    def rewound(self, old: "Conversation") -> Rewind | None:
+        """From the first token on that is not that of the older conversation; None: all of that
+        stays. Answers that are being made count nothing."""
+        same = common_prefix(self.all_spans, old.all_spans)
+        here, there = (
+            [id for span in one.all_spans[same:] for id in span.ids] for one in (self, old)
+        )
+        keep = common_prefix(here, there)
+        if keep == len(there):
+            return None
+        return Rewind(self.length - len(here) + keep, len(here) - keep)
 
     @property
     def has_open(self) -> bool:

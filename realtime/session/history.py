@@ -18,7 +18,15 @@ import msgspec
 
 from engine import EngineError, EngineLost
 from realtime.errors import Refusal
-from realtime.protocol.core import Answer, AnswerEnded, AnswerStarted, Item, Settings, Tell
+from realtime.protocol.core import (
+    Answer,
+    AnswerEnded,
+    AnswerStarted,
+    Item,
+    Rewind,
+    Settings,
+    Tell,
+)
 from realtime.session.conversation import Conversation
 from realtime.session.ledger import Ledger, News, Whole
 from realtime.session.rendering import stable
@@ -31,7 +39,7 @@ from realtime.store import Begun, Once, StaleFence, StoreError
 log = logging.getLogger(__name__)
 
 Edit = Callable[[Conversation], Conversation]
-Tells = Callable[[Conversation], Sequence[Tell]]
+Tells = Callable[[Conversation, Rewind | None], Sequence[Tell]]
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -107,8 +115,9 @@ class History:
         once: Once | None = None,
     ) -> None:
         """Edits the conversation, if it fits, with `draft` the words that are not final, and with
-        `window` what is seen; `tells` says what there is to tell then, `push` whether the engine
-        hears of it now. Raises Refusal, EngineError and StoreError; then nothing is done."""
+        `window` what is seen; `tells` says what there is to tell then, of the new conversation and
+        how far it rewinds the old one; `push` whether the engine hears of it now. Raises Refusal,
+        EngineError and StoreError; then nothing is done."""
         window = window or self.window
         while True:
             old = self.conversation
@@ -120,7 +129,7 @@ class History:
                     raise _too_long(old, new, window.limit, param)
                 draft = self.draft if draft is None else draft
                 words = self._words_of(draft)
-                told = tells(new)
+                told = tells(new, new.rewound(old))
                 whole = self._whole(new, words, settings or self.settings, told)
                 news = News(state=settings is not None, once=once)
                 await self._write_and_push(whole, news, (new, draft) if push() else None)

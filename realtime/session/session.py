@@ -301,7 +301,7 @@ class Session:
                 await vet(settings, self.conversation.template, "session.")
                 await self._change(
                     lambda now: now.configured(settings),
-                    tells=lambda now: [core.Configured(settings)],
+                    tells=lambda now, rewind: [core.Configured(settings, rewind)],
                     settings=settings,
                     window=Window(self._door.ready.max_model_len, settings.truncation),
                     param="session.instructions",
@@ -318,7 +318,7 @@ class Session:
                 self._history.find_whole(item_id, "item_delete_invalid_item_id")
                 await self._change(
                     lambda now: now.drop(item_id),
-                    tells=lambda now: [core.ItemDropped(item_id)],
+                    tells=lambda now, rewind: [core.ItemDropped(item_id, rewind)],
                     param="item_id",
                 )
             case core.TruncateItem():
@@ -352,7 +352,7 @@ class Session:
             if short is not item:
                 await self._change(
                     lambda now: now.truncate(short, self._door.text),
-                    tells=lambda now: [told],
+                    tells=lambda now, rewind: [msgspec.structs.replace(told, rewind=rewind)],
                     param="text_end",
                 )
                 return
@@ -368,7 +368,7 @@ class Session:
             case core.ClearText():
                 await self._change(
                     _same,
-                    tells=lambda now: [core.TextCleared()],
+                    tells=lambda now, rewind: [core.TextCleared()],
                     param="text",
                     draft="",
                 )
@@ -382,9 +382,12 @@ class Session:
                 part = core.Part("input_text", text)
                 item = core.MessageItem(id=item_id, role="user", parts=(part,))
 
-                def tells(now: Conversation) -> list[core.Tell]:
+                def tells(now: Conversation, rewind: core.Rewind | None) -> list[core.Tell]:
                     previous = now.previous(item_id)
-                    return [core.TextCommitted(item_id, previous), core.ItemAdded(item, previous)]
+                    return [
+                        core.TextCommitted(item_id, previous),
+                        core.ItemAdded(item, previous, rewind),
+                    ]
 
                 await self._change(
                     lambda now: now.add(item),
@@ -406,7 +409,7 @@ class Session:
                 param="text",
             )
         told = core.TextAppended(len(text))
-        await self._change(_same, tells=lambda now: [told], param="text", draft=text)
+        await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
@@ -430,7 +433,7 @@ class Session:
         await self._change(
             lambda now: now.add(item, after),
             item.id,
-            tells=lambda now: [core.ItemAdded(item, now.previous(item.id))],
+            tells=lambda now, rewind: [core.ItemAdded(item, now.previous(item.id), rewind)],
             param="item",
             chars=chars_of(item),
         )

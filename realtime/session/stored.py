@@ -203,16 +203,18 @@ class _Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    pass
+    rewind: core.Rewind | None = None
 
 
 class _Added(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     item: str
     previous: str | None
+    rewind: core.Rewind | None = None
 
 
 class _Gone(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     item: str
+    rewind: core.Rewind | None = None
 
 
 class _Cut(msgspec.Struct, frozen=True, array_like=True, tag="t"):
@@ -220,6 +222,7 @@ class _Cut(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     content_index: int
     audio_end_ms: int | None
     text_end: int | None
+    rewind: core.Rewind | None = None
 
 
 class _Heard(msgspec.Struct, frozen=True, array_like=True, tag="h"):
@@ -254,14 +257,14 @@ def event_of(record: Record) -> bytes:
 
 def _event_of(record: Record) -> _Event:
     match record.tell:
-        case core.Configured():
-            return _Configured()
-        case core.ItemAdded(item=item, previous=previous):
-            return _Added(item.id, previous)
-        case core.ItemDropped(item_id=item):
-            return _Gone(item)
+        case core.Configured(rewind=rewind):
+            return _Configured(rewind)
+        case core.ItemAdded(item=item, previous=previous, rewind=rewind):
+            return _Added(item.id, previous, rewind)
+        case core.ItemDropped(item_id=item, rewind=rewind):
+            return _Gone(item, rewind)
         case core.ItemTruncated(item_id=item, content_index=index) as tell:
-            return _Cut(item, index, tell.audio_end_ms, tell.text_end)
+            return _Cut(item, index, tell.audio_end_ms, tell.text_end, tell.rewind)
         case core.TextAppended(length=length):
             return _Heard(length)
         case core.TextCleared():
@@ -301,14 +304,14 @@ def records_of(
 def _record(event: _Event, settings: core.Settings, items: dict[str, core.Item]) -> Record:
     """Raises KeyError for an item that is not there any more."""
     match event:
-        case _Configured():
-            return Record(core.Configured(settings))
-        case _Added(item=item, previous=previous):
-            return Record(core.ItemAdded(items[item], previous))
-        case _Gone(item=item):
-            return Record(core.ItemDropped(item))
-        case _Cut(item=item, content_index=index, audio_end_ms=ms, text_end=end):
-            return Record(core.ItemTruncated(item, index, ms, end))
+        case _Configured(rewind=rewind):
+            return Record(core.Configured(settings, rewind))
+        case _Added(item=item, previous=previous, rewind=rewind):
+            return Record(core.ItemAdded(items[item], previous, rewind))
+        case _Gone(item=item, rewind=rewind):
+            return Record(core.ItemDropped(item, rewind))
+        case _Cut(item=item, content_index=index, audio_end_ms=ms, text_end=end) as cut:
+            return Record(core.ItemTruncated(item, index, ms, end, cut.rewind))
         case _Heard(length=length):
             return Record(core.TextAppended(length))
         case _Cleared():

@@ -74,7 +74,7 @@ def _levelled(value: Any, *, counts: bool = False) -> Any:
             return {
                 key: ELLIPSIS
                 if key in _LEVELLED and inner is not None
-                else _levelled(inner, counts=counts or key == "usage")
+                else _levelled(inner, counts=counts or key in ("usage", "rewind"))
                 for key, inner in value.items()
             }
         case list():

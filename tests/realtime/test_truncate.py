@@ -100,7 +100,9 @@ async def test_truncate_keeps_what_was_heard(talk: Talk) -> None:
     answer = await long_answer(talk, 6)
     name = answer.items[0].id
     await talk.session.do(cut(name, 5))
-    assert talk.ears.heard[-1] == core.ItemTruncated(name, 0, None, 5)
+    told = talk.ears.heard[-1]
+    assert isinstance(told, core.ItemTruncated)
+    assert (told.item_id, told.content_index, told.text_end) == (name, 0, 5)
     item = talk.session.conversation.find(name)
     assert isinstance(item, core.MessageItem)
     assert item.parts == (core.Part("output_text", words(answer)[:5]),)

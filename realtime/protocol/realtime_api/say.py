@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal, TypedDict, assert_never
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from realtime.errors import Refusal
 from realtime.names import fresh
@@ -37,16 +37,27 @@ class Voice:
             case core.Resumed(settings=settings, resume=resume):
                 session = self.session(settings, resume)
                 yield server.SessionUpdated(event_id=self._id(), session=session)
-            case core.Configured(settings=settings):
-                yield server.SessionUpdated(event_id=self._id(), session=self.session(settings))
-            case core.ItemAdded(item=item, previous=previous):
+            case core.Configured(settings=settings, rewind=rewind):
+                yield server.SessionUpdated(
+                    event_id=self._id(),
+                    session=self.session(settings),
+                    rewind=rewind_out(rewind),
+                )
+            case core.ItemAdded(item=item, previous=previous, rewind=rewind):
                 shape = item_out(item)
-                yield server.ItemAdded(event_id=self._id(), previous_item_id=previous, item=shape)
+                yield server.ItemAdded(
+                    event_id=self._id(),
+                    previous_item_id=previous,
+                    item=shape,
+                    rewind=rewind_out(rewind),
+                )
                 yield server.ItemDone(event_id=self._id(), previous_item_id=previous, item=shape)
             case core.ItemFetched(item=item):
                 yield server.ItemRetrieved(event_id=self._id(), item=item_out(item))
-            case core.ItemDropped(item_id=item_id):
-                yield server.ItemDeleted(event_id=self._id(), item_id=item_id)
+            case core.ItemDropped(item_id=item_id, rewind=rewind):
+                yield server.ItemDeleted(
+                    event_id=self._id(), item_id=item_id, rewind=rewind_out(rewind)
+                )
             case core.ItemTruncated(item_id=item_id, content_index=index):
                 yield server.ItemTruncated(
                     event_id=self._id(),
@@ -54,6 +65,7 @@ class Voice:
                     content_index=index,
                     audio_end_ms=tell.audio_end_ms or 0,
                     text_end=UNSET if tell.text_end is None else tell.text_end,
+                    rewind=rewind_out(tell.rewind),
                 )
             case core.TextAppended(length=length):
                 yield server.TextAppended(event_id=self._id(), length=length)
@@ -204,6 +216,12 @@ def resume_out(resume: core.Resume) -> server.ResumeOut:
         resumed=resume.resumed,
         kv=resume.kv,
     )
+
+
+def rewind_out(rewind: core.Rewind | None) -> server.RewindOut | UnsetType:
+    if rewind is None:
+        return UNSET
+    return server.RewindOut(kept_tokens=rewind.kept_tokens, prefill_tokens=rewind.prefill_tokens)
 
 
 def response_out(answer: core.Answer) -> server.ResponseOut:

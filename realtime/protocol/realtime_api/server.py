@@ -221,13 +221,22 @@ class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
     session: SessionOut
 
 
+class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours, where an edit changes what the model has read: what stays of it, and what follows."""
+
+    kept_tokens: int
+    prefill_tokens: int
+
+
 class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
     session: SessionOut
+    rewind: RewindOut | UnsetType = UNSET
 
 
 class ItemAdded(Event, frozen=True, kw_only=True, tag="conversation.item.added"):
     previous_item_id: str | None
     item: ItemOut
+    rewind: RewindOut | UnsetType = UNSET
 
 
 class ItemDone(Event, frozen=True, kw_only=True, tag="conversation.item.done"):
@@ -241,6 +250,7 @@ class ItemRetrieved(Event, frozen=True, kw_only=True, tag="conversation.item.ret
 
 class ItemDeleted(Event, frozen=True, kw_only=True, tag="conversation.item.deleted"):
     item_id: str
+    rewind: RewindOut | UnsetType = UNSET
 
 
 class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.truncated"):
@@ -249,6 +259,7 @@ class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.tru
     audio_end_ms: int
     text_end: int | UnsetType = UNSET
     """Ours, where the client has said it."""
+    rewind: RewindOut | UnsetType = UNSET
 
 
 class ResponseCreated(Event, frozen=True, kw_only=True, tag="response.created"):

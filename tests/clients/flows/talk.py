@@ -23,7 +23,12 @@ OURS = {
     "session.closed": {"type", "event_id", "reason"},
 }
 """Events that the SDK does not know: only flows that use our additions may receive them."""
-OUR_FIELDS = {"conversation.item.truncated": {"text_end"}}
+OUR_FIELDS = {
+    "session.updated": {"rewind"},
+    "conversation.item.added": {"rewind"},
+    "conversation.item.deleted": {"rewind"},
+    "conversation.item.truncated": {"text_end", "rewind"},
+}
 FLOWS: dict[str, Callable[["Client"], Awaitable[None]]] = {}
 
 

@@ -169,6 +169,12 @@ interface ClientEvents {
   'input_text_buffer.commit': object;
 }
 
+/** What an edit did to what the model had read. */
+export interface Rewind {
+  kept_tokens: number;
+  prefill_tokens: number;
+}
+
 interface InOutput {
   response_id: string;
   item_id: string;
@@ -177,13 +183,18 @@ interface InOutput {
 
 interface ServerEvents {
   'session.created': { session: Session };
-  'session.updated': { session: Session };
+  'session.updated': { session: Session; rewind?: Rewind };
   'session.closed': { reason: string };
-  'conversation.item.added': { item: Item; previous_item_id: string | null };
+  'conversation.item.added': { item: Item; previous_item_id: string | null; rewind?: Rewind };
   'conversation.item.done': { item: Item; previous_item_id: string | null };
   'conversation.item.retrieved': { item: Item };
-  'conversation.item.deleted': { item_id: string };
-  'conversation.item.truncated': { item_id: string; content_index: number; text_end?: number };
+  'conversation.item.deleted': { item_id: string; rewind?: Rewind };
+  'conversation.item.truncated': {
+    item_id: string;
+    content_index: number;
+    text_end?: number;
+    rewind?: Rewind;
+  };
   'response.created': { response: Response };
   'response.done': { response: Response };
   'response.output_item.added': { response_id: string; output_index: number; item: Item };
