@@ -1,6 +1,7 @@
 """The tests of web/, a file each: the client library against a scripted server, and the page in a
 real Chromium against a real server with the bundled model."""
 
+import gzip
 import os
 import shutil
 import subprocess
@@ -56,3 +57,9 @@ def test_the_client(file: Path) -> None:
 @pytest.mark.parametrize("file", files("browser"), ids=name_of)
 def test_the_page(file: Path) -> None:
     run("test:browser", file, 590)
+
+
+@built
+def test_the_page_is_small() -> None:
+    files = [file for file in BUILT.rglob("*") if file.is_file()]
+    assert sum(len(gzip.compress(file.read_bytes(), 9)) for file in files) < 150_000

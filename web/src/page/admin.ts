@@ -100,7 +100,7 @@ class Admin {
       ['Runs on', `${now.device}, ${now.dtype}`],
       ['Context', `${count(now.max_model_len)} tokens`],
       ['Up for', duration(now.up_s)],
-      ['Conversations', count(now.sessions)],
+      ['Connected now', count(now.sessions)],
     ]);
     const lines = now.warnings.map(({ at, level, message }) =>
       h('li', {}, h('time', {}, clock(at * 1000)), h('span', { class: level }, level), message),

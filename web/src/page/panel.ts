@@ -104,7 +104,7 @@ export class Panel {
       ['Pages', `${count(engine.pages_free)} of ${count(engine.pages_total)} free`],
       ['Answering', count(engine.active_turns)],
       ['Waiting', count(engine.queued_turns)],
-      ['Conversations', count(books.sessions)],
+      ['Connected now', count(books.sessions)],
       ['Model', `${books.model}, ${books.dtype} on ${books.device}`],
     ]);
   }
