@@ -1,7 +1,6 @@
 """compose.yaml is as it should be, and what it starts holds a conversation, whatever is killed."""
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.deploy.stack import KEY, ROOT, Stack, missing
@@ -75,10 +74,20 @@ def url(stack: Stack) -> str:
 
 @asynccontextmanager
 async def talk(url: str) -> AsyncIterator[Client]:
-    async with connect(url, additional_headers=BEARER) as socket:
+    async with await way_in(url) as socket:
         client = Client(socket)
         await client.created()
         yield client
+
+
+async def way_in(url: str) -> ClientConnection:
+    """As a client that is sent away tries again: the entry looks once a second who is ready."""
+    async with asyncio.timeout(processes.READY_S):
+        while True:
+            try:
+                return await connect(url, additional_headers=BEARER)
+            except (InvalidStatus, OSError):
+                await asyncio.sleep(0.2)
 
 
 async def holds(url: str) -> None:
@@ -113,6 +122,8 @@ async def test_a_conversation_through_the_one_entry(stack: Stack, url: str) -> N
 async def test_each_service_killed(stack: Stack, url: str, service: str) -> None:
     """It is started again, as its restart policy says; the conversation goes on."""
     await entered(url)
+    for gateway in ("gateway-1", "gateway-2"):
+        await entered(f"ws://127.0.0.1:{stack.port(gateway, '8000')}/v1/realtime")
     async with talk(url) as client:
         await client.say("My name is Zorban and I live in Quiltown.")
         assert await client.whole()
@@ -134,10 +145,7 @@ async def goes_on(client: Client, url: str) -> str:
                 await client.say("What is my name?")
                 return await client.whole()
             except ConnectionClosed:
-                await entered(url)
-                with contextlib.suppress(InvalidStatus, OSError):
-                    where = f"{url}?{client.position}"
-                    client.socket = await connect(where, additional_headers=BEARER)
+                client.socket = await way_in(f"{url}?{client.position}")
             except AssertionError:
                 assert client.last["error"]["type"] == "server_error", client.last
                 await asyncio.sleep(0.2)
