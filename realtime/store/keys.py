@@ -19,7 +19,7 @@ eighth is forgotten."""
 ONCE_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Of a session, kept for replay; the oldest are dropped."""
-EVENTS_BYTES_MAX = 64 * 1024
+EVENTS_BYTES_MAX = 3 * 1024
 SWEEP_MAX = 1000
 """Sessions in one sweep."""
 
