@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
+from engine import Engine
 from realtime.server.app import Server, bind, build
 from realtime.server.settings import Settings
+from realtime.session import Registry
 from realtime.store import Store
 from tests.realtime.talks import store_of
 from tests.support.engines import Bench
@@ -22,6 +24,10 @@ class Running:
         self.port = port
         self.server = server
         self.url = f"ws://127.0.0.1:{port}/v1/realtime"
+
+    @property
+    def registry(self) -> Registry:
+        return self.server.config.app.state.registry  # type: ignore[union-attr]
 
     async def get(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -37,9 +43,15 @@ class Running:
 async def serve(
     bench: Bench, settings: Settings, store: Store | None = None
 ) -> AsyncIterator[Running]:
+    async with serving(bench.engine, settings, store or await store_of(bench)) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def serving(engine: Engine, settings: Settings, store: Store) -> AsyncIterator[Running]:
     sock = bind("127.0.0.1", 0)
     listening = asyncio.Event()
-    app = build(bench.engine, settings, store or await store_of(bench))
+    app = build(engine, settings, store)
     server = Server(app, settings, listening.set)
     async with app.state.registry.running():
         serving = asyncio.create_task(server.serve([sock]))

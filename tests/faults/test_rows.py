@@ -1,0 +1,23 @@
+"""A few trials of each row; `make faults` does as many as make it proven."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.faults.rows import ROWS
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.mark.parametrize("id", ROWS)
+async def test_a_few_trials(id: str, tmp_path: Path) -> None:
+    row = ROWS[id]
+    if (program := row.lacks()) is not None:
+        pytest.skip(f"{program} is not installed")
+    async with row.world(tmp_path) as world:
+        for seed in range(row.few):
+            try:
+                await row.trial(world, Random(seed))
+            except Exception as error:
+                raise AssertionError(f"make faults ROW={id} ARGS='--seed {seed}'") from error
