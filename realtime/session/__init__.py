@@ -5,6 +5,7 @@ that go on from each other without a session (`responses`). Knows no wire: it he
 Tells."""
 
 from realtime.session.making import Making, Visitor
+from realtime.session.position import aside_of
 from realtime.session.recording import Recording
 from realtime.session.registry import Fork, Guest, Registry, Return
 from realtime.session.responses import Responses
@@ -26,4 +27,5 @@ __all__ = [
     "Session",
     "Status",
     "Visitor",
+    "aside_of",
 ]

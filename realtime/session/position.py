@@ -82,3 +82,10 @@ def parse(event_id: str) -> Position | None:
         of=int(found["of"]) if found["of"] else None,
         parts=int(found["parts"] or 0),
     )
+
+
+def aside_of(event_id: str | None) -> str | None:
+    """An event id at the same position: who comes back after it misses nothing. None: no position
+    is known."""
+    at = parse(event_id) if event_id is not None else None
+    return None if at is None else at.aside().event_id()

@@ -1,6 +1,7 @@
 """What the engine and the store say, or do not say in time, as an answer to the client."""
 
 from engine import BadRequest, EngineError, TooLong
+from engine import StaleFence as OtherFront
 from realtime.errors import Refusal
 from realtime.store import Conflict, StaleFence, StoreError
 
@@ -16,6 +17,8 @@ def no_answer(waited_s: float) -> Refusal:
 
 def refusal_of(error: EngineError) -> Refusal:
     """The engine's words as an answer to the client."""
+    if isinstance(error, OtherFront):
+        return _replaced()
     code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
     if isinstance(error, BadRequest):
         return Refusal(error.message, code=code, param=error.field)
@@ -32,11 +35,7 @@ def not_kept(error: StoreError) -> Refusal:
                 param="event_id",
             )
         case StaleFence():
-            return Refusal(
-                "A newer connection has taken this session over.",
-                code="session_replaced",
-                kind="server_error",
-            )
+            return _replaced()
         case _:
             return Refusal(
                 "What was sent could not be stored, so it was not accepted. Nothing has changed: "
@@ -44,3 +43,11 @@ def not_kept(error: StoreError) -> Refusal:
                 code="store_unavailable",
                 kind="server_error",
             )
+
+
+def _replaced() -> Refusal:
+    return Refusal(
+        "A newer connection has taken this session over.",
+        code="session_replaced",
+        kind="server_error",
+    )

@@ -229,6 +229,7 @@ class Registry:
         try:
             await entry.session.hold(self._held_s, parked=False)
         except StaleFence:
+            _hang_up_replaced(entry.hang_up)
             await self._forget(entry)
             return None
         except (UnknownSession, StoreLost):
@@ -274,8 +275,7 @@ class Registry:
         self._parked.pop(entry.session.id, None)
         entry.unpark()
         entry.session.detach()
-        if before is not None:
-            before(CloseCode.REPLACED, "a newer connection has taken this session over")
+        _hang_up_replaced(before)
 
     def _add(self, session: Session, tenant: str, secret: bytes, hang_up: HangUp | None) -> _Open:
         entry = _Open(session, tenant, secret, hang_up)
@@ -293,8 +293,7 @@ class Registry:
 
     def _replaced(self, entry: _Open) -> None:
         """Another gateway owns the session now."""
-        if entry.hang_up is not None:
-            entry.hang_up(CloseCode.REPLACED, "a newer connection has taken this session over")
+        _hang_up_replaced(entry.hang_up)
         self._later(self._forget(entry))
 
     def _check_room(self) -> None:
@@ -408,6 +407,11 @@ class Registry:
     def scope(self, tenant: str) -> str:
         """KV is shared within it; who knows only the tenant's name cannot make it."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
+
+
+def _hang_up_replaced(hang_up: HangUp | None) -> None:
+    if hang_up is not None:
+        hang_up(CloseCode.REPLACED, "a newer connection has taken this session over")
 
 
 def _admit(wish: Return, guest: Guest, tenant: str, secret: bytes) -> None:

@@ -27,7 +27,7 @@ from realtime.protocol.realtime_api import (
     event_id_of,
     hear,
 )
-from realtime.session import Fork, Guest, Line, Registry, Return, Session
+from realtime.session import Fork, Guest, Line, Registry, Return, Session, aside_of
 from realtime.store import Once
 from realtime.transport.outbox import Outbox
 from realtime.transport.socket import Socket, SocketClosed
@@ -106,8 +106,10 @@ class Connection:
 
     async def refuse(self, refusal: Refusal, code: CloseCode) -> None:
         """Says why, and closes: for a connection that never gets a session."""
+        seen = self._wish.last_event_id if isinstance(self._wish, Return) else None
+        event = self._voice.refuse(refusal, None, aside_of(seen))
         try:
-            await self._socket.send(encode(self._voice.refuse(refusal, None)).decode())
+            await self._socket.send(encode(event).decode())
         except SocketClosed:
             return
         await self._socket.close(code, refusal.message[:120])

@@ -82,7 +82,7 @@ async def refused(caller: Caller, event: dict[str, object]) -> str:
     try:
         await caller.settle()
     except Refused as error:
-        await caller.settle()
+        await caller.until("input_audio_buffer.cleared")
         return error.code
     raise AssertionError(f"taken: {event}")
 

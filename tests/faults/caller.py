@@ -31,7 +31,7 @@ class Caller:
         """Which of them is asked next."""
         self.session = ""
         self.last = ""
-        """Id of the last event that is part of the conversation."""
+        """Id of the last event, whatever it was: an error is a place to come back to as well."""
         self.resumed: list[str] = []
         """How it came back, each time."""
         self.items: list[str] = []
@@ -111,10 +111,8 @@ class Caller:
         event: Event = json.loads(await asyncio.wait_for(self._socket.recv(), WAIT_S))
         assert event["event_id"] not in self.ids, f"told twice: {event}"
         self.ids.add(event["event_id"])
-        aside = "~" in event["event_id"]
-        self._take(event, aside)
-        if not aside:
-            self.last = event["event_id"]
+        self._take(event, aside="~" in event["event_id"])
+        self.last = event["event_id"]
         return event
 
     def _take(self, event: Event, aside: bool) -> None:
