@@ -207,21 +207,31 @@ async def test_a_client_secret_without_a_body(running: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "param"),
+    ("body", "status", "code", "param"),
     [
-        (b"{", "invalid_json", None),
-        ({"expires_after": {"seconds": 9}}, "integer_below_min_value", "expires_after.seconds"),
-        ({"expires_after": {"seconds": 7201}}, "integer_above_max_value", "expires_after.seconds"),
-        ({"session": {"type": "transcription"}}, "invalid_value", "session.type"),
-        ({"session": {}}, "missing_required_parameter", "session.type"),
-        (b" " * 1_100_000, "body_too_large", None),
+        (b"{", 400, "invalid_json", None),
+        (
+            {"expires_after": {"seconds": 9}},
+            400,
+            "integer_below_min_value",
+            "expires_after.seconds",
+        ),
+        (
+            {"expires_after": {"seconds": 7201}},
+            400,
+            "integer_above_max_value",
+            "expires_after.seconds",
+        ),
+        ({"session": {"type": "transcription"}}, 400, "invalid_value", "session.type"),
+        ({"session": {}}, 400, "missing_required_parameter", "session.type"),
+        (b" " * 1_100_000, 413, "body_too_large", None),
     ],
 )
 async def test_a_bad_client_secret(
-    running: Running, body: object, code: str, param: str | None
+    running: Running, body: object, status: int, code: str, param: str | None
 ) -> None:
-    status, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
-    assert (status, denied["error"]["code"], denied["error"]["param"]) == (400, code, param)
+    answered, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    assert (answered, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
 
 
 @pytest.mark.parametrize("sealed", [False, True])
