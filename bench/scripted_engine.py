@@ -79,7 +79,7 @@ async def serve(sock: socket.socket, folder: str, rate: float, asked: TextIO) ->
         clock=time.monotonic,
     )
 
-    fronts = Fronts(loop.tell, sessions.load, EngineConfig(), time.monotonic)
+    fronts = Fronts(loop.tell, sessions.load, EngineConfig(), time.monotonic, folder)
 
     def hear(commands: list[AnyCommand]) -> None:
         now_s = time.monotonic()

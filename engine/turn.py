@@ -1,6 +1,7 @@
 """Turn and Piece: one answer as the front sees it. Ids become text here."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import assert_never
 
@@ -43,7 +44,9 @@ class Turn:
         self._detokenizer = detokenizer
         self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
         self._unspoken = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
-        self._events: asyncio.Queue[Tokens | TurnEnded | EngineError] = asyncio.Queue()
+        self._events: deque[Tokens | TurnEnded | EngineError] = deque()
+        self._reader: asyncio.Future[None] | None = None
+        """Waits for an event."""
 
     def put(self, event: Tokens | TurnEnded | EngineError) -> None:
         """For Engine."""
@@ -51,11 +54,16 @@ class Turn:
             if new := event.after(self.said):
                 self.interrupted = False
                 self.said += len(new.ids)
-                self._events.put_nowait(new)
+                self._put(new)
         else:
-            self._events.put_nowait(event)
+            self._put(event)
             self._over = True
             self._at_end()
+
+    def _put(self, event: Tokens | TurnEnded | EngineError) -> None:
+        self._events.append(event)
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def when_over(self, act: Callable[[], None]) -> None:
         """`act` is called once when the turn has ended, read or not; at once if it has already."""
@@ -66,7 +74,10 @@ class Turn:
     async def __aiter__(self) -> AsyncIterator[Piece]:
         said = 0
         while self.ended is None:
-            event = await self._events.get()
+            while not self._events:
+                self._reader = asyncio.get_running_loop().create_future()
+                await self._reader
+            event = self._events.popleft()
             match event:
                 case Tokens():
                     said = event.first + len(event.ids)

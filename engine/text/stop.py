@@ -27,6 +27,8 @@ class Holdback:
 
     def push(self, text: str) -> str:
         """The text that is certain now: before the match, if there is one."""
+        if not self._stops:
+            return text
         if self.matched is not None or not text:
             return ""
         text = self._held + text

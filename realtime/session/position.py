@@ -51,9 +51,9 @@ class Position(msgspec.Struct, frozen=True, kw_only=True):
 
     def event_id(self, part: int = 1) -> str:
         """Of the `part`th event, from 1, of what is said next."""
-        text = f"event_{self.epoch}_{self.told}" + "".join(
-            f"_{at.answer}.{at.edges}.{at.chars}.{at.check:x}" for at in self.answers
-        )
+        text = f"event_{self.epoch}_{self.told}"
+        for at in self.answers:
+            text += f"_{at.answer}.{at.edges}.{at.chars}.{at.check:x}"
         if self.mark:
             return f"{text}{self._said(self.parts) if self.parts else ''}~{self.mark}{part:x}"
         return text if self.whole else text + self._said(part)

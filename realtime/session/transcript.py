@@ -91,11 +91,15 @@ class Transcript:
     @property
     def now(self) -> Position:
         """What the listener has been told."""
-        reached = tuple(
-            self._ahead[number][0] if number in self._ahead else stream.reached
-            for number, stream in self._answers.items()
+        return self._now()
+
+    def _now(self, of: int | None = None, *, whole: bool = False) -> Position:
+        reached = [stream.reached for stream in self._answers.values()]
+        if self._ahead:
+            reached = [self._ahead.get(at.answer, (at,))[0] for at in reached]
+        return Position(
+            epoch=self.epoch, told=self.next, answers=tuple(reached), of=of, whole=whole
         )
-        return Position(epoch=self.epoch, told=self.next, answers=reached)
 
     def since(self, number: int) -> list[Record]:
         """Records from this number on."""
@@ -148,19 +152,18 @@ class Transcript:
         """Something of an answer that is being made."""
         number = self._numbers[answer_id]
         stream = self._answers[number]
-        before = self.now
+        whole = isinstance(tell, TextDelta | ArgumentsDelta)
+        before = None if whole else self._now(of=number)
         stream.take(tell)
         ahead = self._ahead.get(number)
         if ahead is not None:
             self._catch_up(stream, *ahead)
-        elif isinstance(tell, TextDelta | ArgumentsDelta):
-            self._say(Line(tell, msgspec.structs.replace(self.now, whole=True)))
         else:
-            self._say(Line(tell, msgspec.structs.replace(before, of=number)))
+            self._say(Line(tell, before or self._now(whole=True)))
 
     def open(self, tell: Tell) -> None:
         """Said before everything."""
-        self._say(Line(tell, msgspec.structs.replace(self.now, whole=True)))
+        self._say(Line(tell, self._now(whole=True)))
 
     def aside(self, tell: Tell) -> None:
         """Said here, not told again."""

@@ -1,13 +1,13 @@
 """The embedded store: one SQLite file, for one gateway on one host.
 
-All of it runs on one thread beside the event loop, a call a transaction. The clock is the host's.
+All of it runs on one thread beside the event loop; calls that wait for it share a transaction. The
+clock is the host's.
 """
 
 import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -24,9 +24,10 @@ from realtime.store.base import (
     Written,
 )
 from realtime.store.durability import Durability
-from realtime.store.errors import StoreRefused, StoreUnavailable
-from realtime.store.sqlite_file import connect, transaction
+from realtime.store.errors import StoreRefused
+from realtime.store.sqlite_file import connect
 from realtime.store.sqlite_tables import Clock, Tables
+from realtime.store.sqlite_worker import Worker
 
 T = TypeVar("T")
 
@@ -37,21 +38,17 @@ class SqliteStore:
         cls, file: Path | None, durability: Durability = "normal", clock: Clock = time.time
     ) -> Self:
         """None: in memory. Raises StoreRefused."""
-        thread = ThreadPoolExecutor(1, "store")
-        loop = asyncio.get_running_loop()
         try:
-            db = await loop.run_in_executor(thread, connect, file, durability)
+            db = await asyncio.to_thread(connect, file, durability)
         except (OSError, sqlite3.Error) as error:
-            thread.shutdown(wait=False)
             raise StoreRefused(
                 f"the store {file or 'in memory'} cannot be used: {error}"
             ) from error
-        return await loop.run_in_executor(thread, cls, thread, db, clock)
+        return cls(db, clock)
 
-    def __init__(self, thread: ThreadPoolExecutor, db: sqlite3.Connection, clock: Clock) -> None:
-        self._thread = thread
-        self._db = db
+    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
         self._tables = Tables(db, clock)
+        self._worker = Worker(db)
 
     @property
     def epoch(self) -> str:
@@ -99,17 +96,7 @@ class SqliteStore:
         return await self._run(self._tables.kept, response)
 
     async def aclose(self) -> None:
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._db.close)
-        self._thread.shutdown(wait=False)
+        await self._worker.aclose()
 
     async def _run(self, call: Callable[..., T], *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._in_transaction, call, args)
-
-    def _in_transaction(self, call: Callable[..., T], args: tuple[Any, ...]) -> T:
-        try:
-            with transaction(self._db):
-                return call(*args)
-        except sqlite3.Error as error:
-            raise StoreUnavailable(f"the store cannot be written: {error}") from error
+        return await self._worker.run(call, *args)

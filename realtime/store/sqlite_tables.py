@@ -1,4 +1,5 @@
-"""Tables: what the store does, in SQL. Every call within a transaction."""
+"""Tables: what the store does, in SQL, within a transaction. What a call that raises has written is
+taken back, unless it raises StoreLost."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -67,11 +68,10 @@ class Tables:
         return int((self._clock() + for_s) * 1000)
 
     def verify(self) -> None:
+        """Raises StoreLost; the new epoch is written all the same."""
         found = read_epoch(self._db)
         if found != self.epoch:
             lost, self.epoch = self.epoch, found or make_epoch(self._db)
-            # The new epoch stays, whatever the transaction was about.
-            self._db.commit()
             raise StoreLost(f"this is not the store it was: {lost} is gone")
 
     def _missing(self, session: str) -> UnknownSession:

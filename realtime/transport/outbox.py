@@ -5,7 +5,7 @@ import asyncio
 from realtime.errors import Hangup
 from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
-from realtime.protocol.realtime_api import ServerEvent
+from realtime.protocol.realtime_api import ServerEvent, encode
 from realtime.transport.backlog import Backlog
 from realtime.transport.socket import Socket
 
@@ -14,8 +14,9 @@ _HARD = 4
 
 
 class Outbox:
-    """`put` from anywhere, at once; `run` sends. Over the bound, `room` makes the reading side
-    wait; over it for too long, or by far, `run` ends with a Hangup."""
+    """`put` from anywhere, at once: it sends what need not wait. `run` sends the rest. Over the
+    bound, `room` makes the reading side wait; over it for too long, or by far, `run` ends with a
+    Hangup."""
 
     def __init__(self, socket: Socket, limits: Limits) -> None:
         self._socket = socket
@@ -31,6 +32,8 @@ class Outbox:
         self._too_slow = False
 
     def put(self, event: ServerEvent) -> None:
+        if self._sent.is_set() and self._socket.send_now(encode(event)):
+            return
         self._backlog.put(event)
         self._filled.set()
         self._sent.clear()

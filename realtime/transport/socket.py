@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
@@ -26,14 +27,26 @@ class Socket(Protocol):
         SocketClosed."""
         ...
 
+    def send_now(self, frame: bytes) -> bool:
+        """A text frame that need not wait is on its way. False: it is not sent, `send` would wait,
+        or raise."""
+        ...
+
     async def close(self, code: CloseCode, reason: str) -> None:
         """Harmless if it is closed already."""
         ...
 
 
+SEND_NOW = "continuo.send_now"
+"""ASGI extension of a server that can send a text frame at once: `write(frame) -> bool`. Of the
+work for a delta, the layers between an application and its server are the largest part."""
+
+
 class StarletteSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
+        extension = websocket.scope.get("extensions", {}).get(SEND_NOW, {})
+        self.send_now: Callable[[bytes], bool] = extension.get("write", _never)
 
     async def recv(self) -> str | bytes:
         message = await self._websocket.receive()
@@ -56,3 +69,7 @@ class StarletteSocket:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._websocket.close(code, reason)
+
+
+def _never(frame: bytes) -> bool:
+    return False

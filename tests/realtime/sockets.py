@@ -31,6 +31,12 @@ class FakeSocket:
         self.sent.append(json.loads(frame))
         self._new.set()
 
+    def send_now(self, frame: bytes) -> bool:
+        if self.reading.is_set():
+            self.sent.append(json.loads(frame))
+            self._new.set()
+        return self.reading.is_set()
+
     async def close(self, code: CloseCode, reason: str) -> None:
         self.closed = (code, reason)
 

@@ -9,10 +9,12 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
 
 from realtime.limits import Limits
 from realtime.server import app, logs, peers
 from realtime.server.app import bind
+from realtime.server.peers import text_head
 from realtime.server.settings import Settings
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench
@@ -287,3 +289,10 @@ async def test_who_does_not_read_costs_a_bound_and_is_gone(bench: Bench, bytes_r
         await asyncio.gather(*on, return_exceptions=True)
         peer.close()
         await gone(bench, running)
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
+def test_a_frame_sent_at_once_looks_as_any_other(size: int) -> None:
+    body = bytes(size)
+    whole = Frame(Opcode.TEXT, body).serialize(mask=False)
+    assert text_head(size) + body == whole

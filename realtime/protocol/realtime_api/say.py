@@ -26,6 +26,8 @@ class Voice:
         self._said = 0
 
     def say(self, tell: core.Tell, name: Name) -> list[server.ServerEvent]:
+        if isinstance(tell, core.TextDelta):  # nearly all there is to say
+            return [_text_delta(tell, name(1))]
         self._name, self._said = name, 0
         return list(self._say(tell))
 
@@ -79,15 +81,8 @@ class Voice:
                 yield server.ResponseCreated(event_id=self._id(), response=response_out(answer))
             case core.OutputStarted():
                 yield from self._output_started(tell)
-            case core.TextDelta(answer_id=answer_id, index=index, item_id=item_id, text=text):
-                yield server.TextDelta(
-                    event_id=self._id(),
-                    response_id=answer_id,
-                    item_id=item_id,
-                    output_index=index,
-                    content_index=0,
-                    delta=text,
-                )
+            case core.TextDelta():
+                yield _text_delta(tell, self._id())
             case core.ArgumentsDelta():
                 yield server.ArgumentsDelta(
                     event_id=self._id(),
@@ -205,6 +200,17 @@ class Voice:
     def _id(self) -> str:
         self._said += 1
         return self._name(self._said)
+
+
+def _text_delta(tell: core.TextDelta, name: str) -> server.TextDelta:
+    return server.TextDelta(
+        event_id=name,
+        response_id=tell.answer_id,
+        item_id=tell.item_id,
+        output_index=tell.index,
+        content_index=0,
+        delta=tell.text,
+    )
 
 
 def resume_out(resume: core.Resume) -> server.ResumeOut:

@@ -98,7 +98,7 @@ async def test_a_layout_of_another_version_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("strict", 2)])
 async def test_durability_is_synchronous(tmp_path: Path, durability: str, level: int) -> None:
     store = await SqliteStore.open(tmp_path / "store.db", durability)  # type: ignore[arg-type]
-    db = store._db  # pyright: ignore[reportPrivateUsage]
+    db = store._worker._db  # pyright: ignore[reportPrivateUsage]
     assert db.execute("PRAGMA synchronous").fetchone() == (level,)
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     await store.aclose()
