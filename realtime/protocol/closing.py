@@ -25,7 +25,7 @@ class CloseCode(IntEnum):
 EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
     CloseCode.NORMAL: ("the session is finished, by agreement", False),
     CloseCode.GOING_AWAY: ("this server goes away; another may take over", True),
-    CloseCode.BINARY: ("binary frames are not used by this protocol", False),
+    CloseCode.BINARY: ("a binary frame, or a text one where MessagePack was agreed", False),
     CloseCode.NOT_JSON: ("too many frames that are not events", False),
     CloseCode.POLICY: ("refused: not authorised, unknown model, or not possible", False),
     CloseCode.TOO_BIG: ("a frame over twice the limit", False),

@@ -15,7 +15,6 @@ from starlette.datastructures import Headers
 from realtime.server.client_secrets import ClientSecrets
 from realtime.session import Guest
 
-SUBPROTOCOL = "realtime"
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 

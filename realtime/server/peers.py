@@ -81,11 +81,11 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         if not self.close_sent:
             self.scope.setdefault("extensions", {})[SEND_NOW] = {"write": self.send_now}
 
-    def send_now(self, frame: bytes) -> bool:
-        """As `send` of a text frame, where that would not wait, nor raise."""
+    def send_now(self, frame: bytes, binary: bool) -> bool:
+        """As `send`, where that would not wait, nor raise."""
         if self.conn.state is not State.OPEN or not self._ready:
             return False
-        self.transport.write(text_head(len(frame)) + frame)
+        self.transport.write(frame_head(len(frame), binary) + frame)
         return True
 
     @property
@@ -126,10 +126,11 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def text_head(size: int) -> bytes:
-    """Of a whole text frame from a server (RFC 6455, 5.2)."""
+def frame_head(size: int, binary: bool) -> bytes:
+    """Of a whole frame from a server, a text one or a binary one (RFC 6455, 5.2)."""
+    first = 0x82 if binary else 0x81
     if size < 126:
-        return bytes((0x81, size))
+        return bytes((first, size))
     if size < 1 << 16:
-        return b"\x81\x7e" + size.to_bytes(2, "big")
-    return b"\x81\x7f" + size.to_bytes(8, "big")
+        return bytes((first, 126)) + size.to_bytes(2, "big")
+    return bytes((first, 127)) + size.to_bytes(8, "big")

@@ -19,8 +19,9 @@ from starlette.websockets import WebSocket
 
 from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
+from realtime.protocol.realtime_api import CODECS, JSON
 from realtime.server import answers
-from realtime.server.auth import SUBPROTOCOL, Denied, Gate, offered
+from realtime.server.auth import Denied, Gate, offered
 from realtime.server.served import Model, Served
 from realtime.session import Fork, Registry, Return
 from realtime.transport import Connection, StarletteSocket
@@ -59,12 +60,13 @@ class Routes:
         if isinstance(guest, Denied):
             await websocket.send_denial_response(_denial(guest))
             return
-        subprotocols = offered(websocket.headers)
-        await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in subprotocols else None)
+        spoken = [CODECS[token] for token in offered(websocket.headers) if token in CODECS]
+        await websocket.accept(spoken[0].subprotocol if spoken else None)
         name = websocket.query_params.get("model") or self._served.models[0].id
         socket = StarletteSocket(websocket)
         wish = _wish(websocket.query_params)
-        connection = Connection(socket, self._registry, self._limits, name, guest, wish)
+        codec = spoken[0] if spoken else JSON
+        connection = Connection(socket, self._registry, self._limits, name, guest, wish, codec)
         if self._served.find(name):
             await connection.run()
         else:

@@ -5,7 +5,7 @@ from collections import deque
 
 import msgspec
 
-from realtime.protocol.realtime_api import ServerEvent, encode
+from realtime.protocol.realtime_api import JSON, Codec, ServerEvent
 from realtime.protocol.realtime_api.server import ArgumentsDelta, TextDelta
 
 _ENVELOPE_BYTES = 256
@@ -15,7 +15,8 @@ _ENVELOPE_BYTES = 256
 class Backlog:
     """First in, first out. `bytes` is what it holds: exact for frames, close for deltas."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec = JSON) -> None:
+        self._codec = codec
         self._waiting: deque[bytes | TextDelta | ArgumentsDelta] = deque()
         self.bytes = 0
 
@@ -33,7 +34,7 @@ class Backlog:
                     self._waiting[-1] = merged
                 self.bytes += len(event.delta)
             case _:
-                frame = encode(event)
+                frame = self._codec.encode(event)
                 self._waiting.append(frame)
                 self.bytes += len(frame)
 
@@ -46,7 +47,7 @@ class Backlog:
             self.bytes -= len(oldest)
             return oldest
         self.bytes -= _ENVELOPE_BYTES + len(oldest.delta)
-        return encode(oldest)
+        return self._codec.encode(oldest)
 
 
 def _merge(

@@ -18,13 +18,12 @@ from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import (
+    JSON,
     ClientEvent,
+    Codec,
     Farewell,
     NoAudio,
     Voice,
-    decode,
-    encode,
-    event_id_of,
     hear,
 )
 from realtime.session import Fork, Guest, Line, Registry, Return, Session, aside_of
@@ -36,6 +35,11 @@ log = logging.getLogger(__name__)
 
 _FAREWELL_S = 2.0
 """How long we try to deliver what was said before we close."""
+_OTHER_KIND = {
+    False: "binary frames were not agreed: offer the subprotocol realtime.msgpack",
+    True: "text frames are not used with the subprotocol realtime.msgpack",
+}
+"""By whether the agreed frames are binary."""
 
 
 class Connection:
@@ -47,12 +51,14 @@ class Connection:
         model: str,
         guest: Guest | None = None,
         wish: Fork | Return | None = None,
+        codec: Codec = JSON,
     ) -> None:
         """`wish`: to begin as another session was, or to go on with one."""
         self._socket = socket
         self._registry = registry
         self._limits = limits
-        self._outbox = Outbox(socket, limits)
+        self._codec = codec
+        self._outbox = Outbox(socket, limits, codec)
         self._id = wish.session_id if isinstance(wish, Return) else fresh("sess")
         self._voice = Voice(self._id, model)
         self._guest = guest or Guest()
@@ -109,7 +115,8 @@ class Connection:
         seen = self._wish.last_event_id if isinstance(self._wish, Return) else None
         event = self._voice.refuse(refusal, None, aside_of(seen))
         try:
-            await self._socket.send(encode(event).decode())
+            frame = self._codec.encode(event)
+            await self._socket.send(frame if self._codec.binary else frame.decode())
         except SocketClosed:
             return
         await self._socket.close(code, refusal.message[:120])
@@ -161,12 +168,12 @@ class Connection:
             await self._take(frame, session)
 
     async def _take(self, frame: str | bytes, session: Session) -> None:
-        if isinstance(frame, bytes):
-            raise Hangup(CloseCode.BINARY, "binary frames are not used by this protocol")
+        if isinstance(frame, bytes) is not self._codec.binary:
+            raise Hangup(CloseCode.BINARY, _OTHER_KIND[self._codec.binary])
         event_id: str | None = None
         try:
             self._check_size(frame)
-            event = decode(frame)
+            event = self._codec.decode(frame)
             event_id = event.event_id
             self._bad_frames = 0
             ask = hear(event, session.settings, self._registry.settings, fresh)
@@ -193,22 +200,27 @@ class Connection:
             )
             self._outbox.put(self._voice.refuse(fault, event_id, session.aside()))
 
-    def _check_size(self, frame: str) -> None:
+    def _check_size(self, frame: str | bytes) -> None:
         limit = self._limits.frame_bytes_max
-        size = len(frame) if len(frame) * 4 <= limit else len(frame.encode(errors="replace"))
+        size = len(frame)
+        if isinstance(frame, str) and size * 4 > limit:
+            size = len(frame.encode(errors="replace"))
         if size > limit:
             raise Refusal(
                 f"The frame is {size:,} bytes; the limit is {limit:,} bytes.",
                 code="frame_too_large",
-                event_id=event_id_of(frame),
+                event_id=self._codec.event_id_of(frame),
             )
 
     def _count_bad_frame(self, refusal: BadFrame) -> None:
-        if refusal.code != "invalid_json":
+        if refusal.code != self._codec.unreadable:
             return
         self._bad_frames += 1
         if self._bad_frames >= self._limits.bad_frames_max:
-            raise Hangup(CloseCode.NOT_JSON, f"{self._bad_frames} frames in a row were not JSON")
+            raise Hangup(
+                CloseCode.NOT_JSON,
+                f"{self._bad_frames} frames in a row were not {self._codec.name}",
+            )
 
 
 def _once(event: ClientEvent) -> Once | None:

@@ -5,7 +5,7 @@ import asyncio
 from realtime.errors import Hangup
 from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
-from realtime.protocol.realtime_api import ServerEvent, encode
+from realtime.protocol.realtime_api import JSON, Codec, ServerEvent
 from realtime.transport.backlog import Backlog
 from realtime.transport.socket import Socket
 
@@ -18,10 +18,12 @@ class Outbox:
     bound, `room` makes the reading side wait; over it for too long, or by far, `run` ends with a
     Hangup."""
 
-    def __init__(self, socket: Socket, limits: Limits) -> None:
+    def __init__(self, socket: Socket, limits: Limits, codec: Codec = JSON) -> None:
         self._socket = socket
+        self._codec = codec
+        self._binary = codec.binary
         self._limits = limits
-        self._backlog = Backlog()
+        self._backlog = Backlog(codec)
         self._filled = asyncio.Event()
         self._sent = asyncio.Event()
         self._sent.set()
@@ -32,7 +34,7 @@ class Outbox:
         self._too_slow = False
 
     def put(self, event: ServerEvent) -> None:
-        if self._sent.is_set() and self._socket.send_now(encode(event)):
+        if self._sent.is_set() and self._socket.send_now(self._codec.encode(event), self._binary):
             return
         self._backlog.put(event)
         self._filled.set()
@@ -75,7 +77,7 @@ class Outbox:
                 self._sent.set()
                 await self._filled.wait()
                 continue
-            await self._socket.send(frame.decode())
+            await self._socket.send(frame if self._binary else frame.decode())
             if self._patience is not None and self._backlog.bytes <= self._limits.outbox_bytes_max:
                 self._patience.cancel()
                 self._patience = None

@@ -22,14 +22,14 @@ class Socket(Protocol):
         """One message. Raises SocketClosed."""
         ...
 
-    async def send(self, frame: str) -> None:
-        """Returns when the frame is on its way; waits while the other side does not read. Raises
-        SocketClosed."""
+    async def send(self, frame: str | bytes) -> None:
+        """A text frame, or a binary one. Returns when it is on its way; waits while the other side
+        does not read. Raises SocketClosed."""
         ...
 
-    def send_now(self, frame: bytes) -> bool:
-        """A text frame that need not wait is on its way. False: it is not sent, `send` would wait,
-        or raise."""
+    def send_now(self, frame: bytes, binary: bool) -> bool:
+        """A frame that need not wait is on its way. False: it is not sent, `send` would wait, or
+        raise."""
         ...
 
     async def close(self, code: CloseCode, reason: str) -> None:
@@ -38,7 +38,7 @@ class Socket(Protocol):
 
 
 SEND_NOW = "continuo.send_now"
-"""ASGI extension of a server that can send a text frame at once: `write(frame) -> bool`. Of the
+"""ASGI extension of a server that can send a frame at once: `write(frame, binary) -> bool`. Of the
 work for a delta, the layers between an application and its server are the largest part."""
 
 
@@ -46,7 +46,7 @@ class StarletteSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         extension = websocket.scope.get("extensions", {}).get(SEND_NOW, {})
-        self.send_now: Callable[[bytes], bool] = extension.get("write", _never)
+        self.send_now: Callable[[bytes, bool], bool] = extension.get("write", _never)
 
     async def recv(self) -> str | bytes:
         message = await self._websocket.receive()
@@ -55,9 +55,12 @@ class StarletteSocket:
         text: str | None = message.get("text")
         return message["bytes"] if text is None else text
 
-    async def send(self, frame: str) -> None:
+    async def send(self, frame: str | bytes) -> None:
         try:
-            await self._websocket.send_text(frame)
+            if isinstance(frame, str):
+                await self._websocket.send_text(frame)
+            else:
+                await self._websocket.send_bytes(frame)
         except (WebSocketDisconnect, RuntimeError) as error:
             raise SocketClosed from error
 
@@ -71,5 +74,5 @@ class StarletteSocket:
                 await self._websocket.close(code, reason)
 
 
-def _never(frame: bytes) -> bool:
+def _never(frame: bytes, binary: bool) -> bool:
     return False

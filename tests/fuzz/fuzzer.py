@@ -11,12 +11,14 @@ import gc
 import json
 import logging
 import random
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
 
 from tests.fuzz import mutate
 from tests.fuzz.stalls import Stalls
-from tests.support.frames import CLOSE, TEXT, Peer, frame
+from tests.support.frames import BINARY, CLOSE, TEXT, Peer, frame
 
 STALL_S_MAX = 0.050
 EVENT_CODES = {1000, 1007, 1009}
@@ -29,6 +31,23 @@ class Found(NamedTuple):
     seed: int
     what: str
     frames: Sequence[str | bytes]
+    wire: bool
+    """Bytes on the socket instead of frames."""
+
+
+class _Codec(NamedTuple):
+    subprotocol: str
+    opcode: int
+    write: Callable[[object], str | bytes]
+    read: Callable[[bytes], Any]
+    error: bytes
+    """Is in every frame that says one."""
+
+
+_JSON = _Codec("realtime", TEXT, json.dumps, json.loads, b'"type":"error"')
+_MSGPACK = _Codec(
+    "realtime.msgpack", BINARY, msgspec.msgpack.encode, msgspec.msgpack.decode, b"\xa4type\xa5error"
+)
 
 
 class Errors(logging.Handler):
@@ -72,20 +91,21 @@ class Fuzzer:
         source = random.Random(seed)
         if source.random() < 0.1:
             return await self.wire(mutate.wire(source), seed)
-        return await self.events(
-            [mutate.event(source) for _ in range(source.randrange(1, 120))], seed
-        )
+        spoilt = mutate.packed if source.random() < 0.3 else mutate.event
+        return await self.events([spoilt(source) for _ in range(source.randrange(1, 120))], seed)
 
-    async def events(self, thrown: Sequence[str], seed: int = -1) -> Found | None:
-        """Text frames on one connection, which must be usable after them, or rightly closed."""
-        peer = await Peer.connect(self._port)
+    async def events(self, thrown: Sequence[str | bytes], seed: int = -1) -> Found | None:
+        """Text frames, or MessagePack, on one connection, which must be usable after them, or
+        rightly closed."""
+        codec = _MSGPACK if isinstance(thrown[0], bytes) else _JSON
+        peer = await Peer.connect(self._port, Sec_WebSocket_Protocol=codec.subprotocol)
         self._marker += 1
         marker = f"marker_{self._marker}"
         question = {"type": "conversation.item.retrieve", "item_id": marker, "event_id": marker}
         throwing = asyncio.create_task(
-            peer.send(*(frame(text) for text in thrown), frame(json.dumps(question)))
+            peer.send(*(frame(each, codec.opcode) for each in (*thrown, codec.write(question))))
         )
-        wrong = await self._hear(peer, marker)
+        wrong = await self._hear(peer, marker, codec)
         await throwing
         peer.reset() if seed % 2 else peer.close()
         return self._judge(seed, wrong, thrown)
@@ -109,9 +129,9 @@ class Fuzzer:
         except TimeoutError:
             wrong = "neither answered nor closed"
         peer.close()
-        return self._judge(seed, wrong, [thrown])
+        return self._judge(seed, wrong, [thrown], wire=True)
 
-    async def _hear(self, peer: Peer, marker: str) -> str | None:
+    async def _hear(self, peer: Peer, marker: str, codec: "_Codec") -> str | None:
         """Until the marker comes back, or the end; what was wrong."""
         try:
             while (got := await peer.recv()) is not None:
@@ -119,9 +139,9 @@ class Fuzzer:
                     code = int.from_bytes(got.payload[:2], "big")
                     self.codes[code] = self.codes.get(code, 0) + 1
                     return None if code in EVENT_CODES else f"closed with {code}"
-                if got.opcode != TEXT or b'"type":"error"' not in got.payload:
+                if got.opcode != codec.opcode or codec.error not in got.payload:
                     continue
-                error = json.loads(got.payload)["error"]
+                error = codec.read(got.payload)["error"]
                 if error["type"] == "server_error":
                     return f"a fault of the server: {error['message']}"
                 if error["event_id"] == marker:
@@ -132,7 +152,9 @@ class Fuzzer:
             return f"reset: {error}"
         return "ended without a close frame"
 
-    def _judge(self, seed: int, wrong: str | None, thrown: Sequence[str | bytes]) -> Found | None:
+    def _judge(
+        self, seed: int, wrong: str | None, thrown: Sequence[str | bytes], *, wire: bool = False
+    ) -> Found | None:
         self.thrown += len(thrown)
         stalled_s = self._stalls.take()
         self.longest_s = max(self.longest_s, stalled_s)
@@ -141,7 +163,7 @@ class Fuzzer:
             self._errors.seen.clear()
         elif wrong is None and stalled_s > STALL_S_MAX:
             wrong = f"the event loop stood still for {stalled_s * 1e3:.0f} ms"
-        return None if wrong is None else Found(seed, wrong, thrown)
+        return None if wrong is None else Found(seed, wrong, thrown, wire)
 
     def _faulted(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         self._errors.seen.append(f"{context.get('message')}: {context.get('exception')!r}")
@@ -149,9 +171,9 @@ class Fuzzer:
 
 async def shrink(fuzzer: Fuzzer, found: Found) -> Found:
     """The same fault from fewer frames, where single ones or the last ones show it."""
-    if not all(isinstance(text, str) for text in found.frames):
+    if found.wire:
         return found
-    thrown = [text for text in found.frames if isinstance(text, str)]
+    thrown = list(found.frames)
     while len(thrown) > 1:
         for part in (thrown[len(thrown) // 2 :], thrown[: len(thrown) // 2]):
             again = await fuzzer.events(part, found.seed)

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from tests.fuzz.corpus import EVENTS
 from tests.support import frames
 
@@ -25,6 +27,23 @@ def event(source: random.Random) -> str:
     for _ in range(source.choice((0, 0, 0, 1, 3))):
         text = _scramble(text, source)
     return text
+
+
+def packed(source: random.Random) -> bytes:
+    """The same as a MessagePack frame."""
+    chosen = copy.deepcopy(source.choice(EVENTS))
+    for _ in range(source.choice((0, 1, 1, 2, 5))):
+        _spoil(chosen, source)
+    data = msgspec.msgpack.encode(chosen)
+    for _ in range(source.choice((0, 0, 0, 1, 3))):
+        start = source.randrange(len(data) + 1)
+        end = min(start + source.choice((0, 1, 1, 4, 40)), len(data))
+        data = data[:start] + source.choice(_BYTES) + data[end:]
+    return data
+
+
+_BYTES = (b"", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\xc4\x01x", b"\xd4\x05x", b"\xa1\xff", b"\xdf")
+_BYTES += (b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xc0\xc0", b"\x91" * 3_000)
 
 
 def _spoil(value: Any, source: random.Random) -> None:

@@ -4,8 +4,15 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
+
 from realtime.protocol.closing import CloseCode
 from realtime.transport import SocketClosed
+
+
+def read(frame: str | bytes) -> dict[str, Any]:
+    """A text frame is JSON, a binary one MessagePack."""
+    return json.loads(frame) if isinstance(frame, str) else msgspec.msgpack.decode(frame)
 
 
 class FakeSocket:
@@ -26,14 +33,14 @@ class FakeSocket:
             raise SocketClosed
         return frame
 
-    async def send(self, frame: str) -> None:
+    async def send(self, frame: str | bytes) -> None:
         await self.reading.wait()
-        self.sent.append(json.loads(frame))
+        self.sent.append(read(frame))
         self._new.set()
 
-    def send_now(self, frame: bytes) -> bool:
+    def send_now(self, frame: bytes, binary: bool) -> bool:
         if self.reading.is_set():
-            self.sent.append(json.loads(frame))
+            self.sent.append(read(frame if binary else frame.decode()))
             self._new.set()
         return self.reading.is_set()
 

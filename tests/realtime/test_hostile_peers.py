@@ -14,7 +14,7 @@ from websockets.frames import Frame, Opcode
 from realtime.limits import Limits
 from realtime.server import app, logs, peers
 from realtime.server.app import bind
-from realtime.server.peers import text_head
+from realtime.server.peers import frame_head
 from realtime.server.settings import Settings
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench
@@ -294,5 +294,6 @@ async def test_who_does_not_read_costs_a_bound_and_is_gone(bench: Bench, bytes_r
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
 def test_a_frame_sent_at_once_looks_as_any_other(size: int) -> None:
     body = bytes(size)
-    whole = Frame(Opcode.TEXT, body).serialize(mask=False)
-    assert text_head(size) + body == whole
+    for opcode in (Opcode.TEXT, Opcode.BINARY):
+        whole = Frame(opcode, body).serialize(mask=False)
+        assert frame_head(size, opcode is Opcode.BINARY) + body == whole

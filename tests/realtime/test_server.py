@@ -47,6 +47,7 @@ async def test_health_is_for_everyone_and_models_are_not(running: Running) -> No
     [
         (["realtime"], "realtime"),
         (["realtime", "openai-beta.realtime-v1"], "realtime"),
+        (["realtime", "realtime.msgpack"], "realtime"),
         (["something-else"], None),
         (None, None),
     ],

@@ -5,13 +5,24 @@ frame ◀─codec─── server event ◀──say─── Tell         (core
 """
 
 from realtime.protocol.realtime_api.client import ClientEvent, SessionIn
-from realtime.protocol.realtime_api.codec import decode, encode, event_id_of, explain
+from realtime.protocol.realtime_api.codec import (
+    CODECS,
+    JSON,
+    Codec,
+    decode,
+    encode,
+    event_id_of,
+    explain,
+)
 from realtime.protocol.realtime_api.hear import Farewell, NoAudio, hear, settings_of
 from realtime.protocol.realtime_api.say import Voice
 from realtime.protocol.realtime_api.server import ServerEvent
 
 __all__ = [
+    "CODECS",
+    "JSON",
     "ClientEvent",
+    "Codec",
     "Farewell",
     "NoAudio",
     "ServerEvent",

@@ -1,23 +1,24 @@
-"""Frames to client events, server events to frames. Whatever the bytes, `decode` returns an event
-or raises BadFrame."""
+"""Frames to client events, server events to frames: as JSON in text frames, or as MessagePack in
+binary ones. Whatever the bytes, `decode` returns an event or raises BadFrame."""
 
+import json
 import re
+from collections.abc import Callable
 
 import msgspec
 
 from realtime.errors import BadFrame
 from realtime.limits import FRAME_ELEMENTS_MAX
-from realtime.protocol.explaining import Choices, elements, explain
+from realtime.protocol.explaining import Choices, elements, explain, packed_elements
 from realtime.protocol.realtime_api.client import (
     EVENT_TYPES,
     ITEM_TYPES,
     ClientEvent,
     EventId,
+    ResponseCreate,
+    SessionUpdate,
 )
-from realtime.protocol.realtime_api.server import ServerEvent
-
-_decoder = msgspec.json.Decoder(ClientEvent)
-_encoder = msgspec.json.Encoder()
+from realtime.protocol.realtime_api.server import ServerEvent, SessionCreated, SessionUpdated
 
 
 class _Envelope(msgspec.Struct):
@@ -27,7 +28,6 @@ class _Envelope(msgspec.Struct):
     event_id: object = None
 
 
-_envelope = msgspec.json.Decoder(_Envelope)
 _EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]{1,512})"')
 _CHOICES: Choices = {
     "type": EVENT_TYPES,
@@ -50,37 +50,130 @@ _CHOICES: Choices = {
 """See explaining.Choices."""
 
 
-def decode(frame: str | bytes) -> ClientEvent:
-    count = elements(frame, FRAME_ELEMENTS_MAX)
-    if count > FRAME_ELEMENTS_MAX:
-        raise BadFrame(
-            f"The frame holds {count:,} values; the limit is {FRAME_ELEMENTS_MAX:,}.",
-            code="frame_too_large",
-            event_id=event_id_of(frame),
-        )
+class Codec(msgspec.Struct, frozen=True, kw_only=True):
+    """One way to write the events."""
+
+    subprotocol: str
+    binary: bool
+    """Whether its frames are."""
+    name: str
+    unreadable: str
+    """The code of a refused frame that could not be read at all."""
+    read: Callable[[str | bytes], ClientEvent]
+    """Raises MsgspecError, ValueError (UnicodeDecodeError), TypeError or RecursionError."""
+    look: Callable[[str | bytes], str | None]
+    """The event_id as it stands in a frame; raises the same."""
+    count: Callable[[str | bytes, int], int]
+    """About how many values a frame holds, looking no further than a limit."""
+    encode: Callable[[ServerEvent], bytes]
+
+    def decode(self, frame: str | bytes) -> ClientEvent:
+        """Raises BadFrame."""
+        count = self.count(frame, FRAME_ELEMENTS_MAX)
+        if count > FRAME_ELEMENTS_MAX:
+            raise BadFrame(
+                f"The frame holds {count:,} values; the limit is {FRAME_ELEMENTS_MAX:,}.",
+                code="frame_too_large",
+                event_id=self.event_id_of(frame),
+            )
+        code, param = self.unreadable, None
+        try:
+            return self.read(frame)
+        except msgspec.ValidationError as error:
+            message, code, param = explain(str(error), _CHOICES)
+        except UnicodeDecodeError:
+            message = "The frame is not valid UTF-8."
+        except RecursionError:
+            message = "The frame is nested too deeply."
+        except (msgspec.DecodeError, TypeError, ValueError) as error:
+            message = f"The frame is not valid {self.name}: {error}."
+        raise BadFrame(message, code=code, param=param, event_id=self.event_id_of(frame))
+
+    def event_id_of(self, frame: str | bytes) -> str | None:
+        """The client's event_id, from a frame of which nothing else may be good."""
+        try:
+            return self.look(frame)
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+            return None
+
+
+# ---------------------------------------------------------------- JSON
+
+_read_json = msgspec.json.Decoder(ClientEvent).decode
+_look_json = msgspec.json.Decoder(_Envelope).decode
+_write_json = msgspec.json.Encoder().encode
+
+
+def _json_event_id(frame: str | bytes) -> str | None:
     try:
-        return _decoder.decode(frame)
-    except msgspec.ValidationError as error:
-        message, code, param = explain(str(error), _CHOICES)
-    except msgspec.DecodeError as error:
-        message, code, param = f"The frame is not valid JSON: {error}.", "invalid_json", None
-    except UnicodeDecodeError:
-        message, code, param = "The frame is not valid UTF-8.", "invalid_json", None
-    except RecursionError:
-        message, code, param = "The frame is nested too deeply.", "invalid_json", None
-    raise BadFrame(message, code=code, param=param, event_id=event_id_of(frame))
-
-
-def encode(event: ServerEvent) -> bytes:
-    return _encoder.encode(event)
-
-
-def event_id_of(frame: str | bytes) -> str | None:
-    """The client's event_id, from a frame of which nothing else may be good."""
-    try:
-        return msgspec.convert(_envelope.decode(frame).event_id, EventId)
+        return msgspec.convert(_look_json(frame).event_id, EventId)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     text = frame if isinstance(frame, str) else frame.decode(errors="replace")
     found = _EVENT_ID.search(text)
     return found[1] if found else None
+
+
+JSON = Codec(
+    subprotocol="realtime",
+    binary=False,
+    name="JSON",
+    unreadable="invalid_json",
+    read=_read_json,
+    look=_json_event_id,
+    count=elements,
+    encode=_write_json,
+)
+decode, encode, event_id_of = JSON.decode, JSON.encode, JSON.event_id_of
+
+
+# ---------------------------------------------------------------- MessagePack
+
+_read_packed = msgspec.msgpack.Decoder(ClientEvent).decode
+_look_packed = msgspec.msgpack.Decoder(_Envelope).decode
+_write_packed = msgspec.msgpack.Encoder().encode
+
+
+def _unpack(frame: str | bytes) -> ClientEvent:
+    event = _read_packed(_binary(frame))
+    if isinstance(event, SessionUpdate | ResponseCreate):
+        _write_json(
+            event
+        )  # raises TypeError where the schema of a tool is none: its keys are texts
+    return event
+
+
+def _packed_event_id(frame: str | bytes) -> str | None:
+    return msgspec.convert(_look_packed(_binary(frame)).event_id, EventId)
+
+
+def _pack(event: ServerEvent) -> bytes:
+    if isinstance(event, SessionCreated | SessionUpdated):  # the schemas of its tools are JSON
+        return _write_packed(json.loads(_write_json(event), parse_int=_integer))
+    return _write_packed(event)
+
+
+def _integer(digits: str) -> int | float:
+    """MessagePack has 64 bits for it."""
+    number = int(digits)
+    return number if -(2**63) <= number < 2**64 else float(digits)
+
+
+def _binary(frame: str | bytes) -> bytes:
+    assert isinstance(frame, bytes), "text frames are refused before"
+    return frame
+
+
+MSGPACK = Codec(
+    subprotocol="realtime.msgpack",
+    binary=True,
+    name="MessagePack",
+    unreadable="invalid_msgpack",
+    read=_unpack,
+    look=_packed_event_id,
+    count=lambda frame, limit: packed_elements(_binary(frame), limit),
+    encode=_pack,
+)
+
+CODECS = {codec.subprotocol: codec for codec in (JSON, MSGPACK)}
+"""By subprotocol."""
