@@ -85,18 +85,18 @@ def packed_elements(frame: bytes, limit: int) -> int:
     return seen if seen > 2 * limit else 1
 
 
-_FIXED = {
-    0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,  # integers
-    0xCA: 4, 0xCB: 8,  # floats
-    0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,  # extensions
-    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,  # arrays and maps: their length alone
-}
+_FIXED = (
+    {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}  # integers
+    | {0xCA: 4, 0xCB: 8}  # floats
+    | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
+    | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: their length alone
+)
 """Bytes behind the first one, by that."""
-_SIZED = {
-    0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0),  # texts
-    0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0),  # bytes
-    0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1),  # extensions
-}
+_SIZED = (
+    {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # texts
+    | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
+    | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
+)
 """Bytes of a length, and of what stands between it and so many bytes more."""
 
 
