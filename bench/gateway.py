@@ -85,11 +85,14 @@ class Gateway(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, rate: float) -> AsyncIterator[Gateway]:
+async def served(
+    folder: Path, rate: float, store: str | None = None, durability: str = "normal"
+) -> AsyncIterator[Gateway]:
+    """`store`: None for a file on disk."""
     file = Path(tempfile.mkdtemp()) / "asked"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.gateway_server", str(folder), str(rate), str(file)),
-        f"sqlite:///{file.parent}/store.db",
+        *(store or f"sqlite:///{file.parent}/store.db", durability),
         stdout=asyncio.subprocess.PIPE,
     )
     assert process.stdout is not None

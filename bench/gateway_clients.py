@@ -23,18 +23,20 @@ _TEXT, _PING, _PONG = 0x81, 0x89, 0x8A
 class Wire(asyncio.Protocol):
     """One WebSocket. Masks with zeros, which costs nothing."""
 
-    def __init__(self, on_frame: OnFrame) -> None:
+    def __init__(self, on_frame: OnFrame, query: str = "") -> None:
         self.on_frame = on_frame
         self.opened = asyncio.get_running_loop().create_future()
+        self.lost = asyncio.Event()
+        self._query = query
         self._transport: asyncio.Transport
         self._buffer = b""
         self._upgraded = False
 
     @classmethod
-    async def connect(cls, port: int, on_frame: OnFrame) -> "Wire":
-        """Returns when the first frame is there."""
+    async def connect(cls, port: int, on_frame: OnFrame, query: str = "") -> "Wire":
+        """Returns when the first frame is there. Raises OSError."""
         loop = asyncio.get_running_loop()
-        _, wire = await loop.create_connection(lambda: cls(on_frame), "127.0.0.1", port)
+        _, wire = await loop.create_connection(lambda: cls(on_frame, query), "127.0.0.1", port)
         await wire.opened
         return wire
 
@@ -47,7 +49,8 @@ class Wire(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.write(
-            b"GET /v1/realtime?model=bench HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+            b"GET /v1/realtime?model=bench" + self._query.encode() + b" HTTP/1.1\r\n"
+            b"Host: x\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n"
@@ -79,6 +82,7 @@ class Wire(asyncio.Protocol):
         self._buffer = data[at:]
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.lost.set()
         if not self.opened.done():
             self.opened.set_exception(exc or ConnectionError("closed before it opened"))
 

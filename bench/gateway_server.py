@@ -1,4 +1,5 @@
-"""python -m bench.gateway_server FOLDER RATE ASKED STORE: the gateway before a scripted engine.
+"""python -m bench.gateway_server FOLDER RATE ASKED STORE DURABILITY: the gateway before an engine
+that is scripted.
 
 As `continuo serve` runs it, in a process of its own. When it listens it prints its port and process
 id.
@@ -11,6 +12,7 @@ import signal
 import socket
 import sys
 
+import msgspec
 import uvloop
 
 from engine.front import Engine
@@ -18,13 +20,13 @@ from realtime.limits import Limits
 from realtime.server import logs
 from realtime.server.app import Server, bind, build
 from realtime.server.settings import Settings
-from realtime.store import open_store
+from realtime.store import Durability, open_store
 
 KEY = "bench"
 SESSIONS_MAX = 20_000
 
 
-async def main(folder: str, rate: str, asked: str, store: str) -> None:
+async def main(folder: str, rate: str, asked: str, store: str, durability: Durability) -> None:
     logs.configure("warning", (KEY,))
 
     async def launch() -> socket.socket:
@@ -32,7 +34,7 @@ async def main(folder: str, rate: str, asked: str, store: str) -> None:
         with theirs:
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bench.scripted_engine"),
-                *(str(theirs.fileno()), folder, rate, asked),
+                *("beats", str(theirs.fileno()), folder, rate, asked),
                 pass_fds=(theirs.fileno(),),
             )
         return ours
@@ -48,7 +50,7 @@ async def main(folder: str, rate: str, asked: str, store: str) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        app = build(engine, settings, await open_store(store))
+        app = build(engine, settings, await open_store(store, durability))
         server = Server(app, settings, lambda: print(port, os.getpid(), flush=True))
         async with app.state.registry.running():
             serving = asyncio.create_task(server.serve([sock]))
@@ -61,4 +63,5 @@ async def main(folder: str, rate: str, asked: str, store: str) -> None:
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    uvloop.run(main(*sys.argv[1:]))
+    *words, durability = sys.argv[1:]
+    uvloop.run(main(*words, msgspec.convert(durability, Durability)))

@@ -11,10 +11,13 @@ NAMES = {
     "flatness": "whether a turn costs the same whatever its index",
     "cold-beside-live": "short turns beside long cold prompts",
     "commit-to-first-token": "words prefilled while they are spoken",
+    "append-acknowledged": "appends until they are acknowledged, durability normal and strict",
     "barge-in": "an answer interrupted, cut to what was heard, and the next turn",
     "gateway": "token streams, idle connections and appends before a scripted engine",
     "idle-sessions": "ten times more open sessions than fit",
     "masked-step": "what following a grammar costs a step",
+    "parked-sessions": "sessions without a client in Redis: bytes each, how late they are removed",
+    "resume-storm": "a gateway killed under 2,000 answers, until all go on at another one",
     "step-overhead": "scheduler, cache and batch building per step, on a null device",
 }
 

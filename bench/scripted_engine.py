@@ -1,27 +1,35 @@
-"""python -m bench.scripted_engine FD FOLDER RATE ASKED: the engine on a device that keeps time.
+"""python -m bench.scripted_engine DRAWS FD FOLDER RATE ASKED: the engine on a device of no model.
 
-All of the engine is real but the device: it does nothing, and answers each step at its next beat,
-RATE a second by the monotonic clock. The id it draws says which beat that was, so that whoever
-reads the text knows how late it came. At rate 0 it answers at once. When each turn was asked for is
-written to the file ASKED.
+All of the engine is real but the device: it computes nothing, answers each step at its next beat,
+RATE a second by the monotonic clock. At rate 0 it answers at once. When each turn was asked for is
+written to the file ASKED. DRAWS says what an id tells, and where the fronts are:
+
+beats     which beat it was drawn at, so that whoever reads the text knows how late it came; the
+          front is at the other end of the connected socket FD
+context   a digest of all ids before it, so that anything lost, doubled or mixed up changes the
+          text; fronts come and go at the listening socket FD
 """
 
 import asyncio
+import itertools
 import math
 import secrets
 import socket
 import sys
 import time
+from array import array
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 import msgspec
 import uvloop
 
-from engine.batch import Batch, Drawn, Geometry, Sampled
+from engine.batch import Batch, Drawn, Geometry, Row, Sampled
 from engine.cache import SessionAwareCache
-from engine.config import EngineConfig
+from engine.config import EngineConfig, Listening
 from engine.fronts import Fronts
 from engine.link import Link
+from engine.listening import listen
 from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, Generate, Ready
 from engine.metrics import Counters
@@ -31,12 +39,14 @@ from engine.text import StopWatch, Text
 
 PAGES, PAGE = 65_536, 16
 CONTEXT = 8192
-ROWS = 512
+ROWS = 4096
 FIRST_ID, BEATS = 256, 3840
 """Ids that read as <n> in the models of bench/, and stand for a beat."""
 
 
 class TimedRunner:
+    """Draws the beat."""
+
     def __init__(self, rate: float) -> None:
         self._rate = rate
         self._beat = 0
@@ -49,11 +59,42 @@ class TimedRunner:
         if self._rate:
             self._beat = max(self._beat + 1, math.ceil(time.monotonic() * self._rate))
             time.sleep(max(self._beat / self._rate - time.monotonic(), 0))
-        drawn = Drawn(FIRST_ID + self._beat % BEATS)
-        return Sampled([drawn if row.sample else None for row in batch.rows], 0.0)
+        named = self._named(batch)
+        drawn = (Drawn(FIRST_ID + number % BEATS) for number in named)
+        rows = zip(batch.rows, drawn, strict=True)
+        return Sampled([one if row.sample else None for row, one in rows], 0.0)
 
     def collect(self, ticket: Sampled) -> Sampled:
         return ticket
+
+    def _named(self, batch: Batch) -> Iterable[int]:
+        """One number for each row."""
+        return itertools.repeat(self._beat, len(batch.rows))
+
+
+class ContextRunner(TimedRunner):
+    """Draws what the whole past names: in place of KV it keeps digests."""
+
+    def __init__(self, rate: float) -> None:
+        super().__init__(rate)
+        self._kv = array("q", bytes(8 * PAGES * PAGE))
+
+    def _named(self, batch: Batch) -> Iterable[int]:
+        for _, source, target in batch.moves:
+            kept = self._kv[source * PAGE : (source + 1) * PAGE]
+            self._kv[target * PAGE : (target + 1) * PAGE] = kept
+        return map(self._digest, batch.rows)
+
+    def _digest(self, row: Row) -> int:
+        past = self._kv[self._place(row, row.start - 1)] if row.start else 0
+        for position, id in enumerate(row.ids, row.start):
+            past = hash((past, id))
+            self._kv[self._place(row, position)] = past
+        return past
+
+    @staticmethod
+    def _place(row: Row, position: int) -> int:
+        return row.pages[position // PAGE] * PAGE + position % PAGE
 
 
 def lateness_s(beat: int, rate: float, now_s: float) -> float:
@@ -62,8 +103,9 @@ def lateness_s(beat: int, rate: float, now_s: float) -> float:
     return now_s - (last - (last - beat) % BEATS) / rate
 
 
-async def serve(sock: socket.socket, folder: str, rate: float, asked: TextIO) -> None:
-    runner, text, counters = TimedRunner(rate), Text(folder), Counters()
+async def serve(draws: str, fd: int, folder: str, rate: float, asked: TextIO) -> None:
+    runner = ContextRunner(rate) if draws == "context" else TimedRunner(rate)
+    text, counters = Text(folder), Counters()
     geometry = runner.geometry
     cache = SessionAwareCache(geometry.pages, geometry.page_size)
     scheduler = Scheduler(cache, geometry.batched_tokens, ROWS)
@@ -81,6 +123,29 @@ async def serve(sock: socket.socket, folder: str, rate: float, asked: TextIO) ->
 
     fronts = Fronts(loop.tell, sessions.load, EngineConfig(), time.monotonic, folder)
 
+    ready = Ready(
+        folder=folder,
+        model="bench",
+        architecture="-",
+        max_model_len=CONTEXT,
+        vocab_size=geometry.vocab_size,
+        pages=PAGES,
+        page_size=PAGE,
+        device="none",
+        dtype="-",
+        load_s=0.0,
+        incarnation=secrets.token_hex(8),
+    )
+    if draws == "context":
+        await listen(Listening(fd=fd), fronts, ready)
+    else:
+        await _join(fronts, ready, fd, asked, loop.stop)
+    await loop.run(sessions, fronts.send_all)
+
+
+async def _join(
+    fronts: Fronts, ready: Ready, fd: int, asked: TextIO, lost: Callable[[], None]
+) -> None:
     def hear(commands: list[AnyCommand]) -> None:
         now_s = time.monotonic()
         for command in commands:
@@ -88,30 +153,14 @@ async def serve(sock: socket.socket, folder: str, rate: float, asked: TextIO) ->
                 asked.write(f"{command.turn} {now_s}\n")
         fronts.receive(front, commands)
 
-    link: Link[AnyEvent, AnyCommand] = Link(
-        msgspec.msgpack.Decoder(list[AnyCommand]), hear, loop.stop
-    )
+    link: Link[AnyEvent, AnyCommand] = Link(msgspec.msgpack.Decoder(list[AnyCommand]), hear, lost)
     front = fronts.join(link.send_all)
+    sock = socket.socket(fileno=fd)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
-    link.send(
-        Ready(
-            folder=folder,
-            model="bench",
-            architecture="-",
-            max_model_len=CONTEXT,
-            vocab_size=geometry.vocab_size,
-            pages=PAGES,
-            page_size=PAGE,
-            device="none",
-            dtype="-",
-            load_s=0.0,
-            incarnation=secrets.token_hex(8),
-        )
-    )
-    await loop.run(sessions, fronts.send_all)
+    link.send(ready)
 
 
 if __name__ == "__main__":
-    fd, folder, rate, file = sys.argv[1:]
+    draws, fd, folder, rate, file = sys.argv[1:]
     with open(file, "w", buffering=1) as asked:
-        uvloop.run(serve(socket.socket(fileno=int(fd)), folder, float(rate), asked))
+        uvloop.run(serve(draws, int(fd), folder, float(rate), asked))

@@ -1,0 +1,41 @@
+"""From an append to its acknowledgement, by what the acknowledgement means.
+
+8 sessions append words and items; each is acknowledged when Redis has it and the engine was told.
+`--durability normal` before a Redis that writes to its disk every second, `strict` before one that
+does so before it answers. The engine is scripted; all of it is on one machine.
+"""
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from bench import gateway, models
+from bench.processes import FSYNC, RedisProcess
+from bench.report import Report, Row
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+
+
+def run(options: argparse.Namespace) -> Report:
+    return uvloop.run(_run(options.seconds))
+
+
+async def _run(seconds: float) -> Report:
+    rows: list[Row] = []
+    for durability, fsync in FSYNC.items():
+        folder = Path(tempfile.mkdtemp())
+        redis = RedisProcess(folder, fsync)
+        try:
+            await redis.start()
+            async with gateway.served(models.folder("S"), 0, redis.url, durability) as served:
+                found = await gateway.appends(served, seconds)
+        finally:
+            redis.kill()
+            shutil.rmtree(folder)
+        rows += [{"durability": durability, "appendfsync": fsync, **row} for row in found]
+    return Report("An append until it is acknowledged", rows, notes=["Milliseconds."])

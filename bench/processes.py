@@ -1,0 +1,114 @@
+"""Processes a bench starts, kills and starts again: `continuo COMMAND …`, and a redis-server."""
+
+import asyncio
+import itertools
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+START_S = 120
+FSYNC = {"normal": "everysec", "strict": "always"}
+"""Of Redis's append-only file, by what `--durability` asks of it."""
+
+_number = itertools.count()
+
+
+class Process:
+    """What it prints goes into a file beside others of its folder."""
+
+    def __init__(self, folder: Path, *command: str, pass_fds: Sequence[int] = ()) -> None:
+        self._command = command
+        self._output = folder / f"output-{next(_number)}"
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, pass_fds=pass_fds
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def said(self, pattern: str) -> str:
+        """The first group of what matches in its output, once it is there."""
+        async with asyncio.timeout(START_S):
+            while (found := re.search(pattern, self._output.read_text())) is None:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"{self._command}:\n{self._output.read_text()}")
+                await asyncio.sleep(0.02)
+        return found[1]
+
+    def children(self) -> list[int]:
+        tasks = Path(f"/proc/{self.pid}/task")
+        listed = [(task / "children").read_text() for task in tasks.iterdir()]
+        return [int(pid) for pids in listed for pid in pids.split()]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> None:
+        """Gently, if it is still there."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+def continuo(folder: Path, command: str, *options: str) -> Process:
+    return Process(folder, sys.executable, "-m", "realtime.server.cli", command, *options)
+
+
+class RedisProcess:
+    """On a free port, with an append-only file; may be started again over it."""
+
+    def __init__(self, folder: Path, fsync: str = "everysec") -> None:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise SystemExit("redis-server is not installed (Debian: apt-get install redis-server)")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        self._folder = folder
+        self._command = (program, "--port", str(self.port), "--bind", "127.0.0.1")
+        self._command += ("--dir", str(folder), "--save", "")
+        self._command += ("--appendonly", "yes", "--appendfsync", fsync)
+        self._process: Process | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def client(self) -> "Redis":
+        return Redis(host="127.0.0.1", port=self.port, retry=Retry(NoBackoff(), 0))
+
+    async def start(self) -> None:
+        """Returns when it answers, its file read."""
+        self._process = Process(self._folder, *self._command)
+        async with asyncio.timeout(START_S), self.client() as client:
+            while not await _answers(client):
+                await asyncio.sleep(0.005)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+
+async def _answers(client: Any) -> bool:
+    try:
+        return bool(await client.execute_command("PING"))
+    except (RedisError, OSError):
+        return False
