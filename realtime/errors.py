@@ -18,7 +18,7 @@ class RealtimeError(Exception):
 
 class Refusal(RealtimeError):
     """Becomes an `error` event. `param` is the path of the field at fault; `event_id` is the
-    client's."""
+    client's; `retry_after_s` says when it would be done."""
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Refusal(RealtimeError):
         param: str | None = None,
         kind: Fault = "invalid_request_error",
         event_id: str | None = None,
+        retry_after_s: float | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -35,6 +36,7 @@ class Refusal(RealtimeError):
         self.param = param
         self.kind: Fault = kind
         self.event_id = event_id
+        self.retry_after_s = retry_after_s
 
 
 class BadFrame(Refusal):

@@ -82,5 +82,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a session waits for a client that has dropped; then it is gone."""
     detach_grace_s: float = 30.0
     """How long an answer is made for a client that has dropped; then it pauses."""
+    requests_per_minute: int = 0
+    """Responses a tenant may begin, on any endpoint of this process; more are refused until the
+    bucket has filled again. 0: no limit."""
+    tokens_per_minute: int = 0
+    """Tokens computed for a tenant: those of prompts that were not in KV, and those generated."""
     sweep_s: float = 1.0
     """Between two looks for sessions whose time is over."""

@@ -19,6 +19,8 @@ Reason = Literal["client_cancelled", "max_output_tokens", "steered"]
 """Why an answer is not whole."""
 PartKind = Literal["input_text", "output_text", "input_audio"]
 
+Limited = Literal["requests", "tokens"]
+
 ROOT = "root"
 """As `after`: in front of every item."""
 
@@ -225,6 +227,17 @@ Ask = Configure | AddItem | FetchItem | DropItem | TruncateItem | Respond | Canc
 
 
 # ---------------------------------------------------------------- what the core says
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True):
+    """Of what is limited, now."""
+
+    name: Limited
+    limit: int
+    """A minute."""
+    remaining: int
+    reset_s: float
+    """Until all of it remains."""
 
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True):

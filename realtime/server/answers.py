@@ -1,5 +1,7 @@
 """Answers over HTTP, and errors in the shape of OpenAI's."""
 
+import math
+
 import msgspec
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
@@ -30,7 +32,11 @@ _STATUS = {"model_not_found": 404, "response_not_found": 404, "body_too_large": 
 def refused(refusal: Refusal, status: int = 400) -> Response:
     """A fault of ours is one that may be gone later."""
     status = 503 if refusal.kind == "server_error" else _STATUS.get(refusal.code, status)
-    return error(status, refusal.code, refusal.message, refusal.param, refusal.kind)
+    if refusal.retry_after_s is None:
+        return error(status, refusal.code, refusal.message, refusal.param, refusal.kind)
+    response = error(429, refusal.code, refusal.message, refusal.param, refusal.kind)
+    response.headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
+    return response
 
 
 def admitted(gate: Gate, connection: HTTPConnection) -> Guest | Response:

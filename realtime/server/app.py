@@ -53,7 +53,9 @@ def build(
         )
     default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
     registry = Registry(engine, template, default, settings.limits, store, settings.secret)
-    responses = Responses(engine, template, default, settings.limits, registry.scope, store)
+    responses = Responses(
+        engine, template, default, settings.limits, registry.scope, store, registry.rates
+    )
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())
     served = Served(

@@ -133,6 +133,22 @@ OPTIONS: tuple[Option, ...] = (
         "how long answers in flight may take after SIGTERM (default: 20)",
         "SECONDS",
     ),
+    Option(
+        "requests-per-minute",
+        "integer",
+        "server",
+        "responses a tenant may begin in a minute, on all endpoints of this process (default: 0, "
+        "no limit)",
+        "N",
+    ),
+    Option(
+        "tokens-per-minute",
+        "integer",
+        "server",
+        "tokens computed for a tenant in a minute: generated ones, and those of prompts that were "
+        "not in KV (default: 0, no limit)",
+        "TOKENS",
+    ),
     Option("no-web", "switch", "server", "serve no page, the API alone"),
     Option(
         "temperature",

@@ -20,6 +20,7 @@ DEFAULT_PORT = 8000
 DEFAULT_LISTEN = Address("127.0.0.1", 8100)
 DRAIN_GRACE_S = 20.0
 WINDOW_S_MAX = 7 * 86_400
+PER_MINUTE_MAX = 1_000_000_000
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,6 +174,12 @@ def _limits(options: Mapping[str, Value]) -> Limits:
         if not 0 <= cast(float, value) <= WINDOW_S_MAX:
             name = key.replace("_", "-")
             raise SetupError(f"--{name} {value}: expected 0 to {WINDOW_S_MAX:,} seconds")
+    for key in ("requests_per_minute", "tokens_per_minute"):
+        value = cast(int, options.get(key, 0))
+        if not 0 <= value <= PER_MINUTE_MAX:
+            name = key.replace("_", "-")
+            raise SetupError(f"--{name} {value}: expected 0 to {PER_MINUTE_MAX:,}")
+        given[key] = value
     return msgspec.structs.replace(Limits(), **given)
 
 

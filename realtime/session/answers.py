@@ -22,6 +22,7 @@ from realtime.session.history import History
 from realtime.session.journal import Journal
 from realtime.session.output import Output
 from realtime.session.prompting import Prompt, prompt_of
+from realtime.session.rates import Allowance
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.stored import Asked, asked_of
 from realtime.session.strand import Door
@@ -43,6 +44,7 @@ class Answers:
         store: Store,
         history: History,
         limits: Limits,
+        allowance: Allowance,
         scope: str,
         ended: Callable[[], bool],
         replaced: Callable[[], None],
@@ -52,6 +54,7 @@ class Answers:
         self._store = store
         self._history = history
         self._limits = limits
+        self._allowance = allowance
         self._scope = scope
         self._ended = ended
         self._replaced = replaced
@@ -249,6 +252,7 @@ class Answers:
 
     async def _end(self, answering: Answering) -> None:
         answer = answering.answer
+        self._allowance.spend(answer.usage)
         try:
             await self._history.end(answer, answering.sampled)
         except Replaced:

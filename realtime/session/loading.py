@@ -6,6 +6,7 @@ from engine import ChatTemplate
 from realtime.limits import Limits
 from realtime.session.history import History, Saved, wire_epoch
 from realtime.session.ledger import Ledger
+from realtime.session.rates import Allowance, Rates
 from realtime.session.session import Session
 from realtime.session.stored import log_of, records_of, unpack_state
 from realtime.session.strand import Door, Strand
@@ -21,6 +22,7 @@ class House(msgspec.Struct, frozen=True):
     template: ChatTemplate
     limits: Limits
     store: Store
+    rates: Rates
 
 
 def made(
@@ -30,7 +32,8 @@ def made(
     ledger = Ledger(house.store, lease, new)
     strand = Strand(house.door, lease.session, scope=scope, parent=parent, fence=lease.fence)
     transcript = Transcript(wire_epoch(lease.store, 0))
-    return _session(house, ledger, saved, strand, scope, transcript, left=False)
+    allowance = house.rates.of(new.tenant)
+    return _session(house, ledger, saved, strand, scope, transcript, allowance, left=False)
 
 
 def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: str) -> Session:
@@ -44,7 +47,8 @@ def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: 
     ledger = Ledger(house.store, lease, new, pieces=log.pieces, told=next, base=state.first)
     strand = Strand(house.door, lease.session, scope=scope, fence=lease.fence, left=True)
     saved = Saved(state.settings, log.conversation, log.words, epoch)
-    session = _session(house, ledger, saved, strand, scope, transcript, left=True)
+    allowance = house.rates.of(new.tenant)
+    session = _session(house, ledger, saved, strand, scope, transcript, allowance, left=True)
     session.go_on(found.answers)
     return session
 
@@ -56,10 +60,20 @@ def _session(
     strand: Strand,
     scope: str,
     transcript: Transcript,
+    allowance: Allowance,
     *,
     left: bool,
 ) -> Session:
     window = Window(house.door.ready.max_model_len, saved.settings.truncation)
     history = History(saved, strand, ledger, transcript, window, house.limits.off_loop_chars)
     session = ledger.lease.session
-    return Session(session, house.door, house.limits, house.store, history, scope=scope, left=left)
+    return Session(
+        session,
+        house.door,
+        house.limits,
+        house.store,
+        history,
+        allowance,
+        scope=scope,
+        left=left,
+    )

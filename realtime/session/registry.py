@@ -27,6 +27,7 @@ from realtime.session.conversation import Conversation
 from realtime.session.history import Saved
 from realtime.session.loading import House, loaded, made
 from realtime.session.position import Position, parse
+from realtime.session.rates import Rates
 from realtime.session.refusals import not_kept
 from realtime.session.session import Session
 from realtime.session.stored import State, pack_state
@@ -109,7 +110,8 @@ class Registry:
         """`settings` are those of a session that sets nothing; `secret` is what gateways of the
         same engines know, so that they share a tenant's KV."""
         self.settings = settings
-        self._house = House(door, template, limits, store)
+        self.rates = Rates(limits)
+        self._house = House(door, template, limits, store, self.rates)
         self._limits = limits
         self._store = store
         self._owner = fresh("gate")

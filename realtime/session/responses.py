@@ -29,6 +29,7 @@ from realtime.session.layout import Span
 from realtime.session.lineage import Lineage, Point
 from realtime.session.making import Making, Visitor
 from realtime.session.prompting import Prompt, prompt_of
+from realtime.session.rates import Rates
 from realtime.session.recording import Recording
 from realtime.session.rendering import chars_of
 from realtime.session.strand import Door
@@ -56,11 +57,13 @@ class Responses:
         limits: Limits,
         scope: Callable[[str], str],
         store: Store | None = None,
+        rates: Rates | None = None,
     ) -> None:
         """`settings` are those of an answer that wishes nothing; `scope` names where a tenant's KV
         is shared."""
         self.settings = settings
         self.limits = limits
+        self._rates = rates or Rates(limits)
         self.lineage = Lineage(door, limits)
         self._door = door
         self._template = template
@@ -72,8 +75,9 @@ class Responses:
 
     async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
         """Returns when it has begun. Raises Refusal; then nothing has changed."""
-        origin = await self._origin(ask.previous, visitor)
-        prompt, given = await self._prompt(ask, origin)
+        with self._rates.of(visitor.tenant).request():
+            origin = await self._origin(ask.previous, visitor)
+            prompt, given = await self._prompt(ask, origin)
         answer = core.Answer(
             id=fresh("resp"),
             conversation=None,
@@ -221,6 +225,7 @@ class Responses:
     def _settle(self, making: Making, made: Conversation, answer: core.Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""
         visitor, keep, line = making.visitor, making.ask.keep, making.line
+        self._rates.of(visitor.tenant).spend(answer.usage)
         if keep or visitor.connection in self._connections:
             owner = None if keep else visitor.connection
             point = Point(

@@ -23,6 +23,7 @@ from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
 from realtime.session.history import Change, Edit, History, Origin
 from realtime.session.position import Position
+from realtime.session.rates import Allowance
 from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.requests import Requests
@@ -48,6 +49,7 @@ class Session:
         limits: Limits,
         store: Store,
         history: History,
+        allowance: Allowance,
         *,
         scope: str = "",
         left: bool = False,
@@ -56,6 +58,7 @@ class Session:
         self.id = session_id
         self._door = door
         self._limits = limits
+        self._allowance = allowance
         self._state = State.IDLE
         self._history = history
         self._transcript = history.transcript
@@ -69,6 +72,7 @@ class Session:
             store,
             history,
             limits,
+            allowance,
             scope,
             ended=self._answer_ended,
             replaced=lambda: self.on_replaced(),
@@ -442,7 +446,8 @@ class Session:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
         state, _ = step(self._state, event)
         await vet(ask.settings, self.conversation.template, "response.")
-        answer_id = await self._answers.begin(ask, self._once)
+        with self._allowance.request():
+            answer_id = await self._answers.begin(ask, self._once)
         self._state = state
         self._done(answer_id)
 

@@ -60,8 +60,9 @@ class Connection:
         self._codec = codec
         self._outbox = Outbox(socket, limits, codec)
         self._id = wish.session_id if isinstance(wish, Return) else fresh("sess")
-        self._voice = Voice(self._id, model)
         self._guest = guest or Guest()
+        allowance = registry.rates.of(self._guest.tenant)
+        self._voice = Voice(self._id, model, allowance.levels)
         self._wish = wish
         self._bad_frames = 0
         loop = asyncio.get_running_loop()

@@ -214,4 +214,6 @@ def _status(refusal: Refusal) -> int:
     """The HTTP status it would have."""
     if refusal.code == "model_not_found":
         return 404
+    if refusal.retry_after_s is not None:
+        return 429
     return 503 if refusal.kind == "server_error" else 400

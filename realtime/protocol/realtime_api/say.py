@@ -1,6 +1,6 @@
 """Tells to server events, in the order every client understands."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypedDict, assert_never
 
 import msgspec
@@ -19,7 +19,11 @@ Name = Callable[[int], str]
 class Voice:
     """One connection's."""
 
-    def __init__(self, session_id: str, model: str) -> None:
+    def __init__(
+        self, session_id: str, model: str, levels: Callable[[], Sequence[core.Level]] = tuple
+    ) -> None:
+        """`levels`: what the client may still do."""
+        self._levels = levels
         self.session_id = session_id
         self.model = model
         self._name: Name = str
@@ -96,7 +100,10 @@ class Voice:
                 yield from self._output_ended(tell)
             case core.AnswerEnded(answer=answer):
                 yield server.ResponseDone(event_id=self._id(), response=response_out(answer))
-                yield server.RateLimitsUpdated(event_id=self._id(), rate_limits=[])
+                yield server.RateLimitsUpdated(
+                    event_id=self._id(),
+                    rate_limits=[_rate_limit(level) for level in self._levels()],
+                )
             case _:
                 assert_never(tell)
 
@@ -221,6 +228,15 @@ def resume_out(resume: core.Resume) -> server.ResumeOut:
         token=UNSET if resume.token is None else resume.token,
         resumed=resume.resumed,
         kv=resume.kv,
+    )
+
+
+def _rate_limit(level: core.Level) -> server.RateLimit:
+    return server.RateLimit(
+        name=level.name,
+        limit=level.limit,
+        remaining=level.remaining,
+        reset_seconds=round(level.reset_s, 3),
     )
 
 
