@@ -318,7 +318,7 @@ class Routing:
         for turn in self.turns.values():
             place = self._places.get(turn.session)
             if place is not None and place.peer is peer:
-                turn.interrupted = True
+                turn.interrupt()
         asyncio.get_running_loop().call_later(RETURN_S + 0.01, self._go_on)
 
     def on_gone(self, peer: Peer) -> None:

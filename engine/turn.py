@@ -22,6 +22,10 @@ class Piece(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None = None
 
 
+class _Interruption:
+    """Where its engine died, among the pieces of a turn."""
+
+
 class Turn:
     """One turn in flight: iterate over its pieces; `ended` is set when the iteration stops.
 
@@ -41,10 +45,11 @@ class Turn:
         self.interrupted = False
         self._over = False
         self._at_end: Callable[[], None] = lambda: None
+        self._at_interruption: Callable[[], None] = lambda: None
         self._detokenizer = detokenizer
         self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
         self._unspoken = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
-        self._events: deque[Tokens | TurnEnded | EngineError] = deque()
+        self._events: deque[Tokens | TurnEnded | EngineError | _Interruption] = deque()
         self._reader: asyncio.Future[None] | None = None
         """Waits for an event."""
 
@@ -60,10 +65,21 @@ class Turn:
             self._over = True
             self._at_end()
 
-    def _put(self, event: Tokens | TurnEnded | EngineError) -> None:
+    def _put(self, event: Tokens | TurnEnded | EngineError | _Interruption) -> None:
         self._events.append(event)
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def interrupt(self) -> None:
+        """For Engine: what makes it is gone. Once until it goes on."""
+        if not self.interrupted and not self._over:
+            self.interrupted = True
+            self._put(_Interruption())
+
+    def when_interrupted(self, act: Callable[[], None]) -> None:
+        """`act` is called by whoever iterates, between the last piece before its engine died and
+        the first piece after that."""
+        self._at_interruption = act
 
     def when_over(self, act: Callable[[], None]) -> None:
         """`act` is called once when the turn has ended, read or not; at once if it has already."""
@@ -89,6 +105,8 @@ class Turn:
                         yield Piece(said, [], rest)
                     if event.reason == "failed":
                         raise TurnFailed(event.error or "the turn failed")
+                case _Interruption():
+                    self._at_interruption()
                 case EngineError():
                     raise event
                 case _:

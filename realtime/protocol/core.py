@@ -355,6 +355,16 @@ class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
     answer: Answer
 
 
+class AnswerInterrupted(msgspec.Struct, frozen=True):
+    """What makes it is gone: soon it goes on behind what was told."""
+
+    answer_id: str
+    item_id: str | None
+    """The item that was being said; None: none was."""
+    upto: int
+    """Characters (code points) of that item that were told."""
+
+
 class Steered(msgspec.Struct, frozen=True, tag=True):
     """More was said to the answer while it was made; it is ours, and goes into the next one."""
 
@@ -384,4 +394,5 @@ Tell = (
     | ArgumentsDelta
     | OutputEnded
     | AnswerEnded
+    | AnswerInterrupted
 )

@@ -38,6 +38,8 @@ class Answering:
         self._reader = reader
         self.refused = False
         """Nobody was told of it, and nothing of it stays."""
+        self.on_interrupted: Callable[[], None] = lambda: None
+        """Called when what makes it is gone, and all before that has been told."""
         self._cancelled = False
         self._generating = False
 
@@ -99,6 +101,8 @@ class Answering:
             await self.strand.cancel(self.answer.id)
         if not await self._heard(accepted):
             await self.strand.cancel(self.answer.id, drop=True)
+        if not self.refused:
+            turn.when_interrupted(lambda: self.on_interrupted())
         drawn: list[int] = []
         with contextlib.suppress(TurnFailed):  # `ended` says so too
             async for piece in turn:

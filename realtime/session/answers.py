@@ -215,6 +215,7 @@ class Answers:
         )
         self._journals[answer_id] = journal
         tell = partial(self._history.transcript.of, answer_id)
+        answering.on_interrupted = partial(self._history.transcript.interrupted, answer_id)
         try:
             with journal.kept():
                 await answering.run(prompt, tell, accepted, said)

@@ -16,6 +16,7 @@ import msgspec
 
 from realtime.protocol.core import (
     AnswerEnded,
+    AnswerInterrupted,
     AnswerStarted,
     ArgumentsDelta,
     CallItem,
@@ -161,6 +162,14 @@ class Transcript:
         else:
             self._say(Line(tell, before or self._now(whole=True)))
 
+    def interrupted(self, answer_id: str) -> None:
+        """It is not being made at the moment. Who has seen more than is known here waits already:
+        nothing is said."""
+        number = self._numbers[answer_id]
+        if number not in self._ahead:
+            item, chars = self._answers[number].under_way()
+            self.aside(AnswerInterrupted(answer_id, item, chars))
+
     def open(self, tell: Tell) -> None:
         """Said before everything."""
         self._say(Line(tell, self._now(whole=True)))
@@ -295,6 +304,13 @@ class _Stream:
                 self.reached = Reached(self.number, at.edges + 1)
             case _:
                 raise AssertionError(f"{type(tell).__name__} is no part of an answer")
+
+    def under_way(self) -> tuple[str | None, int]:
+        """The item that has begun and not ended, and the characters of it."""
+        last = self._outputs[-1] if self._outputs else None
+        if last is None or last.ended is not None:
+            return None, 0
+        return last.started.item.id, self.reached.chars
 
     def covers(self, at: Reached, parts: int) -> bool:
         """Whether as much as that was said here, and `parts` events of what follows."""

@@ -126,6 +126,8 @@ class Client:
         self.text = ""
         self.last: dict[str, Any] = {}
         self.session = ""
+        self.heard: set[str] = set()
+        """Types of events."""
 
     @property
     def position(self) -> str:
@@ -138,6 +140,7 @@ class Client:
 
     async def hear(self) -> dict[str, Any]:
         self.last = json.loads(await asyncio.wait_for(self.socket.recv(), READY_S))
+        self.heard.add(self.last["type"])
         if self.last["type"] == "response.output_text.delta":
             self.text += self.last["delta"]
         return self.last

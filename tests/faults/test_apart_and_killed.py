@@ -76,6 +76,31 @@ async def test_an_engine_killed_in_an_answer(
         await until_ready(url, 503, within_s=5)
         assert await processes.get(url, "/health/live") == 200
         assert await client.done() == whole
+        assert "response.interrupted" not in client.heard, "it has not asked for it"
+        await until_ready(url)
+
+
+async def test_who_wants_to_know_hears_of_it_when_an_engine_dies(
+    client: Client, url: str, engines: list[Process]
+) -> None:
+    """Where the answer stands is said within 2 s; from there it goes on, to the same text."""
+    whole = await client.whole(conversation="none", **LONG)
+    await client.send(
+        type="session.update", session={"type": "realtime", "include": ["response.interrupted"]}
+    )
+    updated = await client.until(lambda event: event["type"] == "session.updated")
+    assert updated["session"]["include"] == ["response.interrupted"]
+    for delta in (1, 40):
+        await client.ask(conversation="none", **LONG)
+        await client.deltas(delta)
+        os.kill(engines[0].children()[0], signal.SIGKILL)
+        async with asyncio.timeout(2):
+            told = await client.until(lambda event: event["type"] == "response.interrupted")
+        assert told["upto"] == len(client.text)
+        assert await client.done() == whole, "it goes on where it was"
+        assert client.last["response"]["id"] == told["response_id"]
+        (item,) = client.last["response"]["output"]
+        assert item["id"] == told["item_id"]
         await until_ready(url)
 
 

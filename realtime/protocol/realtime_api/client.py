@@ -65,7 +65,8 @@ class RetentionIn(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rati
 class SessionIn(Wishes, frozen=True, kw_only=True):
     type: Literal["realtime"]
     model: object = None
-    include: object = None
+    include: object = UNSET
+    """Ours: a list with `response.interrupted`. What else is in it is accepted and left out."""
     tracing: object = None
     truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
 

@@ -4,9 +4,14 @@ import msgspec
 
 from realtime.protocol.core import Settings
 
+INTERRUPTED = "response.interrupted"
+"""Ours: an event that only a session hears of that includes it."""
 
-class Extras(msgspec.Struct, frozen=True, kw_only=True):
+
+class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     voice: str = "alloy"
+    include: tuple[str, ...] = ()
+    """Of what may be included, what we know."""
 
     @classmethod
     def of(cls, settings: Settings) -> "Extras":

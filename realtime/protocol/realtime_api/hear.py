@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import assert_never
 
 import msgspec
-from msgspec import UnsetType
+from msgspec import UNSET, UnsetType
 
 from realtime.errors import Refusal
 from realtime.protocol import core
 from realtime.protocol.realtime_api import client
-from realtime.protocol.realtime_api.extras import Extras
+from realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
 from realtime.protocol.wishes import missing, named, pick, sampling_of, tool_of
 
 Fresh = Callable[[str], str]
@@ -178,7 +178,15 @@ def _tool_choice(
 
 def _extras(wishes: client.Wishes, now: core.Settings) -> str:
     was = Extras.of(now)
-    return Extras(voice=_voice(wishes.audio) or was.voice).text()
+    include = was.include
+    if isinstance(wishes, client.SessionIn) and wishes.include is not UNSET:
+        include = _included(wishes.include)
+    return Extras(voice=_voice(wishes.audio) or was.voice, include=include).text()
+
+
+def _included(wish: object) -> tuple[str, ...]:
+    """What we know of it."""
+    return (INTERRUPTED,) if isinstance(wish, list) and INTERRUPTED in wish else ()
 
 
 class _Voiced(msgspec.Struct):

@@ -10,7 +10,7 @@ from realtime.errors import Refusal
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.protocol.realtime_api import server
-from realtime.protocol.realtime_api.extras import Extras
+from realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
 
 Name = Callable[[int], str]
 """The event id of the nth event, from 1, that a Tell becomes."""
@@ -28,6 +28,8 @@ class Voice:
         self.model = model
         self._name: Name = str
         self._said = 0
+        self._include: tuple[str, ...] = ()
+        """Of the session, as its client has been told last."""
 
     def say(self, tell: core.Tell, name: Name) -> list[server.ServerEvent]:
         if isinstance(tell, core.TextDelta):  # nearly all there is to say
@@ -36,6 +38,8 @@ class Voice:
         return list(self._say(tell))
 
     def _say(self, tell: core.Tell) -> Iterator[server.ServerEvent]:
+        if isinstance(tell, core.Opened | core.Resumed | core.Configured):
+            self._include = Extras.of(tell.settings).include
         match tell:
             case core.Opened(settings=settings, resume=resume):
                 session = self.session(settings, resume)
@@ -104,6 +108,11 @@ class Voice:
                     event_id=self._id(),
                     rate_limits=[_rate_limit(level) for level in self._levels()],
                 )
+            case core.AnswerInterrupted(answer_id=answer_id, item_id=item_id, upto=upto):
+                if INTERRUPTED in self._include:
+                    yield server.ResponseInterrupted(
+                        event_id=self._id(), response_id=answer_id, item_id=item_id, upto=upto
+                    )
             case _:
                 assert_never(tell)
 
@@ -200,6 +209,7 @@ class Voice:
             output_modalities=["text"],
             audio=server.SessionAudio(output=server.AudioOut(voice=extras.voice)),
             truncation=_truncation(settings.truncation),
+            include=list(extras.include) or None,
             resume=UNSET if resume is None else resume_out(resume),
             **_sampling(settings),
         )

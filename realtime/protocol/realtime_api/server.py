@@ -135,7 +135,7 @@ class SessionOut(SamplingOut, frozen=True, kw_only=True):
     truncation: Literal["auto", "disabled"] | RetentionOut
     tracing: None = None
     prompt: None = None
-    include: None = None
+    include: list[str] | None = None
     resume: ResumeOut | UnsetType = UNSET
 
 
@@ -333,6 +333,16 @@ class ArgumentsDone(Event, frozen=True, kw_only=True, tag="response.function_cal
     arguments: str
 
 
+class ResponseInterrupted(Event, frozen=True, kw_only=True, tag="response.interrupted"):
+    """Ours: for a session that includes it. The engine is gone; soon the response goes on."""
+
+    response_id: str
+    item_id: str | None
+    """What was being said; null: nothing was."""
+    upto: int
+    """Characters (code points) of it that were sent: the next delta follows them."""
+
+
 class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
     name: Literal["requests", "tokens"]
     limit: int
@@ -400,6 +410,7 @@ ServerEvent = (
     | TextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | ResponseInterrupted
     | RateLimitsUpdated
     | AudioCleared
     | TextAppended
