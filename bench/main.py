@@ -17,6 +17,7 @@ NAMES = {
     "idle-sessions": "ten times more open sessions than fit",
     "masked-step": "what following a grammar costs a step",
     "parked-sessions": "sessions without a client in Redis: bytes each, how late they are removed",
+    "recovery": "an engine, a gateway or Redis killed, until all goes on",
     "resume-storm": "a gateway killed under 2,000 answers, until all go on at another one",
     "step-overhead": "scheduler, cache and batch building per step, on a null device",
 }

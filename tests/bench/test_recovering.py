@@ -39,6 +39,12 @@ def test_a_storm_loses_nothing(tmp_path: Path) -> None:
     assert row["different_answers"] == QUESTIONS
 
 
+def test_recovery_is_timed(tmp_path: Path) -> None:
+    rows = measured(tmp_path, "recovery", "--times", "1")
+    assert len(rows) == 3
+    assert all(0 < row["median_s"] <= row["worst_s"] for row in rows)
+
+
 def test_every_bench_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     for name in main.NAMES:
         with pytest.raises(SystemExit) as left:
