@@ -51,6 +51,7 @@ class Caller:
         """Its first event."""
         url = self.urls[self.turn % len(self.urls)]
         if self.session:
+            url = url.partition("?")[0]
             url += f"?session_id={self.session}&last_event_id={last or self.last}"
         self._socket = await connect(
             url,

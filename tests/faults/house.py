@@ -21,7 +21,7 @@ from tests.faults.proxy import Proxy
 from tests.realtime.conftest import chat_folder
 from tests.realtime.served import KEY, Running, serving
 from tests.realtime.store.redis_process import RedisProcess
-from tests.support.digest_runner import oracle
+from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import Bench, digest_engine
 
 STEP_S = 0.001
@@ -70,9 +70,11 @@ async def house(
     limits: Limits | None = None,
     redis: tuple[str, ...] = ("--appendonly", "yes", "--appendfsync", "everysec"),
     durability: Durability = "normal",
-    pages: int = 1024,
+    bytes: bool = False,
 ) -> AsyncIterator[House]:
-    (folder / "words").mkdir()
+    """`bytes`: its tokenizer spells every character there is."""
+    words = folder / "words"
+    words.mkdir(parents=True)
     settings = Settings(
         tenants={KEY: "default"}, served_model_name=("demo",), limits=limits or Limits()
     )
@@ -82,13 +84,14 @@ async def house(
         stack.callback(server.kill)
         bench = await stack.enter_async_context(
             digest_engine(
-                chat_folder(folder / "words"),
-                pages=pages,
+                chat_folder(words, bytes=bytes),
+                pages=1024,
                 page_size=4,
                 max_model_len=2000,
                 batched_tokens=64,
                 rows=32,
                 step_s=STEP_S,
+                vocabulary=400 if bytes else VOCABULARY,
             )
         )
         port = await bench.listen()
@@ -115,9 +118,13 @@ class Expected:
     def say(self, said: str) -> None:
         self.ids += self._spelt(f"<|im_start|>user\n{said}<|im_end|>\n")
 
-    def answer(self, tokens: int) -> str:
+    def said(self, text: str) -> None:
+        """By the assistant."""
+        self.ids += self._spelt(f"<|im_start|>assistant\n{text}<|im_end|>\n")
+
+    def answer(self, tokens: int, *, ignore_eos: bool = False) -> str:
         self.ids += self._spelt("<|im_start|>assistant\n")
-        said = oracle(self.ids, tokens, stop_ids=[0])
+        said = oracle(self.ids, tokens, stop_ids=[] if ignore_eos else [0])
         ended = said[-1] == 0
         self.ids += said + self._spelt("\n" if ended else "<|im_end|>\n")
         return self._text.decode(said[:-1] if ended else said)

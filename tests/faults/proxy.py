@@ -9,6 +9,7 @@ any time, and hold for connections that are there as well as for those that come
 
 import asyncio
 import contextlib
+import math
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -32,7 +33,7 @@ class Proxy:
         self._open.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._left: dict[Way, int] = {}
+        self._left: dict[Way, tuple[float, bool]] = {}
 
     def url(self, path: str = "/v1/realtime") -> str:
         return f"ws://127.0.0.1:{self.port}{path}"
@@ -49,9 +50,15 @@ class Proxy:
         for writer in list(self._writers):
             _reset(writer)
 
-    def cut_after(self, way: Way, count: int) -> None:
-        """When so many more bytes have gone that way, perhaps within a frame."""
-        self._left[way] = count
+    def end(self) -> None:
+        """All connections, in order: what was passed on arrives."""
+        for writer in list(self._writers):
+            writer.close()
+
+    def cut_after(self, way: Way, count: int, *, fin: bool = False) -> None:
+        """When so many more bytes have gone that way, perhaps within a frame. `fin`: with an end
+        instead of a reset."""
+        self._left[way] = (count, fin)
 
     @property
     def connections(self) -> int:
@@ -101,15 +108,15 @@ class Proxy:
                 await self._open.wait()
                 if way in self.lost:
                     continue
-                left = self._left.get(way)
-                writer.write(chunk if left is None else chunk[:left])
+                left, fin = self._left.pop(way, (math.inf, False))
+                if left <= len(chunk):
+                    writer.write(chunk[: int(left)])
+                    await writer.drain()
+                    self.end() if fin else self.cut()
+                    return
+                self._left[way] = (left - len(chunk), fin)
+                writer.write(chunk)
                 await writer.drain()
-                if left is not None:
-                    self._left[way] = left - len(chunk)
-                    if self._left[way] <= 0:
-                        del self._left[way]
-                        self.cut()
-                        return
             await self._open.wait()
             if way not in self.lost and writer.can_write_eof():
                 writer.write_eof()

@@ -33,13 +33,16 @@ TEMPLATE = (
 )
 
 
-def chat_folder(folder: Path) -> Path:
-    """One id a character; 0 ends a message. No more ids than the device of digests draws."""
+def chat_folder(folder: Path, *, bytes: bool = False) -> Path:
+    """One id a character; 0 ends a message. No more ids than the device of digests draws; with
+    `bytes` others beside those, one each for every other byte."""
     characters = "\n " + string.ascii_letters + string.digits + ".,:;!?'\"-_+*/=()[]{}<>|@#"
     spelt = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]
     special = ["<|im_end|>", "<|im_start|>"]
     names = [*special, *spelt]
     names += [f"~{n}" for n in range(VOCABULARY - len(names))]
+    if bytes:
+        names += sorted({*ByteLevel.alphabet()} - {*names})
     tokenizer = Tokenizer(BPE({name: n for n, name in enumerate(names)}, [], unk_token="~0"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
     tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]

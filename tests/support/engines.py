@@ -221,10 +221,12 @@ def digest_engine(
     step_s: float = 0.0,
     host_pages: int = 0,
     scheduler: type[Scheduler] = Scheduler,
+    vocabulary: int = VOCABULARY,
 ) -> contextlib.AbstractAsyncContextManager[Bench]:
+    """`vocabulary`: ids it understands; it draws the first VOCABULARY of them."""
     limit = min(max_model_len, pages * page_size)
     geometry = Geometry(
-        pages, page_size, limit, VOCABULARY, batched_tokens, steps_ahead, host_pages
+        pages, page_size, limit, vocabulary, batched_tokens, steps_ahead, host_pages
     )
     return engine_on(
         folder, lambda: DigestRunner(geometry, step_s=step_s), rows=rows, scheduler=scheduler
