@@ -8,9 +8,11 @@ has ended
 """
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.http11 import Request
@@ -22,6 +24,10 @@ HEAD_S = 10.0
 BODY_S = 60.0
 LINGER_S = 2.0
 LINGER_BYTES = 64 * 1024 * 1024
+CORKED_BYTES_MAX = 64 * 1024
+"""More is written at once."""
+BEAT_S = 0.25
+"""Between pings."""
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -72,6 +78,9 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     """By path, where it is not what the configuration says."""
     _lingering = False
     _lingered_bytes = 0
+    _corked: bytes = b""
+    """Frames that go out at the end of this turn of the event loop: whatever was said in it to one
+    peer is one write, and all writes of a turn come together, which wakes a reader once."""
 
     def handle_connect(self, event: Request) -> None:
         limit = self.message_bytes_max.get(event.path.partition("?")[0])
@@ -83,19 +92,42 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     def send_now(self, frame: bytes, binary: bool) -> bool:
         """As `send`, where that would not wait, nor raise."""
-        if self.conn.state is not State.OPEN or not self._ready:
+        if not (self.writable.is_set() and self.handshake_complete and self._open):
             return False
-        self.transport.write(frame_head(len(frame), binary) + frame)
+        if not self._corked:
+            self.loop.call_soon(self._uncork)
+        self._corked += frame_head(len(frame), binary) + frame
+        if len(self._corked) > CORKED_BYTES_MAX:
+            self._uncork()
         return True
 
+    def _uncork(self) -> None:
+        frames, self._corked = self._corked, b""
+        if frames and self._open:
+            self.transport.write(frames)
+
     @property
-    def _ready(self) -> bool:
+    def _open(self) -> bool:
         return (
-            self.writable.is_set()
-            and self.handshake_complete
+            self.conn.state is State.OPEN
             and not self.close_sent
             and not self.transport.is_closing()
         )
+
+    async def send(self, message: ASGISendEvent) -> None:
+        self._uncork()
+        await super().send(message)
+
+    def shutdown(self) -> None:
+        self._uncork()
+        super().shutdown()
+
+    def schedule_ping(self) -> None:
+        """At a beat common to all: thousands of pings, and of answers, wake us a few times a
+        second."""
+        due_s = self.loop.time() + max(0.0, (self.ping_interval or 0.0) - self.last_ping_rtt)
+        beat_s = math.ceil(due_s / BEAT_S) * BEAT_S
+        self.ping_timer = self.loop.call_at(beat_s, self.send_keepalive_ping)
 
     def data_received(self, data: bytes) -> None:
         if not self._lingering:
