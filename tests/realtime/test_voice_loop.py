@@ -141,3 +141,30 @@ async def test_a_spoken_conversation(voice: Voice) -> None:
         if interrupted:
             await voice.cut(answer)
     assert statistics.median(prefilled) <= 8, prefilled
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("voice", [0], indirect=True)
+async def test_five_hundred_turns_just_go_on(voice: Voice) -> None:
+    """The bundled model reads 2,048 tokens; what does not fit is dropped, and stays retrievable."""
+    limit, dropped = voice.engine.ready.max_model_len, 0
+    for number in range(500):
+        item = core.MessageItem(
+            id=f"u{number}",
+            role="user",
+            parts=(core.Part("input_text", f"What is {number} plus 1?"),),
+        )
+        await voice.session.do(core.AddItem(item))
+        again = len(voice.session.conversation.dropped) > dropped
+        dropped = len(voice.session.conversation.dropped)
+        expected = await voice.fresh_answer(8) if again else None
+        answer = await voice.respond(8, interrupted=False)
+        voice.ears.heard.clear()
+        voice.answers = 0
+        assert answer.status == "incomplete", "it says what it was allowed to"
+        assert voice.session.conversation.length <= limit
+        assert expected is None or voice.sampled(answer) == expected
+    conversation = voice.session.conversation
+    assert dropped > 500, "most of it has left the context"
+    assert sum(1 for _ in conversation.items()) == 1000
+    assert conversation.find("u0") is not None
