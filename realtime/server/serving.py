@@ -1,7 +1,8 @@
 """`continuo serve` and `continuo gateway`, from the port to the farewell.
 
-SIGTERM drains: nobody new comes in, answers in flight are finished within a grace, connections are
-closed with 1012. SIGINT does not wait for answers. A second signal leaves at once.
+SIGTERM drains: nobody new comes in, answers in flight are finished within a grace; a conversation
+is closed with 1012 when no answer is made for it. SIGINT does not wait for answers. A second signal
+leaves at once.
 """
 
 import asyncio
@@ -169,6 +170,7 @@ async def _until_stopped(
     entrance.draining = True
     if stopping.gently:
         say("Stopping. Answers in flight are finished; again to stop at once.")
+        entrance.state.registry.send_away()
         await until_quiet(lambda: engine.turns, settings.drain_grace_s)
     else:
         say("Stopping.")

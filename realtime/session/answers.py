@@ -62,6 +62,7 @@ class Answers:
         self._apart: dict[str, Answering] = {}
         self._journals: dict[str, Journal] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._when_none: Callable[[], None] = lambda: None
 
     @property
     def main(self) -> Answering | None:
@@ -72,6 +73,15 @@ class Answers:
         yield from self._apart.values()
         if self._main is not None:
             yield self._main
+
+    def when_none(self, act: Callable[[], None]) -> None:
+        """`act` is called when none is being made any more: at once if none is."""
+        self._when_none = act
+        self._look_for_none()
+
+    def _look_for_none(self) -> None:
+        if self._main is None and not self._apart:
+            self._when_none()
 
     def apart(self, answer_id: str) -> Answering | None:
         return self._apart.get(answer_id)
@@ -260,10 +270,11 @@ class Answers:
             self._replaced()
         if answer.conversation is None:
             del self._apart[answer.id]
-            return
-        self._main = None
-        if self._ended():
-            await self._history.push()
+        else:
+            self._main = None
+            if self._ended():
+                await self._history.push()
+        self._look_for_none()
 
     # ------------------------------------------------------------ pausing, stopping
 

@@ -12,6 +12,7 @@ import hmac
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -363,6 +364,15 @@ class Registry:
             self._later(self._forget(oldest))
         with contextlib.suppress(StoreError):  # then it is held for longer
             await session.hold(window_s, parked=True)
+
+    def send_away(self) -> None:
+        """Clients shall go elsewhere: now, or when what is being made for them has ended."""
+        for entry in self._sessions.values():
+            entry.session.when_quiet(partial(self._send_away, entry))
+
+    def _send_away(self, entry: _Open) -> None:
+        if entry.hang_up is not None:
+            entry.hang_up(CloseCode.RESTART, "the server stops: come back")
 
     async def aclose(self) -> None:
         """Lets go of all sessions: they go on from the store."""

@@ -154,6 +154,10 @@ class Session:
         """`act` is called when what a client has seen turns out not to be what is said here."""
         self._transcript.on_gap = act
 
+    def when_quiet(self, act: Callable[[], None]) -> None:
+        """`act` is called when no answer is being made: at once if none is."""
+        self._answers.when_none(act)
+
     @property
     def epoch(self) -> str:
         """Of the positions told."""

@@ -122,8 +122,10 @@ async def test_sigterm_lets_the_answer_end(client: Client, url: str, gateway: Pr
     whole = await client.whole(conversation="none", **LONG)
     await client.ask(conversation="none", **LONG)
     await client.deltas(1)
-    gateway.send(signal.SIGTERM)
-    await until_ready(url, 503)
+    async for idle in processes.talk(url):
+        gateway.send(signal.SIGTERM)
+        assert await idle.close_code() == 1012
+    assert await processes.get(url, "/health/ready") == 503, "the other one is answered still"
     with pytest.raises(InvalidStatus) as refused:
         await connect(url)
     assert refused.value.response.status_code == 503
