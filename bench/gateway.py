@@ -12,6 +12,7 @@ All of it includes the link to the engine, and the client, on the same machine.
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import random
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
+    gc.disable()  # of the clients, whose pauses would be taken for the gateway's
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return uvloop.run(_run(options))

@@ -7,6 +7,7 @@ sends too much              refused by us up to twice the frame limit, by close 
 
 import contextlib
 import errno
+import gc
 import socket
 import ssl
 import time
@@ -125,6 +126,11 @@ def _websocket(limits: Limits) -> type[GuardedWebSocket]:
     return WebSocket
 
 
+COLLECT_AFTER = (20_000, 20, 50)
+"""Allocations before the collector looks at the youngest objects, and how many such looks come
+before one at older ones: with thousands of sessions a look at all of them stops every stream."""
+
+
 class Server(uvicorn.Server):
     """Leaves the signals to who runs it, and says when it listens."""
 
@@ -159,6 +165,9 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: the collector need not walk it again and again
+        gc.set_threshold(*COLLECT_AFTER)
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
