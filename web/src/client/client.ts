@@ -261,7 +261,7 @@ export class RealtimeClient {
       return;
     }
     if (this.#state.value.phase !== 'connecting') return; // it was told to leave meanwhile
-    const codecs = [...(this.#options.codecs ?? []), json];
+    const codecs = [...new Set([...(this.#options.codecs ?? []), json])];
     const protocols = codecs.map((codec) => codec.subprotocol);
     if (key !== undefined) protocols.push(`openai-insecure-api-key.${key}`);
     const socket = new (this.#options.WebSocket ?? WebSocket)(this.#url(), protocols);

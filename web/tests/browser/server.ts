@@ -1,21 +1,17 @@
-/** `continuo serve` with the bundled model, as a process that can be killed and started again. */
+/** `continuo serve` with the bundled model, and a store that outlives it. */
 
-import { type ChildProcess, spawn } from 'node:child_process';
 import { mkdtempSync, rmSync } from 'node:fs';
-import { createServer, type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-
-const ROOT = new URL('../../..', import.meta.url).pathname;
-const PYTHON = process.env.CONTINUO_PYTHON ?? `${ROOT}.venv/bin/python`;
+import { Command, freePort } from './command.js';
 
 export class Server {
   readonly port: number;
   /** What survives a kill. */
   readonly #folder = mkdtempSync(join(tmpdir(), 'continuo-'));
-  readonly #options: string[];
   readonly #env: Record<string, string>;
-  #process: ChildProcess | null = null;
+  #options: string[];
+  #command: Command | null = null;
 
   private constructor(port: number, options: string[], env: Record<string, string>) {
     this.port = port;
@@ -33,56 +29,26 @@ export class Server {
     return `http://127.0.0.1:${this.port}/`;
   }
 
-  /** Resolves when it listens. */
-  async start(): Promise<void> {
-    const words = ['-m', 'realtime.server.cli', 'serve', '--port', String(this.port)];
-    const given = ['--threads', '1', '--store', `sqlite:///${this.#folder}/store.db`];
-    const child = spawn(PYTHON, [...words, ...given, ...this.#options], {
-      cwd: ROOT,
-      env: { ...process.env, ...this.#env },
-      stdio: ['ignore', 'pipe', 'inherit'],
-    });
-    this.#process = child;
-    await new Promise<void>((resolve, reject) => {
-      let said = '';
-      child.stdout.on('data', (data: Buffer) => {
-        said += data.toString();
-        if (said.includes('Listening on')) resolve();
-      });
-      child.once('exit', (code) => {
-        reject(new Error(`the server ended with status ${code}`));
-      });
-    });
+  get socketUrl(): string {
+    return `ws://127.0.0.1:${this.port}/v1/realtime`;
+  }
+
+  /** Resolves when it listens. `options`: others than before. */
+  async start(options = this.#options): Promise<void> {
+    this.#options = options;
+    const words = ['serve', '--port', String(this.port), '--threads', '1'];
+    const store = ['--store', `sqlite:///${this.#folder}/store.db`];
+    this.#command = Command.continuo([...words, ...store, ...options], 'Listening on', this.#env);
+    await this.#command.start();
   }
 
   /** As a crash would. */
   async kill(): Promise<void> {
-    await this.#end('SIGKILL');
+    await this.#command?.kill();
   }
 
   async stop(): Promise<void> {
-    await this.#end('SIGTERM');
+    await this.#command?.stop();
     rmSync(this.#folder, { recursive: true });
   }
-
-  async #end(signal: NodeJS.Signals): Promise<void> {
-    const child = this.#process;
-    this.#process = null;
-    if (child?.exitCode !== null) return; // none, or gone already
-    const gone = new Promise((resolve) => child.once('exit', resolve));
-    child.kill(signal);
-    await gone;
-  }
-}
-
-function freePort(): Promise<number> {
-  return new Promise((resolve) => {
-    const probe = createServer();
-    probe.listen(0, '127.0.0.1', () => {
-      const { port } = probe.address() as AddressInfo;
-      probe.close(() => {
-        resolve(port);
-      });
-    });
-  });
 }

@@ -28,10 +28,17 @@ afterEach(async () => {
 
 const STORY = 'Tell me a short story.';
 
+/** It went on where it was: one answer, asked for once, and nothing told anew. */
 async function told(): Promise<void> {
   expect(await visit.finished()).toBe(story);
   expect(await visit.questions.allInnerTexts()).toEqual([STORY]);
   expect(await visit.answers.count()).toBe(1);
+  const { wire } = visit;
+  expect(wire.asked('response.create')).toHaveLength(1);
+  expect(new Set(wire.heard('response.created').map(({ response }) => response.id)).size).toBe(1);
+  expect(wire.heard('session.created')).toHaveLength(1);
+  expect(wire.resumed.length).toBeGreaterThan(0);
+  expect(new Set(wire.resumed)).toEqual(new Set(['exact']));
   expect(await visit.say('What is 3 plus 4?')).toContain('7');
   expect(visit.complaints).toEqual([]);
 }

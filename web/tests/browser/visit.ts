@@ -8,6 +8,7 @@ import {
   type Locator,
   type Page,
 } from 'playwright-core';
+import { Wire } from './wire.js';
 
 export function launch(args: string[] = []): Promise<Browser> {
   return chromium.launch({
@@ -22,10 +23,12 @@ export class Visit {
   /** What the browser complained about; expected to stay empty but for lost connections. */
   readonly complaints: string[] = [];
   readonly requested = new Set<string>();
+  readonly wire: Wire;
 
   private constructor(context: BrowserContext, page: Page) {
     this.context = context;
     this.page = page;
+    this.wire = new Wire(page);
     page.setDefaultTimeout(30_000);
     page.on('pageerror', (error) => this.complaints.push(error.message));
     page.on('console', (message) => {
