@@ -63,5 +63,5 @@ async def main(folder: str, rate: str, asked: str, store: str, durability: Durab
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    *words, durability = sys.argv[1:]
-    uvloop.run(main(*words, msgspec.convert(durability, Durability)))
+    folder, rate, asked, store, durability = sys.argv[1:]
+    uvloop.run(main(folder, rate, asked, store, msgspec.convert(durability, Durability)))

@@ -27,7 +27,7 @@ class Socket(Protocol):
         does not read. Raises SocketClosed."""
         ...
 
-    def send_now(self, frame: bytes, binary: bool) -> bool:
+    def send_now(self, frame: bytes, binary: bool, /) -> bool:
         """A frame that need not wait is on its way. False: it is not sent, `send` would wait, or
         raise."""
         ...
