@@ -310,7 +310,7 @@ class Answers:
             await asyncio.wait(self._tasks)
 
     def give_up(self) -> None:
-        """Without the engine, which does not answer."""
+        """Nothing more is heard of them here: the engine does not answer, or others listen."""
         for task in self._tasks:
             task.cancel()
 

@@ -91,6 +91,7 @@ class _Open(msgspec.Struct):
     """None: parked."""
     timers: tuple[asyncio.TimerHandle, ...] = ()
     """Of a parked one: when what it makes pauses, and when its window is over."""
+    leaving: "asyncio.Task[None] | None" = None
 
     def unpark(self) -> None:
         for timer in self.timers:
@@ -125,6 +126,8 @@ class Registry:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unlooked: list[str] = []
         """Of which we have not looked whether they are still ours."""
+        self._leaving: dict[str, asyncio.Task[None]] = {}
+        """Of sessions that went to another gateway."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -233,13 +236,15 @@ class Registry:
             await entry.session.hold(self._held_s, parked=False)
         except StaleFence:
             _hang_up_replaced(entry.hang_up)
-            await self._forget(entry)
+            await asyncio.shield(self._leave(entry, taken=True))
             return None
         except (UnknownSession, StoreLost):
             pass  # the store has lost it; it is given it again with the next change
         return entry if self._sessions.get(wish.session_id) is entry else None
 
     async def _from_store(self, wish: Return, guest: Guest) -> _Open:
+        if leaving := self._leaving.get(wish.session_id):
+            await asyncio.shield(leaving)
         try:
             card = await self._store.find(wish.session_id)
             if card is None:
@@ -297,7 +302,7 @@ class Registry:
     def _replaced(self, entry: _Open) -> None:
         """Another gateway owns the session now."""
         _hang_up_replaced(entry.hang_up)
-        self._later(self._forget(entry))
+        self._leave(entry, taken=True)
 
     def _check_room(self) -> None:
         if len(self) >= self._limits.sessions_max:
@@ -361,7 +366,7 @@ class Registry:
         )
         if len(self._parked) > self._limits.sessions_max:
             oldest = self._sessions[next(iter(self._parked))]
-            self._later(self._forget(oldest))
+            self._leave(oldest)
         with contextlib.suppress(StoreError):  # then it is held for longer
             await session.hold(window_s, parked=True)
 
@@ -390,8 +395,21 @@ class Registry:
 
     async def _forget(self, entry: _Open) -> None:
         """It goes on from the store, here or elsewhere."""
+        await asyncio.shield(self._leave(entry))
+
+    def _leave(self, entry: _Open, *, taken: bool = False) -> "asyncio.Task[None]":
+        """Begins to let go of it, once. Until that is over the session cannot come back here: what
+        the old one still tells the engine would be taken for the new one's word."""
+        name = entry.session.id
         self._drop(entry.session)
-        await entry.session.leave()
+        if entry.leaving is None:
+            entry.leaving = self._leaving[name] = self._later(entry.session.leave(taken=taken))
+            entry.leaving.add_done_callback(lambda task: self._left(name, task))
+        return entry.leaving
+
+    def _left(self, name: str, task: "asyncio.Task[None]") -> None:
+        if self._leaving.get(name) is task:
+            del self._leaving[name]
 
     def _drop(self, session: Session) -> None:
         entry = self._sessions.get(session.id)
@@ -401,10 +419,11 @@ class Registry:
         self._parked.pop(session.id, None)
         entry.unpark()
 
-    def _later(self, work: Coroutine[None, None, None]) -> None:
+    def _later(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _source(self, fork: Fork, tenant: str) -> Session:
         source = self.find(fork.session_id, tenant)

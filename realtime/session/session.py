@@ -268,12 +268,21 @@ class Session:
         except StoreError as error:
             log.warning("session %s stays in the store until its time is over: %s", self.id, error)
 
-    async def leave(self) -> None:
-        """Lets go of it here: it goes on from the store. Never raises."""
+    async def leave(self, *, taken: bool = False) -> None:
+        """Lets go of it here: it goes on from the store. Never raises. `taken`: somebody else has
+        it; what is being made only pauses in the engine, since they may not have come there yet to
+        go on with it."""
         await self._answers.flush()
         self._history.ledger.leave()
         self.detach()
-        await self._release()
+        if not (taken and list(self._answers)):
+            await self._release()
+            return
+        self._state, _ = step(self._state, Event.CLOSE)
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(self._limits.close_s_max):
+                await self._answers.pause()
+        self._answers.give_up()
 
     async def _release(self) -> None:
         """Stops what runs, and lets go of the engine."""
