@@ -26,6 +26,8 @@ from realtime.limits import Limits
 from realtime.store import Change, NewSession, Snapshot, Store, keys, open_store
 
 WRITERS = 24
+SETTLED = 6
+"""Looks at the memory within a KiB of each other, a quarter of a second apart."""
 QUESTIONS = (
     "Tell me a short story.",
     "What is 3 plus 4?",
@@ -51,6 +53,7 @@ async def _run(sessions: int, turns: int, ttl_s: float) -> Report:
         await redis.start()
         real, real_bytes = await _conversation(folder, redis, turns)
         store = await open_store(redis.url)
+        await _Parking(store, real, ttl_s).park(WRITERS)  # connections and scripts are no session's
         parking = _Parking(store, real, ttl_s)
         before_bytes = await _used(redis)
         began_s = time.monotonic()
@@ -107,10 +110,14 @@ async def _conversation(folder: Path, redis: RedisProcess, turns: int) -> tuple[
 
 
 async def _used(redis: RedisProcess) -> int:
-    """Bytes of its memory, but for its buffers."""
+    """Bytes of its memory once it has given back what the writing needed."""
+    seen: list[int] = []
     async with redis.client() as client:
-        info: Any = await client.info("memory")
-    return info["used_memory"] - info["mem_clients_normal"] - info["mem_aof_buffer"]
+        while len(seen) < SETTLED or max(seen[-SETTLED:]) - min(seen[-SETTLED:]) > 1024:
+            await asyncio.sleep(0.25)
+            info: Any = await client.info("memory")
+            seen.append(info["used_memory"] - info["mem_clients_normal"] - info["mem_aof_buffer"])
+    return seen[-1]
 
 
 class _Parking:

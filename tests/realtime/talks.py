@@ -95,7 +95,8 @@ _STORES: WeakKeyDictionary[Bench, Store] = WeakKeyDictionary()
 async def store_of(bench: Bench) -> Store:
     """One in memory, for all that is tried with this engine."""
     if bench not in _STORES:
-        _STORES[bench] = await open_store("sqlite://:memory:")
+        _STORES[bench] = store = await open_store("sqlite://:memory:")
+        bench.besides.push_async_callback(store.aclose)
     return _STORES[bench]
 
 

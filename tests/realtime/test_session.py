@@ -139,7 +139,7 @@ async def test_cancel_keeps_what_was_said(talk: Talk) -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
     async with digest_engine(
-        chatty, pages=256, max_model_len=400, batched_tokens=64, steps_ahead=ahead
+        chatty, pages=256, max_model_len=400, batched_tokens=64, steps_ahead=ahead, step_s=0.005
     ) as bench:
         for index in range(1, 8):
             talk = await open_talk(bench)

@@ -82,6 +82,8 @@ class Bench:
         self._listener: socket.socket | None = None
         self._server: asyncio.Server | None = None
         self._files: dict[str, str | None] = {}
+        self.besides = contextlib.AsyncExitStack()
+        """What lives as long as this: closed with it, after the engine."""
 
     async def launch(self) -> socket.socket:
         """A socket to a fresh loop on a fresh device."""
@@ -172,6 +174,7 @@ class Bench:
             self._server.close()
             self.cut()
             self._listener.close()
+        await self.besides.aclose()
         assert not crashed, "the loop ended by itself"
 
     async def _end(self) -> None:

@@ -159,9 +159,15 @@ async def test_an_emptied_file_is_another_store(tmp_path: Path) -> None:
 
 
 async def test_closing_leaves_no_thread() -> None:
+    before = threads()
     store = await open_store("sqlite://:memory:")
     await store.create(fresh_session())
+    assert threads() - before, "it has one"
     await store.aclose()
     async with asyncio.timeout(10):
-        while any(thread.name.startswith("store") for thread in threading.enumerate()):
+        while threads() - before:
             await asyncio.sleep(0.01)
+
+
+def threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "store"}
