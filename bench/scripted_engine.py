@@ -25,17 +25,13 @@ import msgspec
 import uvloop
 
 from engine.batch import Batch, Drawn, Geometry, Row, Sampled
-from engine.cache import SessionAwareCache
 from engine.config import EngineConfig, Listening
 from engine.fronts import Fronts
 from engine.link import Link
 from engine.listening import listen
-from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, Generate, Ready
-from engine.metrics import Counters
-from engine.schedule import Scheduler
-from engine.sessions import Sessions
-from engine.text import StopWatch, Text
+from engine.parts import assemble
+from engine.text import Text
 
 PAGES, PAGE = 65_536, 16
 CONTEXT = 8192
@@ -105,30 +101,13 @@ def lateness_s(beat: int, rate: float, now_s: float) -> float:
 
 async def serve(draws: str, fd: int, folder: str, rate: float, asked: TextIO) -> None:
     runner = ContextRunner(rate) if draws == "context" else TimedRunner(rate)
-    text, counters = Text(folder), Counters()
-    geometry = runner.geometry
-    cache = SessionAwareCache(geometry.pages, geometry.page_size)
-    scheduler = Scheduler(cache, geometry.batched_tokens, ROWS)
-    loop = Loop(runner, cache, scheduler, counters)
-    sessions = Sessions(
-        cache,
-        scheduler,
-        geometry,
-        counters,
-        watch=lambda stops: StopWatch(stops, text.detokenizer()),
-        grammars=text.grammars(geometry.vocab_size, loop.wake),
-        emit=loop.emit,
-        clock=time.monotonic,
-    )
-
-    fronts = Fronts(loop.tell, sessions.load, EngineConfig(), time.monotonic, folder)
-
+    parts = assemble(runner, Text(folder), EngineConfig(max_num_seqs=ROWS))
     ready = Ready(
         folder=folder,
         model="bench",
         architecture="-",
         max_model_len=CONTEXT,
-        vocab_size=geometry.vocab_size,
+        vocab_size=runner.geometry.vocab_size,
         pages=PAGES,
         page_size=PAGE,
         device="none",
@@ -137,10 +116,10 @@ async def serve(draws: str, fd: int, folder: str, rate: float, asked: TextIO) ->
         incarnation=secrets.token_hex(8),
     )
     if draws == "context":
-        await listen(Listening(fd=fd), fronts, ready)
+        await listen(Listening(fd=fd), parts.fronts, ready)
     else:
-        await _join(fronts, ready, fd, asked, loop.stop)
-    await loop.run(sessions, fronts.send_all)
+        await _join(parts.fronts, ready, fd, asked, parts.loop.stop)
+    await parts.run()
 
 
 async def _join(

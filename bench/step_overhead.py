@@ -12,14 +12,10 @@ import engine
 from bench.null_device import NullRunner
 from bench.report import Report, Row, median, percentile
 from engine.batch import Geometry
-from engine.cache import SessionAwareCache
-from engine.config import BUNDLED
-from engine.loop import Loop
+from engine.config import BUNDLED, EngineConfig
 from engine.messages import Append, Generate, Open, Sampling
-from engine.metrics import Counters
-from engine.schedule import Scheduler
-from engine.sessions import Sessions
-from engine.text import StopWatch, Text
+from engine.parts import assemble
+from engine.text import Text
 
 PAGE = 16
 TEXT = Text(str(Path(engine.__file__).parent / "bundled" / BUNDLED))
@@ -44,21 +40,9 @@ class _Rig:
 
     def __init__(self, pages: int, rows: int) -> None:
         geometry = Geometry(pages, PAGE, pages * PAGE, 4096, 8192, 0)
-        counters = Counters()
-        cache = SessionAwareCache(pages, PAGE)
-        scheduler = Scheduler(cache, geometry.batched_tokens, rows)
         self.runner = NullRunner(geometry)
-        self.loop = Loop(self.runner, cache, scheduler, counters)
-        self.sessions = Sessions(
-            cache,
-            scheduler,
-            geometry,
-            counters,
-            watch=_no_stops,
-            grammars=TEXT.grammars(geometry.vocab_size, self.loop.wake),
-            emit=self.loop.emit,
-            clock=time.monotonic,
-        )
+        parts = assemble(self.runner, TEXT, EngineConfig(max_num_seqs=rows))
+        self.loop, self.sessions = parts.loop, parts.sessions
 
     def step(self) -> float:
         """Runs one step; returns the seconds of it that are ours, 0 if there was nothing to do."""
@@ -79,10 +63,6 @@ class _Rig:
         while spent := self.step():
             total += spent
         return total
-
-
-def _no_stops(stops: tuple[str, ...]) -> StopWatch:
-    raise AssertionError("no stop strings here")
 
 
 def _decode(sequences: int, steps: int) -> Row:

@@ -14,24 +14,18 @@ import secrets
 import signal
 import socket
 import sys
-import time
 
 import msgspec
 import uvloop
 
-from engine.cache import SessionAwareCache
 from engine.config import EngineConfig, Start
-from engine.device.runner import Ticket, TorchRunner, build
+from engine.device.runner import TorchRunner, build
 from engine.errors import EngineError
-from engine.fronts import Fronts
 from engine.link import Link
 from engine.listening import listen
-from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready
-from engine.metrics import Counters
-from engine.schedule import Scheduler
-from engine.sessions import Sessions
-from engine.text import StopWatch, Text
+from engine.parts import assemble
+from engine.text import Text
 
 Wire = Link[AnyEvent, AnyCommand]
 
@@ -59,8 +53,8 @@ async def _serve(start: Start) -> None:
         link.send(LoadFailed(error.message))
         link.close()
         return
-    loop, sessions = _build(runner, text, config)
-    fronts = Fronts(loop.tell, sessions.load, config, time.monotonic, ready.folder)
+    parts = assemble(runner, text, config)
+    fronts = parts.fronts
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again
     parent = fronts.join(link.send_all)
@@ -69,10 +63,10 @@ async def _serve(start: Start) -> None:
     fronts.receive(parent, early)
     if start.listening is not None:
         await listen(start.listening, fronts, ready)
-    running = asyncio.create_task(loop.run(sessions, fronts.send_all))
+    running = asyncio.create_task(parts.run())
     gone = asyncio.create_task(lost.wait())
     await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
-    loop.stop()
+    parts.loop.stop()
     await running
 
 
@@ -98,24 +92,6 @@ async def _load(config: EngineConfig, link: Wire) -> tuple[TorchRunner, Ready]:
         load_s=loaded.load_s,
         incarnation=secrets.token_hex(8),
     )
-
-
-def _build(runner: TorchRunner, text: Text, config: EngineConfig) -> tuple[Loop[Ticket], Sessions]:
-    geometry, counters = runner.geometry, Counters()
-    cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
-    scheduler = Scheduler(cache, geometry.batched_tokens, config.max_num_seqs)
-    loop = Loop(runner, cache, scheduler, counters, audit_every_step=config.audit_every_step)
-    sessions = Sessions(
-        cache,
-        scheduler,
-        geometry,
-        counters,
-        watch=lambda stops: StopWatch(stops, text.detokenizer()),
-        grammars=text.grammars(geometry.vocab_size, loop.wake),
-        emit=loop.emit,
-        clock=time.monotonic,
-    )
-    return loop, sessions
 
 
 if __name__ == "__main__":

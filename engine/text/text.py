@@ -16,6 +16,7 @@ from engine.text.writer import Writer
 class Text:
     """Loaded from a checkpoint folder (tokenizer.json, tokenizer_config.json, chat template)."""
 
+    folder: str
     template: ChatTemplate | None
     """None: the checkpoint has no chat template."""
     stop_ids: tuple[int, ...]
@@ -23,6 +24,7 @@ class Text:
 
     def __init__(self, folder: str, **options: Any) -> None:
         """`options` go to the chat template. Raises ModelError: what is missing or broken."""
+        self.folder = folder
         path = Path(folder)
         names = special_names(path)
         source = _template_source(path)

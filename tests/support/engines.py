@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,13 @@ from engine.batch import Geometry, Runner
 from engine.cache import SessionAwareCache
 from engine.config import EngineConfig, Listening
 from engine.front import Engine
-from engine.fronts import Fronts
 from engine.link import Link
 from engine.listening import listen
 from engine.loop import Loop
 from engine.messages import AnyCommand, AnyEvent, Ready
-from engine.metrics import Counters
+from engine.parts import assemble
 from engine.schedule import Scheduler
-from engine.sessions import Sessions
-from engine.text import StopWatch, Text
+from engine.text import Text
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 
 
@@ -66,7 +63,7 @@ class Bench:
     def __init__(
         self, folder: Path, make: Make, rows: int, scheduler: type[Scheduler] = Scheduler
     ) -> None:
-        self._scheduler = scheduler
+        self._scheduling = scheduler
         self._folder = str(folder)
         self._make = make
         self._rows = rows
@@ -91,23 +88,12 @@ class Bench:
         await self.may_launch.wait()
         self.launches += 1
         self.runner = self._make()
-        geometry, counters = self.runner.geometry, Counters()
-        self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
-        self.scheduler = self._scheduler(self.cache, geometry.batched_tokens, self._rows)
-        loop = Loop(self.runner, self.cache, self.scheduler, counters, audit_every_step=True)
-        sessions = Sessions(
-            self.cache,
-            self.scheduler,
-            geometry,
-            counters,
-            watch=lambda stops: StopWatch(stops, self._text.detokenizer()),
-            grammars=self._text.grammars(geometry.vocab_size, loop.wake),
-            emit=loop.emit,
-            clock=time.monotonic,
+        config = msgspec.structs.replace(
+            self.config, max_num_seqs=self._rows, audit_every_step=True
         )
-        fronts = self.fronts = Fronts(
-            loop.tell, sessions.load, self.config, time.monotonic, self._folder
-        )
+        parts = assemble(self.runner, self._text, config, self._scheduling)
+        self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
+        fronts = self.fronts = parts.fronts
         link: Link[AnyEvent, AnyCommand] = Link(
             msgspec.msgpack.Decoder(list[AnyCommand]),
             lambda commands: fronts.receive(front, commands),
@@ -116,11 +102,11 @@ class Bench:
         front = fronts.join(link.send_all)
         ours, theirs = socket.socketpair()
         await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
-        link.send(self._ready(geometry))
+        link.send(self._ready(self.runner.geometry))
         if self._listener is not None:
             await self._listen(self._listener)
         self._loop, self._link = loop, link
-        self._running = asyncio.create_task(loop.run(sessions, fronts.send_all))
+        self._running = asyncio.create_task(parts.run())
         self._running.add_done_callback(self._ended)
         return ours
 
