@@ -102,9 +102,10 @@ def _at_every_step(prompt: int, ahead: int, page_size: int, chance: Random) -> N
             desk.append(name, list(log))
             desk.generate(name, 6)
         for _ in range(steps):
-            if desk.launch() is None and not desk.flying:
+            nothing = desk.launch() is None
+            if nothing and not desk.flying:
                 break
-            while desk.flying > ahead:
+            while desk.flying > (0 if nothing else ahead):
                 desk.collect()
         over = desk.has_ended("a")
         for _ in range(chance.choice([1, 2])):
