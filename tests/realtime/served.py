@@ -48,8 +48,10 @@ async def serve(
 
 
 @contextlib.asynccontextmanager
-async def serving(engine: Engine, settings: Settings, store: Store) -> AsyncIterator[Running]:
-    sock = bind("127.0.0.1", 0)
+async def serving(
+    engine: Engine, settings: Settings, store: Store, port: int = 0
+) -> AsyncIterator[Running]:
+    sock = bind("127.0.0.1", port)
     listening = asyncio.Event()
     app = build(engine, settings, store)
     server = Server(app, settings, listening.set)

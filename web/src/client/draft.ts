@@ -7,7 +7,7 @@
 
 import { codePoints } from './conversation.js';
 import type { ClientEvent, ServerEvent } from './events.js';
-import type { Receipt } from './outbox.js';
+import { type Receipt, Refused } from './outbox.js';
 
 /** Sends an event; `again` instead of it after a lost connection. */
 export type Send = (event: ClientEvent, again?: ClientEvent[]) => Receipt;
@@ -19,7 +19,8 @@ export class Draft {
   #told: string | null = '';
   #underWay: string | null = null;
   /** Of the last event that wrote into the buffer. */
-  #written: string | null = null;
+  #written: Receipt | null = null;
+  #refusal: Refused | null = null;
 
   constructor(send: Send) {
     this.#send = send;
@@ -29,28 +30,39 @@ export class Draft {
     return this.#text;
   }
 
+  /** Why the server does not take the text as it is now. */
+  get refusal(): Refused | null {
+    return this.#refusal;
+  }
+
   /** The whole text, as it is now. */
   set(text: string): void {
     this.#text = text;
     if (this.#underWay === null) this.#push();
   }
 
-  /** It becomes a message of the user. Rejects with Refused where it is empty. */
+  /** It becomes a message of the user. Rejects with Refused where it is empty, or was not taken. */
   commit(): Receipt {
     this.#push();
     const commit: ClientEvent = { type: 'input_text_buffer.commit' };
     // A server that has lost the buffer hears it again; one that has not knows the id.
-    const event_id = this.#written;
+    const written = this.#written;
     const whole: ClientEvent[] =
-      event_id === null
+      written === null
         ? []
-        : [{ type: 'input_text_buffer.replace', event_id, text: this.#text }];
-    const receipt = this.#send(commit, [...whole, commit]);
+        : [{ type: 'input_text_buffer.replace', event_id: written.eventId, text: this.#text }];
+    const { eventId, acknowledged } = this.#send(commit, [...whole, commit]);
     this.#written = null;
+    this.#refusal = null;
     this.#text = '';
     this.#told = '';
     this.#underWay = null;
-    return receipt;
+    const explained = acknowledged.catch(async (error: unknown) => {
+      await written?.acknowledged; // why there was nothing to commit
+      throw error;
+    });
+    explained.catch(() => undefined); // who does not ask is not told
+    return { eventId, acknowledged: explained };
   }
 
   /** The server's buffer may be another one now: say all of it the next time. */
@@ -70,6 +82,7 @@ export class Draft {
     const told = this.#told;
     if (text === told) return;
     this.#told = text;
+    this.#refusal = null;
     const whole: ClientEvent = { type: 'input_text_buffer.replace', text };
     if (text === '') this.#follow(this.#send({ type: 'input_text_buffer.clear' }));
     else if (told !== null && told !== '' && text.startsWith(told)) {
@@ -83,20 +96,21 @@ export class Draft {
   #follow(receipt: Receipt): void {
     const said = this.#told ?? '';
     this.#underWay = receipt.eventId;
-    this.#written = receipt.eventId;
+    this.#written = receipt;
     receipt.acknowledged.then(
       (event) => {
-        this.#landed(receipt, agrees(event, said));
+        this.#landed(receipt, agrees(event, said), null);
       },
-      () => {
-        this.#landed(receipt, false);
+      (error: unknown) => {
+        this.#landed(receipt, false, error instanceof Refused ? error : null);
       },
     );
   }
 
-  #landed(receipt: Receipt, agreed: boolean): void {
+  #landed(receipt: Receipt, agreed: boolean, refusal: Refused | null): void {
     if (this.#underWay !== receipt.eventId) return;
     this.#underWay = null;
+    this.#refusal = refusal;
     const unsaid = this.#text !== this.#told;
     if (!agreed) this.#told = null;
     if (unsaid) this.#push();

@@ -103,7 +103,7 @@ export class Outbox {
 
   hear(event: ServerEvent): void {
     if (event.type === 'error') {
-      this.#refuse(event.error);
+      this.#drop(event.error);
       return;
     }
     const known = event.type === 'response.created' && this.#knows(event.response.id);
@@ -126,12 +126,17 @@ export class Outbox {
     return this.#waiting.flatMap((waiting) => waiting.again);
   }
 
-  /** Nothing more will be sent. */
+  /** Nothing more will be sent; what waited can still be looked at. */
   end(error: Error): void {
-    for (const waiting of this.#waiting.splice(0)) waiting.reject(error);
+    for (const waiting of this.#waiting) waiting.reject(error);
   }
 
-  #refuse(error: ErrorBody): void {
+  /** It is not sent at all. */
+  refuse(event_id: string, code: string, message: string): void {
+    this.#drop({ type: 'invalid_request_error', code, message, param: null, event_id });
+  }
+
+  #drop(error: ErrorBody): void {
     const at = this.#waiting.findIndex((waiting) => waiting.event.event_id === error.event_id);
     if (at >= 0) this.#waiting.splice(at, 1)[0]?.reject(new Refused(error));
   }

@@ -40,8 +40,7 @@ export class App {
     this.#root = root;
     this.#banner = new Banner({
       retry: () => this.#talk?.client.retry(),
-      takeOver: () => this.#reopen((kept) => load(kept.id) ?? kept),
-      restart: () => this.#reopen((kept) => ({ ...kept, position: null })),
+      goOn: () => this.#goOn(),
       askKey: (message) => void this.#askKey(message),
     });
     this.#composer = new Composer({
@@ -134,6 +133,12 @@ export class App {
     talk.onRefused = (refused) => {
       this.#refused(refused);
     };
+    talk.onAnswered = () => {
+      this.#transcript?.draw();
+    };
+    talk.onDraft = () => {
+      this.#composer.text = talk.kept.draft;
+    };
     talk.onTitle = () => {
       this.#names();
     };
@@ -152,9 +157,9 @@ export class App {
     if (matchMedia('(pointer: fine)').matches) this.#composer.field.focus();
   }
 
-  /** The same conversation, over another connection. */
-  #reopen(change: (kept: Kept) => Kept): void {
-    if (this.#talk) this.#show(new Talk(change(this.#talk.kept)));
+  /** The same conversation over another connection, with what this one could not say any more. */
+  #goOn(): void {
+    if (this.#talk) this.#show(new Talk(this.#talk.whatNext()));
   }
 
   /** A conversation of its own that begins as this one was after an item. */
@@ -202,7 +207,7 @@ export class App {
   async #send(): Promise<void> {
     const talk = this.#talk;
     if (!talk) return;
-    if (talk.over) this.#reopen((kept) => ({ ...kept, position: null }));
+    if (talk.over) this.#goOn();
     this.#transcript?.follow();
     const sending = (this.#talk ?? talk).send();
     await sending;
@@ -358,7 +363,7 @@ export class App {
     this.#askingKey = false;
     if (given === null) return;
     key.set(given);
-    this.#reopen((kept) => kept);
+    this.#goOn();
     void this.#loadModels();
   }
 

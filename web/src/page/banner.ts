@@ -10,9 +10,8 @@ const SOON_MS = 400;
 export interface Ways {
   /** Do not wait for the next attempt. */
   retry(): void;
-  /** This tab takes the conversation over, or it is told to the server again. */
-  takeOver(): void;
-  restart(): void;
+  /** After its end: this tab takes the conversation over, or tells it to the server again. */
+  goOn(): void;
   askKey(message: string): void;
 }
 
@@ -72,7 +71,7 @@ export class Banner {
         break;
       case 'close_4001':
         this.#say('This conversation goes on in another tab.', 'Continue here', () => {
-          this.#ways.takeOver();
+          this.#ways.goOn();
         });
         break;
       case 'missing_api_key':
@@ -85,7 +84,7 @@ export class Banner {
       default: {
         const words = message.endsWith('.') ? message : `${message}.`;
         this.#say(`${words} What was said is still here.`, 'Go on in a new session', () => {
-          this.#ways.restart();
+          this.#ways.goOn();
         });
       }
     }

@@ -3,6 +3,7 @@
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
 import { h, icon, iconButton } from './dom.js';
 import { Growing } from './markdown.js';
+import type { Unanswered } from './outcome.js';
 import type { TurnMetrics } from './storage.js';
 import { count, ms } from './words.js';
 import { sampleResult } from './tools.js';
@@ -21,6 +22,8 @@ export interface Look {
   metrics: TurnMetrics | null;
   /** The last answer of the conversation. */
   last: boolean;
+  /** Why there is no more of it; empty: it is whole, or there may be. */
+  cut: string;
   /** What a tool has returned. */
   output: string | null;
 }
@@ -40,6 +43,7 @@ class MessageView implements View {
   readonly #who = h('span', { class: 'who' });
   readonly #cost = h('span', { class: 'cost' });
   readonly #body = h('div', { class: 'body' });
+  readonly #cut = h('p', { class: 'ending note' });
   readonly #actions = h('div', { class: 'actions' });
   readonly #growing = new Growing(this.#body);
   #item: MessageItem | null = null;
@@ -50,7 +54,7 @@ class MessageView implements View {
   constructor(acts: Acts) {
     this.#acts = acts;
     const margin = h('div', { class: 'margin' }, this.#who, this.#cost);
-    this.element = h('article', {}, margin, h('div', { class: 'said' }, this.#body, this.#actions));
+    this.element = h('article', {}, margin, h('div', { class: 'said' }, this.#body, this.#cut, this.#actions));
   }
 
   draw(item: Item, look: Look): void {
@@ -70,7 +74,7 @@ class MessageView implements View {
 
   #frame(item: MessageItem, look: Look): void {
     const { metrics } = look;
-    const shape = JSON.stringify([item.role, item.status, look.open, look.last, metrics?.ttft]);
+    const shape = JSON.stringify([item.role, look.cut, look.open, look.last, metrics?.ttft]);
     if (shape === this.#shape) return;
     this.#shape = shape;
     this.element.className = `message ${item.role}`;
@@ -80,8 +84,9 @@ class MessageView implements View {
     this.element.setAttribute('aria-label', names[item.role]);
     this.#cost.textContent = metrics ? ms(metrics.ttft) : '';
     this.#cost.title = metrics ? costOf(metrics) : '';
-    const cut = item.role === 'assistant' && item.status === 'incomplete' && !look.open;
-    this.element.classList.toggle('cut', cut);
+    this.#cut.textContent = look.cut;
+    this.#cut.hidden = !look.cut;
+    this.element.classList.toggle('cut', look.cut !== '');
     this.#actions.replaceChildren(...this.#buttons(item, look));
     this.#actions.hidden = look.open;
   }
@@ -160,10 +165,11 @@ class CallView implements View {
     this.#arguments.textContent = pretty(item.arguments);
     const open = item.status === 'in_progress';
     this.element.classList.toggle('open', open);
-    const shape = JSON.stringify([open, look.output]);
+    const shape = JSON.stringify([open, look.cut, look.output]);
     if (shape === this.#shape) return;
     this.#shape = shape;
     if (open) this.#result.replaceChildren();
+    else if (look.cut) this.#result.replaceChildren(h('p', { class: 'ending note' }, look.cut));
     else if (look.output === null) this.#ask(item);
     else this.#result.replaceChildren(h('pre', { class: 'output' }, pretty(look.output)));
   }
@@ -192,6 +198,12 @@ export function unsentView(text: string): HTMLElement {
   const note = h('span', { class: 'note' }, icon('again'), ' being sent');
   const said = h('div', { class: 'said' }, h('div', { class: 'body' }, text), note);
   return h('article', { class: 'message user unsent', 'aria-label': 'You' }, margin, said);
+}
+
+/** Why there is no answer, or only a part of one, and the way to another. */
+export function unansweredView({ why, way }: Unanswered, ask: () => void): HTMLElement {
+  const button = h('button', { type: 'button', onclick: ask }, way);
+  return h('div', { class: 'unanswered', role: 'alert' }, h('span', {}, why), button);
 }
 
 function costOf(metrics: TurnMetrics): string {

@@ -14,11 +14,14 @@ import {
   textOf,
 } from '../client/index.js';
 import { credentials } from './api.js';
-import { type Kept, keep, type TurnMetrics } from './storage.js';
+import { failure, sentence, type Unanswered, unanswered } from './outcome.js';
+import { type Kept, keep, load, type TurnMetrics } from './storage.js';
 
 /** A regenerated answer differs, also where answers are greedy. */
 const ANOTHER_TEMPERATURE = 0.8;
 const SAVE_MS = 2000;
+/** Ends that another key undoes. */
+const KEYS = new Set(['missing_api_key', 'invalid_api_key']);
 
 export interface LoggedEvent {
   at: number;
@@ -37,12 +40,18 @@ export class Talk {
   onLogged: (logged: LoggedEvent) => void = () => undefined;
   onMetrics: () => void = () => undefined;
   onTitle: () => void = () => undefined;
+  /** Called when there is more to say of the last answer than the conversation does. */
+  onAnswered: () => void = () => undefined;
+  /** Called when the draft has become another one here. */
+  onDraft: () => void = () => undefined;
   readonly #unfollow: () => void;
   readonly #saving: ReturnType<typeof setInterval>;
   readonly #leaving = new AbortController();
   #dirty = false;
   #sending = false;
   #left = false;
+  /** Why no answer was begun when one was asked for. */
+  #refusal = '';
   /** When the answer under way was asked for, and its first and last tokens came. */
   #asked = 0;
   #first = 0;
@@ -87,7 +96,17 @@ export class Talk {
   }
 
   get over(): boolean {
-    return this.client.state.value.phase === 'ended';
+    return this.#endedBy !== null;
+  }
+
+  get #endedBy(): string | null {
+    const { value } = this.client.state;
+    return value.phase === 'ended' ? value.error.code : null;
+  }
+
+  /** Another tab has it: what is kept is that one's. */
+  get #elsewhere(): boolean {
+    return this.#endedBy === 'close_4001';
   }
 
   // ---------------------------------------------------------------- talking
@@ -103,13 +122,17 @@ export class Talk {
   async send(): Promise<void> {
     const text = this.kept.draft.trim();
     if (!text || this.#sending) return;
+    const { refusal } = this.client.draft;
+    if (refusal) {
+      this.onRefused(refusal);
+      return;
+    }
     this.#name(text);
     this.#sending = true;
     await this.stop();
     this.#sending = false;
     this.kept.draft = '';
-    this.#watch(this.client.draft.commit());
-    this.#respond();
+    this.#ask(this.client.draft.commit(), text);
     this.save();
   }
 
@@ -145,8 +168,7 @@ export class Talk {
   async edit(id: string, text: string): Promise<void> {
     await this.stop();
     this.#rewind(this.client.conversation.items.findIndex((item) => item.id === id));
-    this.#watch(this.client.say(text));
-    this.#respond();
+    this.#ask(this.client.say(text), text);
   }
 
   /** The last answer is given again. */
@@ -159,8 +181,27 @@ export class Talk {
     this.#respond({ temperature, seed: null });
   }
 
-  /** The answer to the last message, when it has failed. */
+  /** null: the last message has its answer, or there will be one. */
+  get unanswered(): Unanswered | null {
+    const { conversation, pending } = this.client;
+    const asked = pending.some((event) => event.type === 'response.create');
+    if (this.over || this.running || asked) return null;
+    const last = conversation.turns.findLast((turn) => turn.response.conversation_id !== null);
+    const failed = last?.response.status === 'failed' ? last : undefined;
+    if (conversation.awaitsAnswer && this.openCalls.length === 0) {
+      if (this.#refusal) return unanswered(`No answer. ${sentence(this.#refusal)}`);
+      return unanswered(failed?.items.length === 0 ? failure(failed) : '');
+    }
+    const broken = failed?.items.includes(conversation.items.at(-1)?.id ?? '');
+    return failed && broken ? unanswered(failure(failed)) : null;
+  }
+
+  /** Asks for that answer again; what came of it is taken back. */
   retry(): void {
+    const { conversation } = this.client;
+    const last = conversation.items.at(-1)?.id ?? '';
+    const broken = conversation.turnOf(last)?.items[0];
+    if (broken) this.#rewind(conversation.items.findIndex((item) => item.id === broken));
     this.#respond();
   }
 
@@ -180,7 +221,7 @@ export class Talk {
     );
     return items.filter(
       (item): item is FunctionCallItem =>
-        item.type === 'function_call' && !done.has(item.call_id) && item.status !== 'in_progress',
+        item.type === 'function_call' && !done.has(item.call_id) && isWhole(item),
     );
   }
 
@@ -197,12 +238,27 @@ export class Talk {
     if (this.#left) return;
     this.#dirty = false;
     const { client, kept } = this;
-    // Without its connection it is another tab's, or nobody's: what is there is not touched.
-    if (this.over) return;
+    if (this.over) {
+      if (!this.#elsewhere) keep(this.whatNext());
+      return;
+    }
     kept.position = client.position && { ...client.position };
     kept.saved = client.conversation.save();
     kept.pending = client.pending.filter((event) => !event.type.startsWith('session.'));
     if (!this.empty || kept.draft || kept.pending.length > 0) keep(kept);
+  }
+
+  /** As it goes on after its end: where another tab or the server has it, or else in a session of its
+   * own. What was written here and nobody has confirmed comes along. */
+  whatNext(): Kept {
+    const { kept, client } = this;
+    const pending = client.pending.filter((event) => !event.type.startsWith('session.'));
+    if (this.#elsewhere) {
+      const theirs = load(kept.id) ?? kept;
+      return { ...theirs, draft: kept.draft || theirs.draft, pending: union(theirs.pending, pending) };
+    }
+    if (KEYS.has(this.#endedBy ?? '')) return { ...kept, pending };
+    return { ...kept, pending, saved: client.conversation.save(), position: null };
   }
 
   /** The session stays on the server for a while. */
@@ -215,9 +271,36 @@ export class Talk {
     this.client.leave();
   }
 
-  #respond(response?: Parameters<RealtimeClient['respond']>[0]): void {
+  /** The answer to a message. One that the server does not take goes back to where it was written. */
+  #ask(message: Receipt, text: string): void {
+    const answer = this.#respond();
+    this.#watch(message, (refused) => {
+      this.onRefused(refused);
+      this.type([text, this.kept.draft].filter(Boolean).join('\n'));
+      this.onDraft();
+      void this.#unask(answer);
+    });
+  }
+
+  /** An answer to nothing: as if it had never been asked for. */
+  async #unask(answer: Receipt): Promise<void> {
+    const begun = await answer.acknowledged.catch(() => null);
+    if (begun?.type !== 'response.created') return;
+    await this.stop();
+    const { turns } = this.client.conversation;
+    const turn = turns.find(({ id }) => id === begun.response.id);
+    for (const id of turn?.items.toReversed() ?? []) this.#watch(this.client.delete(id));
+  }
+
+  #respond(response?: Parameters<RealtimeClient['respond']>[0]): Receipt {
     this.#asked = performance.now();
-    this.#watch(this.client.respond(response));
+    this.#refusal = '';
+    const receipt = this.client.respond(response);
+    this.#watch(receipt, (refused) => {
+      this.#refusal = refused.message;
+      this.onAnswered();
+    });
+    return receipt;
   }
 
   #rewind(to: number): void {
@@ -225,10 +308,10 @@ export class Talk {
     for (const item of after.reverse()) this.#watch(this.client.delete(item.id));
   }
 
-  #watch(receipt: Receipt): void {
+  #watch(receipt: Receipt, refused = (error: Refused) => this.onRefused(error)): void {
     this.#dirty = true;
     receipt.acknowledged.catch((error: unknown) => {
-      if (error instanceof Refused) this.onRefused(error);
+      if (error instanceof Refused) refused(error);
     });
   }
 
@@ -291,4 +374,14 @@ export class Talk {
     if (this.log.length > LOG_MAX) this.log.splice(0, LOG_MAX / 10);
     this.onLogged(logged);
   }
+}
+
+function isWhole(item: Item): boolean {
+  return item.status !== 'in_progress' && item.status !== 'incomplete';
+}
+
+/** Each event once. */
+function union(some: ClientEvent[], others: ClientEvent[]): ClientEvent[] {
+  const known = new Set(some.map((event) => event.event_id));
+  return [...some, ...others.filter((event) => !known.has(event.event_id))];
 }

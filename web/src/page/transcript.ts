@@ -2,7 +2,8 @@
 
 import type { Item } from '../client/index.js';
 import { h, perFrame } from './dom.js';
-import { type Acts, unsentView, type View, viewOf } from './message.js';
+import { type Acts, unansweredView, unsentView, type View, viewOf } from './message.js';
+import { cutBecause } from './outcome.js';
 import type { Talk } from './talk.js';
 
 /** Pixels from the end at which the reader is still taken to follow. */
@@ -106,7 +107,7 @@ export class Transcript {
       if (view.element.nextSibling !== before) this.element.insertBefore(view.element, before);
       before = view.element;
     }
-    this.#tail.replaceChildren(...this.#ending(shown.at(-1)));
+    this.#tail.replaceChildren(...this.#ending());
   }
 
   #drawOne(id: string): void {
@@ -120,27 +121,24 @@ export class Transcript {
     const { conversation } = this.#talk.client;
     const running = conversation.running;
     const open = running?.items.includes(item.id) === true && item.status !== 'completed';
-    const turn = item.type === 'message' && item.role === 'assistant' && !open;
-    const id = turn ? conversation.turnOf(item.id)?.id : undefined;
-    const metrics = id === undefined ? undefined : this.#talk.metricsOf(id);
+    const turn = open ? undefined : conversation.turnOf(item.id);
+    const spoken = turn && item.type === 'message' && item.role === 'assistant';
+    const metrics = spoken ? this.#talk.metricsOf(turn.id) : undefined;
+    const cut = !open && item.status === 'incomplete' ? cutBecause(turn) : '';
     const output = item.type === 'function_call' ? (outputs.get(item.call_id) ?? null) : null;
-    return { open, metrics: metrics ?? null, last: last && !open, output };
+    return { open, metrics: metrics ?? null, last: last && !open, cut, output };
   }
 
   /** What stands below the last message: what is not confirmed, that an answer is awaited, or why
    * there is none. */
-  #ending(last: Item | undefined): Node[] {
+  #ending(): Node[] {
     const nodes: Node[] = this.#talk.unsent.map(unsentView);
-    const { running, turns } = this.#talk.client.conversation;
+    const { running } = this.#talk.client.conversation;
     if (running?.items.length === 0) {
       nodes.push(h('p', { class: 'pending', 'aria-label': 'The answer is being computed' }));
     }
-    const failed = turns.at(-1)?.response;
-    const error = failed?.status === 'failed' ? failed.status_details?.error : undefined;
-    if (error && !(last?.type === 'message' && last.role === 'assistant')) {
-      const again = h('button', { type: 'button', onclick: () => this.#talk.retry() }, 'Try again');
-      nodes.push(h('p', { class: 'failed', role: 'alert' }, `No answer: ${error.message} `, again));
-    }
+    const { unanswered } = this.#talk;
+    if (unanswered) nodes.push(unansweredView(unanswered, () => this.#talk.retry()));
     return nodes;
   }
 }

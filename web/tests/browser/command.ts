@@ -21,7 +21,16 @@ export class Command {
 
   /** `continuo WORDS`. */
   static continuo(words: string[], ready: string, env: Record<string, string> = {}): Command {
-    return new Command([PYTHON, '-m', 'realtime.server.cli', ...words], ready, env);
+    return Command.python('realtime.server.cli', words, ready, env);
+  }
+
+  static python(
+    module: string,
+    words: string[],
+    ready: string,
+    env: Record<string, string> = {},
+  ): Command {
+    return new Command([PYTHON, '-m', module, ...words], ready, env);
   }
 
   /** Resolves when it is ready. */
@@ -53,6 +62,10 @@ export class Command {
 
   async stop(): Promise<void> {
     await this.#end('SIGTERM');
+  }
+
+  signal(signal: NodeJS.Signals): void {
+    this.#process?.kill(signal);
   }
 
   async #end(signal: NodeJS.Signals): Promise<void> {

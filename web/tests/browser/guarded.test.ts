@@ -39,6 +39,26 @@ it('asks for the key the server wants, and keeps it to this tab', async () => {
   await visit.close();
 });
 
+it('keeps what is said before there is a key', async () => {
+  const visit = await Visit.begin(browser, server.url);
+  const key = visit.page.getByLabel('API key');
+  await key.press('Escape');
+  await visit.banner.getByRole('button', { name: 'Enter a key' }).waitFor();
+  await visit.send('What is 3 plus 4?');
+  await key.press('Escape');
+  await visit.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();
+  await visit.field.fill('and typed');
+  await visit.page.reload();
+  await visit.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();
+  await key.fill(KEY);
+  await key.press('Enter');
+  await visit.page.locator('.message.assistant').waitFor();
+  expect(await visit.finished()).toContain('7');
+  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+  expect(await visit.field.inputValue()).toBe('and typed');
+  await visit.close();
+});
+
 it('shows the server to its operator', async () => {
   const visit = await Visit.begin(browser, `${server.url}admin`);
   await visit.page.getByLabel('API key').fill(KEY);

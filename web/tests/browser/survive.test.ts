@@ -106,8 +106,11 @@ it('is in one tab at a time, and can be taken back', async () => {
   await visit.banner.getByText('another tab').waitFor();
   await expect.poll(() => other.answers.count()).toBe(1);
   expect(await other.say('What is 2 plus 2?')).toContain('4');
+  await visit.field.fill('written here meanwhile');
   await visit.page.getByRole('button', { name: 'Continue here' }).click();
   await other.banner.getByText('another tab').waitFor();
   await expect.poll(() => visit.answers.count()).toBe(2);
+  expect(await visit.field.inputValue()).toBe('written here meanwhile');
+  await visit.field.fill('');
   expect(await visit.say('What is 1 plus 1?')).toContain('2');
 });

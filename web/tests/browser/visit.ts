@@ -110,6 +110,16 @@ export class Visit {
     );
   }
 
+  /** What was said, in order, as the page has kept it: without what drawing does to it. */
+  async said(): Promise<string[]> {
+    return this.page.evaluate(() => {
+      dispatchEvent(new Event('pagehide')); // the page keeps what it has when it is left
+      const kept = localStorage.getItem(`continuo.talk.${location.hash.slice(1)}`) ?? '';
+      const { saved } = JSON.parse(kept) as { saved: { items: { content: { text: string }[] }[] } };
+      return saved.items.map(({ content }) => content.map(({ text }) => text).join(''));
+    });
+  }
+
   async connected(): Promise<void> {
     await this.page.locator('.status[data-phase="open"]').waitFor();
   }

@@ -70,6 +70,7 @@ describe('a connection', () => {
     const { error } = await phase(client, 'ended');
     expect(error).toMatchObject({ code: `close_${code}`, message: 'because' });
     await expect(receipt.acknowledged).rejects.toBeInstanceOf(Ended);
+    expect(client.pending).toMatchObject([{ event_id: receipt.eventId }]);
     expect(() => client.say('more')).toThrow(Ended);
   });
 
@@ -193,6 +194,16 @@ describe('what is sent', () => {
     peer.say('response.created', { response });
     await heard(client, 'response.created');
     expect(client.pending.map((event) => event.event_id)).toEqual([second.eventId]);
+  });
+
+  it('is refused where its frame would be too large, and the connection is good', async () => {
+    const { client, peer } = await server.begun({ frameMax_bytes: 1000 });
+    const refused = { name: 'Refused', code: 'frame_too_large' };
+    await expect(client.say('x'.repeat(1000)).acknowledged).rejects.toMatchObject(refused);
+    await expect(client.say('😀'.repeat(300)).acknowledged).rejects.toMatchObject(refused);
+    client.say('x'.repeat(700));
+    await peer.hear('conversation.item.create');
+    expect(client.state.value.phase).toBe('open');
   });
 
   it('has a bound', async () => {

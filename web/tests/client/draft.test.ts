@@ -42,6 +42,27 @@ it('becomes a message at once, with what was not sent yet', async () => {
   expect(client.draft.text).toBe('');
 });
 
+it('says why it is not taken, and tries again when it has changed', async () => {
+  const { client, peer } = await server.begun();
+  const refuse = (event_id: unknown, code: string) => {
+    const error = { type: 'x', code, message: code, param: 'text', event_id };
+    peer.say('error', { error });
+    return heard(client, 'error');
+  };
+  client.draft.set('far too long');
+  await refuse((await peer.hear('input_text_buffer.append')).event_id, 'too_long');
+  await expect.poll(() => client.draft.refusal?.code).toBe('too_long');
+  client.draft.set('long');
+  expect(client.draft.refusal).toBeNull();
+  const replace = await peer.hear('input_text_buffer.replace');
+  const receipt = client.draft.commit();
+  const commit = await peer.hear('input_text_buffer.commit');
+  await refuse(replace.event_id, 'still_too_long');
+  await refuse(commit.event_id, 'input_text_buffer_commit_empty');
+  await expect(receipt.acknowledged).rejects.toMatchObject({ code: 'still_too_long' });
+  expect(client.draft.refusal).toBeNull();
+});
+
 it('says all of it after a loss, whatever the server has kept', async () => {
   const { client, peer } = await server.begun();
   client.draft.set('one');

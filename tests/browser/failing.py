@@ -1,0 +1,50 @@
+"""The real web server before a model that can be broken: `python -m tests.browser.failing`.
+
+The device is that of digests, slow enough to be watched; its answers have no end but the longest
+that is allowed. After SIGUSR1 its logits are not finite, after SIGUSR2 they are again.
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import tempfile
+from pathlib import Path
+
+from realtime.limits import Limits
+from realtime.server.settings import Settings
+from realtime.store import open_store
+from tests.realtime.conftest import chat_folder
+from tests.realtime.served import serving
+from tests.support.digest_runner import VOCABULARY
+from tests.support.engines import digest_engine
+
+STEP_S = 0.02
+
+
+async def main(port: int, limits: Limits, folder: Path) -> None:
+    words = chat_folder(folder, bytes=True)
+    (words / "config.json").write_text(json.dumps({"eos_token_id": VOCABULARY}))  # never drawn
+    device = digest_engine(
+        words, pages=1024, max_model_len=2000, batched_tokens=64, step_s=STEP_S, vocabulary=400
+    )
+    settings = Settings(limits=limits)
+    store = await open_store("sqlite://:memory:", "normal")
+    async with device as bench, serving(bench.engine, settings, store, port):
+        here, stopped = asyncio.get_running_loop(), asyncio.Event()
+        here.add_signal_handler(signal.SIGUSR1, lambda: bench.runner.poison.update(range(400)))
+        here.add_signal_handler(signal.SIGUSR2, bench.runner.poison.clear)
+        here.add_signal_handler(signal.SIGTERM, stopped.set)
+        print("Listening on", port, flush=True)
+        await stopped.wait()
+    await store.aclose()
+
+
+if __name__ == "__main__":
+    given = argparse.ArgumentParser()
+    given.add_argument("--port", type=int, required=True)
+    given.add_argument("--requests-per-minute", type=int, default=0)
+    asked = given.parse_args()
+    limits = Limits(requests_per_minute=asked.requests_per_minute)
+    with tempfile.TemporaryDirectory() as made:
+        asyncio.run(main(asked.port, limits, Path(made)))

@@ -1,0 +1,21 @@
+/** Who listens to which events. */
+
+import type { Unsubscribe } from './observable.js';
+
+export class Listeners<Event extends { type: string }> {
+  readonly #listeners = new Map<string, Set<(event: Event) => void>>();
+
+  /** `'*'` hears all. */
+  add(type: string, listener: (event: Event) => void): Unsubscribe {
+    const heard = this.#listeners.get(type) ?? new Set();
+    this.#listeners.set(type, heard);
+    heard.add(listener);
+    return () => heard.delete(listener);
+  }
+
+  tell(event: Event): void {
+    for (const type of [event.type, '*']) {
+      for (const listener of [...(this.#listeners.get(type) ?? [])]) listener(event);
+    }
+  }
+}

@@ -1,0 +1,50 @@
+/** What a server that has lost a session is told of it. Pure. */
+
+import type { Conversation } from './conversation.js';
+import type { ClientEvent, Item, NewItem, Session, SessionSettings } from './events.js';
+
+const SETTINGS = [
+  'instructions',
+  'tools',
+  'tool_choice',
+  'max_output_tokens',
+  'truncation',
+  'temperature',
+  'top_p',
+  'top_k',
+  'min_p',
+  'seed',
+  'stop',
+  'repetition_penalty',
+  'presence_penalty',
+  'frequency_penalty',
+] as const satisfies readonly (keyof SessionSettings)[];
+
+/** What of a session a client may set. */
+export function settingsOf(session: Session): SessionSettings {
+  const known = SETTINGS.filter((key) => session[key] !== undefined);
+  return Object.fromEntries(known.map((key) => [key, session[key]]));
+}
+
+/** All that was said, but what will be told anyway (`waiting`). An answer that was being made is
+ * forgotten, and asked for anew. */
+export function recollect(conversation: Conversation, waiting: readonly ClientEvent[]): ClientEvent[] {
+  const half = conversation.running;
+  if (half) conversation.forget(half);
+  const told = new Set(waiting.map(itemIdOf));
+  const events: ClientEvent[] = conversation.items
+    .filter((item) => !told.has(item.id))
+    .map((item) => ({ type: 'conversation.item.create', item: bare(item) }));
+  if (half) events.push({ type: 'response.create' });
+  return events;
+}
+
+function itemIdOf(event: ClientEvent): string | undefined {
+  return event.type === 'conversation.item.create' ? event.item.id : undefined;
+}
+
+/** An item without what only the server says. */
+function bare(item: Item): NewItem {
+  const { status: _, ...rest } = item;
+  return rest;
+}

@@ -1,0 +1,120 @@
+/** A model that fails, and a server that refuses: what is said, what stays, and what one can do. */
+
+import type { Browser } from 'playwright-core';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { Command, freePort } from './command.js';
+import { launch, Visit } from './visit.js';
+
+const on = (port: number, ...options: string[]): Command =>
+  Command.python('tests.browser.failing', ['--port', String(port), ...options], 'Listening on');
+
+let browser: Browser;
+let breakable: Command;
+let url: string;
+beforeAll(async () => {
+  const port = await freePort();
+  url = `http://127.0.0.1:${port}/`;
+  breakable = on(port);
+  [browser] = await Promise.all([launch(), breakable.start()]);
+});
+afterAll(async () => {
+  await browser.close();
+  await breakable.stop();
+});
+
+/** Answers have no other end. */
+async function limit(visit: Visit, tokens: number): Promise<void> {
+  await visit.page.getByLabel('Settings', { exact: true }).click();
+  await visit.page.getByLabel('Longest answer').fill(String(tokens));
+  await visit.page.getByRole('button', { name: 'Save' }).click();
+  await visit.page.locator('dialog').waitFor({ state: 'detached' });
+}
+
+it('says that the model failed, and keeps the words that came and those that are typed', async () => {
+  const visit = await Visit.begin(browser, url);
+  const unanswered = visit.page.locator('.unanswered');
+  const deltas = () => visit.wire.heard('response.output_text.delta').map(({ delta }) => delta);
+  await limit(visit, 60);
+
+  await visit.send('Hello?');
+  await visit.under(5);
+  await visit.field.fill('typed meanwhile');
+  breakable.signal('SIGUSR1');
+  await unanswered.getByText('The model failed while it answered.').waitFor();
+  expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('failed');
+  expect(await visit.page.locator('.message.cut .ending').innerText()).toBe('broke off');
+  const came = deltas().join('');
+  expect(await visit.said()).toEqual(['Hello?', came]);
+  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+
+  await visit.page.reload();
+  await visit.connected();
+  await unanswered.getByText('The model failed while it answered.').waitFor();
+  expect(await visit.said()).toEqual(['Hello?', came]);
+  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+
+  await unanswered.getByRole('button', { name: 'Try again' }).click();
+  await unanswered.getByText('The model failed before it answered.').waitFor();
+  expect(await visit.said()).toEqual(['Hello?']);
+  breakable.signal('SIGUSR2');
+  const before = deltas().length;
+  await unanswered.getByRole('button', { name: 'Try again' }).click();
+  await visit.page.locator('.message.assistant').waitFor();
+  await visit.finished();
+  expect(await unanswered.count()).toBe(0);
+  const ending = visit.page.locator('.message.cut .ending');
+  expect(await ending.innerText()).toBe('ends here: no longer answer is allowed');
+  expect(await visit.said()).toEqual(['Hello?', deltas().slice(before).join('')]);
+  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+});
+
+it('says why no answer is begun, and asks again when it is told to', async () => {
+  const port = await freePort();
+  const [strict, patient] = [on(port, '--requests-per-minute', '1'), on(port)];
+  await strict.start();
+  const visit = await Visit.begin(browser, `http://127.0.0.1:${port}/`);
+  const unanswered = visit.page.locator('.unanswered');
+  await limit(visit, 5);
+  await visit.say('Hello?');
+  await visit.send('And now?');
+  await unanswered.getByText(/^No answer\. .*limit/).waitFor();
+  await strict.kill();
+  await patient.start();
+  await visit.banner.getByText('was told it again').waitFor();
+  await unanswered.getByRole('button', { name: 'Try again' }).click();
+  await visit.page.locator('.message.assistant').nth(1).waitFor();
+  await visit.finished();
+  expect(await unanswered.count()).toBe(0);
+  expect(await visit.questions.allInnerTexts()).toEqual(['Hello?', 'And now?']);
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+  await patient.stop();
+});
+
+it('keeps what is too long for the model, or for the wire, until it is made shorter', async () => {
+  const visit = await Visit.begin(browser, url);
+  const notice = visit.page.getByRole('alert');
+  await limit(visit, 5);
+  await visit.say('Hello?');
+  for (const [text, words] of [
+    ['many words, '.repeat(2000), 'over the context of the model'],
+    ['x'.repeat(3_000_000), 'too long to be sent'],
+  ] as const) {
+    await visit.field.fill(text);
+    await visit.field.press('Enter');
+    await notice.getByText(words).waitFor();
+    expect((await visit.field.inputValue()).trim() === text.trim()).toBe(true);
+  }
+  await visit.field.fill('Anybody?');
+  await visit.field.press('Enter');
+  await visit.page.locator('.message.assistant').nth(1).waitFor();
+  await visit.finished();
+  const [first, , second, ...more] = await visit.said();
+  expect([first, second]).toEqual(['Hello?', 'Anybody?']);
+  expect(more).toHaveLength(1);
+  expect(visit.wire.heard('session.created')).toHaveLength(1);
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+});
