@@ -124,6 +124,15 @@ class Engine:
     def on_expired(self, told: Callable[[str], None]) -> None:
         self._routing.on_expired = told
 
+    @property
+    def on_superseded(self) -> Callable[[str], None]:
+        """Told the id of each session that another front has taken over."""
+        return self._routing.on_superseded
+
+    @on_superseded.setter
+    def on_superseded(self, told: Callable[[str], None]) -> None:
+        self._routing.on_superseded = told
+
     async def connect(self) -> None:
         """Launches the engine for the first time; returns when it is ready. Raises ModelError."""
         (peer,) = self._routing.peers
@@ -375,6 +384,11 @@ class Engine:
         info = (await self._routing.ask(Info(self._routing.next(), session))).info
         assert info is not None
         return info
+
+    async def look(self, session: str) -> SessionInfo | None:
+        """How a session is that perhaps another front holds. None: none of its engines has it, or
+        says so soon."""
+        return await self._routing.look(session)
 
     async def list(self) -> list[SessionInfo]:
         """Of all its engines."""

@@ -4,9 +4,9 @@
     front ◀──events──── to who asked; to who holds the session ◀── loop
 
 A session is held by one front, by a fence that only grows. Who attaches it with a higher one takes
-it over; a front with a lower one can neither change it nor hear of it. When a front is lost, its
-turns go on for a grace and are then paused; later its sessions are closed. Until then all that
-their turns have said is in their logs, for whoever attaches them.
+it over; a front with a lower one can neither change it nor hear of it, but ask how it is. When a
+front is lost, its turns go on for a grace and are then paused; later its sessions are closed. Until
+then all that their turns have said is in their logs, for whoever attaches them.
 """
 
 import asyncio
@@ -28,6 +28,7 @@ from engine.messages import (
     Expired,
     Files,
     Fork,
+    Info,
     ListSessions,
     Load,
     LoadFailed,
@@ -172,7 +173,7 @@ class Fronts:
             case Files():
                 front.say([Done(command.n, files=_files(self._folder))])
                 return
-            case ListSessions() | Stats() | Drain():
+            case ListSessions() | Stats() | Drain() | Info():
                 pass
             case Open():
                 command, made = self._opening(front, command)

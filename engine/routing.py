@@ -23,6 +23,7 @@ from engine.messages import (
     Expired,
     Files,
     Fork,
+    Info,
     ListSessions,
     LoadFailed,
     Loading,
@@ -32,6 +33,7 @@ from engine.messages import (
     Pong,
     Ready,
     Refused,
+    SessionInfo,
     Stats,
     Superseded,
     Tokens,
@@ -86,6 +88,7 @@ class Routing:
         """There will be no engine any more."""
         self.lost = asyncio.Event()
         self.on_expired: Callable[[str], None] = lambda session: None
+        self.on_superseded: Callable[[str], None] = lambda session: None
         self._places: dict[str, Place] = {}
         self._wanted: dict[str, str] = {}
         """Incarnations that are said to have sessions that are being attached."""
@@ -147,15 +150,26 @@ class Routing:
         up = [peer for peer in self.peers if peer.answers]
         if len(up) < 2:
             return None
-        asked = [self.start(Locate(self.next(), session), peer) for peer in up]
+        found = await self._first([self.start(Locate(self.next(), session), peer) for peer in up])
+        if found is None or found.peer is None or found.peer.ready is None:
+            return None
+        return found.peer.ready.incarnation
+
+    async def look(self, session: str) -> SessionInfo | None:
+        """How a session is, whoever holds it. None: no engine that answers soon has it."""
+        up = [peer for peer in self.peers if peer.answers]
+        if not up or self.gone is not None:
+            return None
+        found = await self._first([self.start(Info(self.next(), session), peer) for peer in up])
+        return None if found is None else found.reply.result().info
+
+    async def _first(self, asked: list[Pending]) -> Pending | None:
+        """Of those that are answered soon, and not refused."""
         await asyncio.wait([pending.reply for pending in asked], timeout=LOCATE_S)
         for pending in asked:
             self._pending.pop(pending.command.n, None)
-        for pending in asked:
-            found = pending.reply.done() and pending.reply.exception() is None
-            if found and pending.peer is not None and pending.peer.ready is not None:
-                return pending.peer.ready.incarnation
-        return None
+        answered = (pending for pending in asked if pending.reply.done())
+        return next((one for one in answered if one.reply.exception() is None), None)
 
     def fence(self, session: str, fence: int) -> None:
         """Commands on it carry this fence from now on."""
@@ -197,6 +211,8 @@ class Routing:
             case ListSessions() | Stats() | Drain() | Ping() | Locate() | Files():
                 up = self._up()
                 return before if before in up else next(iter(up), None)
+            case Info() if before in self._up() and command.session not in self._places:
+                return before
             case _:
                 return self._whereabouts(command.session)
 
@@ -413,6 +429,7 @@ class Routing:
     def _superseded(self, session: str) -> None:
         """Another front has it. What was asked of it is refused by the engine itself."""
         self._forget(session)
+        self.on_superseded(session)
         for key in [key for key in self.turns if key[0] == session]:
             self.turns.pop(key).put(StaleFence(f"session {session} was taken over"))
 

@@ -54,6 +54,7 @@ def build(
         )
     default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
     registry = Registry(engine, template, default, settings.limits, store, settings.secret)
+    engine.on_superseded = registry.superseded
     responses = Responses(
         engine, template, default, settings.limits, registry.scope, store, registry.rates
     )

@@ -4,7 +4,8 @@
     GET    /v1/realtime/sessions/ID      how a session is, and where its KV
     DELETE /v1/realtime/sessions/ID      ends it
 
-A session is its tenant's: somebody else's id is answered like an unknown one.
+A session is found wherever it is: here, at another gateway, in the store alone. It is its tenant's:
+somebody else's id is answered like an unknown one.
 """
 
 from typing import Annotated, Literal
@@ -18,13 +19,12 @@ from starlette.routing import Route
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
-from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
 from realtime.server import answers
 from realtime.server.auth import Gate
 from realtime.server.bodies import read_body
 from realtime.server.client_secrets import ClientSecrets
-from realtime.session import Registry, Session
+from realtime.session import Registry
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,32 +80,35 @@ class SessionRoutes:
         )
 
     async def look(self, request: Request) -> Response:
-        session = self._find(request)
-        if isinstance(session, Response):
-            return session
-        try:
-            status = await session.status()
-        except Refusal as refusal:
-            return answers.refused(refusal)
-        return answers.json({"id": session.id, "object": "realtime.session", **status.fields()})
-
-    async def end(self, request: Request) -> Response:
-        session = self._find(request)
-        if isinstance(session, Response):
-            return session
-        await self._registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
-        return answers.json({"id": session.id, "object": "realtime.session", "deleted": True})
-
-    def _find(self, request: Request) -> Session | Response:
         guest = answers.admitted(self._gate, request)
         if isinstance(guest, Response):
             return guest
         name: str = request.path_params["id"]
-        session = self._registry.find(name, guest.tenant)
-        if session is None:
-            message = f"The session with id '{name[:200]}' does not exist."
-            return answers.error(404, "session_not_found", message, "id")
-        return session
+        try:
+            status = await self._registry.status(name, guest.tenant)
+        except Refusal as refusal:
+            return answers.refused(refusal)
+        if status is None:
+            return _not_found(name)
+        return answers.json({"id": name, "object": "realtime.session", **status.fields()})
+
+    async def end(self, request: Request) -> Response:
+        guest = answers.admitted(self._gate, request)
+        if isinstance(guest, Response):
+            return guest
+        name: str = request.path_params["id"]
+        try:
+            deleted = await self._registry.delete(name, guest.tenant)
+        except Refusal as refusal:
+            return answers.refused(refusal)
+        if not deleted:
+            return _not_found(name)
+        return answers.json({"id": name, "object": "realtime.session", "deleted": True})
+
+
+def _not_found(name: str) -> Response:
+    message = f"The session with id '{name[:200]}' does not exist."
+    return answers.error(404, "session_not_found", message, "id")
 
 
 def _secret_in(body: bytes) -> SecretIn:

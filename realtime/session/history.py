@@ -47,7 +47,21 @@ class Origin(msgspec.Struct, frozen=True):
 
     settings: Settings
     conversation: Conversation
-    strand: Strand
+    strand: Strand | None = None
+    """Where its KV is, if that is known here."""
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        conversation: Conversation,
+        at: str | None,
+        strand: Strand | None = None,
+    ) -> "Origin":
+        """As the conversation was after an item (None: as it is). Raises Refusal."""
+        if at is not None:
+            find_whole(conversation, at, "item_fork_invalid_item_id")
+        return cls(settings, conversation.upto(at), strand)
 
 
 class Change(TypedDict, total=False):
@@ -295,22 +309,30 @@ class History:
     # ------------------------------------------------------------ looking
 
     def find(self, item_id: str, code: str) -> Item:
-        item = self.conversation.find(item_id)
-        if item is None:
-            raise Refusal(
-                f"The item with id '{item_id}' does not exist.", code=code, param="item_id"
-            )
-        return item
+        return find(self.conversation, item_id, code)
 
     def find_whole(self, item_id: str, code: str) -> Item:
-        item = self.find(item_id, code)
-        if self.conversation.is_open(item_id):
-            raise Refusal(
-                f"The item with id '{item_id}' is still being made; cancel the response first.",
-                code=code,
-                param="item_id",
-            )
-        return item
+        return find_whole(self.conversation, item_id, code)
+
+
+def find(conversation: Conversation, item_id: str, code: str) -> Item:
+    """Raises Refusal where there is none."""
+    item = conversation.find(item_id)
+    if item is None:
+        raise Refusal(f"The item with id '{item_id}' does not exist.", code=code, param="item_id")
+    return item
+
+
+def find_whole(conversation: Conversation, item_id: str, code: str) -> Item:
+    """Raises Refusal, too, where it is still being made."""
+    item = find(conversation, item_id, code)
+    if conversation.is_open(item_id):
+        raise Refusal(
+            f"The item with id '{item_id}' is still being made; cancel the response first.",
+            code=code,
+            param="item_id",
+        )
+    return item
 
 
 def wire_epoch(store: str, epoch: int) -> str:

@@ -156,6 +156,10 @@ class Ledger:
         """Raises StoreError."""
         await self._store.hold(self.lease, for_s, parked=parked)
 
+    async def confirm(self) -> None:
+        """Raises StoreError."""
+        await self._store.confirm(self.lease)
+
     def leave(self) -> None:
         """Nothing more is written."""
         self._left = True

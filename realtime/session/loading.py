@@ -1,13 +1,16 @@
-"""A session from the store, as another gateway or another life of this one has left it."""
+"""A session from the store, as another gateway or another life of this one has left it, or has it
+now."""
 
 import msgspec
 
-from engine import ChatTemplate
+from engine import ChatTemplate, SessionInfo
 from realtime.limits import Limits
-from realtime.session.history import History, Saved, wire_epoch
+from realtime.session.history import History, Origin, Saved, wire_epoch
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
 from realtime.session.session import Session
+from realtime.session.state import State
+from realtime.session.status import Status
 from realtime.session.stored import log_of, records_of, unpack_state
 from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Transcript
@@ -51,6 +54,21 @@ def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: 
     session = _session(house, ledger, saved, strand, scope, transcript, allowance, left=True)
     session.go_on(found.answers)
     return session
+
+
+def origin_in(found: Snapshot, at: str | None, template: ChatTemplate) -> Origin:
+    """What a session begins with that was forked from this one, which goes on undisturbed. Raises
+    Refusal."""
+    settings = unpack_state(found.state).settings
+    return Origin.of(settings, log_of(found.log, template, settings).conversation, at)
+
+
+def status_in(found: Snapshot, info: SessionInfo | None, template: ChatTemplate) -> Status:
+    """`info`: what an engine says of it, if one has it."""
+    log = log_of(found.log, template, unpack_state(found.state).settings)
+    answering = any(answer.begun.entry is not None for answer in found.answers)
+    state = State.ANSWERING if answering else State.IDLE
+    return Status.of(state.value, log.conversation, info)
 
 
 def _session(

@@ -3,7 +3,7 @@
 from engine import BadRequest, EngineError, TooLong
 from engine import StaleFence as OtherFront
 from realtime.errors import Refusal
-from realtime.store import Conflict, StaleFence, StoreError
+from realtime.store import Conflict, SessionEnded, StaleFence, StoreError
 
 
 def no_answer(waited_s: float) -> Refusal:
@@ -34,6 +34,8 @@ def not_kept(error: StoreError) -> Refusal:
                 code="idempotency_conflict",
                 param="event_id",
             )
+        case SessionEnded():
+            return Refusal("The session was ended.", code="session_ended")
         case StaleFence():
             return _replaced()
         case _:

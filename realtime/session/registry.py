@@ -11,13 +11,13 @@ import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from engine import ChatTemplate
+from engine import ChatTemplate, EngineError
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
@@ -25,17 +25,22 @@ from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.core import Settings
 from realtime.session.conversation import Conversation
-from realtime.session.history import Saved
-from realtime.session.loading import House, loaded, made
+from realtime.session.history import Origin, Saved
+from realtime.session.loading import House, loaded, made, origin_in, status_in
 from realtime.session.position import Position, parse
 from realtime.session.rates import Rates
 from realtime.session.refusals import not_kept
 from realtime.session.session import Session
+from realtime.session.status import Status
 from realtime.session.stored import State, pack_state
-from realtime.session.strand import Door, Strand
+from realtime.session.strand import Door
 from realtime.session.transcript import Listener
 from realtime.store import (
+    Card,
     NewSession,
+    SessionBehind,
+    SessionEnded,
+    Snapshot,
     StaleFence,
     Store,
     StoreError,
@@ -79,6 +84,8 @@ LOOKS_MAX = 32
 """Sessions of which we look whether they are still ours, at once."""
 EXPIRED_MAX = 10_000
 """Of those whose time is over, how many are remembered as such."""
+
+DELETED = "the session was deleted"
 
 HangUp = Callable[[CloseCode, str], None]
 
@@ -158,10 +165,21 @@ class Registry:
         """Whether other gateways have taken sessions over: some at a time. One that is busy notices
         by itself. Raises StoreError."""
         for name in self._unlooked[:LOOKS_MAX]:
-            card, entry = await self._store.find(name), self._sessions.get(name)
-            if entry is not None and card is not None and card.fence > entry.session.fence:
-                self._replaced(entry)
+            if (entry := self._sessions.get(name)) is not None:
+                await self._is_ours(entry)
         self._unlooked = self._unlooked[LOOKS_MAX:] or list(self._sessions)
+
+    async def _is_ours(self, entry: _Open) -> bool:
+        """Whether no other gateway has taken it over or ended it; if so, it is let go of. Raises
+        StoreUnavailable."""
+        try:
+            await entry.session.confirm()
+        except StaleFence as error:
+            self._gone(entry, error)
+            return False
+        except (UnknownSession, StoreLost, SessionBehind):
+            pass  # the store has lost it; it is given it again with the next change
+        return self._sessions.get(entry.session.id) is entry
 
     # ------------------------------------------------------------ coming
 
@@ -177,15 +195,12 @@ class Registry:
         nothing to fork, or no store."""
         self._check_room()
         guest = guest or Guest()
-        source = self._source(fork, guest.tenant) if fork else None
         settings = guest.settings or self.settings
-        parent: Strand | None = None
-        if source is not None and fork is not None:
-            origin = source.fork(fork.at)
-            saved, parent = Saved(origin.settings, origin.conversation), origin.strand
+        if fork is not None:
+            origin = await self._origin(fork, guest.tenant)
         else:
-            begun = Conversation.start(self._house.template, settings)
-            saved = Saved(settings, begun)
+            origin = Origin(settings, Conversation.start(self._house.template, settings))
+        saved, parent = Saved(origin.settings, origin.conversation), origin.strand
         token = secrets.token_urlsafe(24)
         new = NewSession(
             id=session_id or fresh("sess"),
@@ -234,9 +249,8 @@ class Registry:
         _admit(wish, guest, entry.tenant, entry.secret)
         try:
             await entry.session.hold(self._held_s, parked=False)
-        except StaleFence:
-            _hang_up_replaced(entry.hang_up)
-            await asyncio.shield(self._leave(entry, taken=True))
+        except StaleFence as error:
+            await asyncio.shield(self._gone(entry, error))
             return None
         except (UnknownSession, StoreLost):
             pass  # the store has lost it; it is given it again with the next change
@@ -299,10 +313,30 @@ class Registry:
         if entry.hang_up is not None:
             entry.hang_up(CloseCode.RESTART, "the last answer is not what it was: come back")
 
+    def superseded(self, name: str) -> None:
+        """Another gateway holds an engine's session of this name, and so perhaps ours."""
+        if (entry := self._sessions.get(name.partition(".")[0])) is not None:
+            self._later(self._look_at(entry))
+
+    async def _look_at(self, entry: _Open) -> None:
+        with contextlib.suppress(StoreError):
+            await self._is_ours(entry)
+
     def _replaced(self, entry: _Open) -> None:
-        """Another gateway owns the session now."""
-        _hang_up_replaced(entry.hang_up)
-        self._leave(entry, taken=True)
+        """Another gateway owns the session now, or has ended it."""
+        self._later(self._let_go(entry))
+
+    async def _let_go(self, entry: _Open) -> None:
+        await self._look_at(entry)
+        if self._sessions.get(entry.session.id) is entry:
+            self._gone(entry, StaleFence(entry.session.id, "another"))
+
+    def _gone(self, entry: _Open, error: StaleFence) -> "asyncio.Task[None]":
+        """It is not ours any more. The task ends when it is let go of."""
+        ended = isinstance(error, SessionEnded)
+        if entry.hang_up is not None:
+            (_hang_up_ended if ended else _hang_up_replaced)(entry.hang_up)
+        return self._leave(entry, taken=not ended)
 
     def _check_room(self) -> None:
         if len(self) >= self._limits.sessions_max:
@@ -332,6 +366,54 @@ class Registry:
         found = self._sessions.get(session_id)
         return found.session if found is not None and found.tenant == tenant else None
 
+    async def status(self, session_id: str, tenant: str) -> Status | None:
+        """Of a tenant's session, wherever it is. None: there is none. Raises Refusal."""
+        entry = await self._here_still(session_id, tenant)
+        if entry is not None:
+            return await entry.session.status()
+        found = await self._stored(session_id, tenant)
+        if found is None:
+            return None
+        info = await self._house.door.look(session_id)
+        return status_in(found, info, self._house.template)
+
+    async def _origin(self, fork: Fork, tenant: str) -> Origin:
+        """Raises Refusal."""
+        entry = await self._here_still(fork.session_id, tenant)
+        if entry is not None:
+            return entry.session.fork(fork.at)
+        found = await self._stored(fork.session_id, tenant)
+        if found is None:
+            raise Refusal(
+                f"The session with id '{fork.session_id[:200]}' does not exist.",
+                code="session_not_found",
+                param="fork",
+            )
+        return origin_in(found, fork.at, self._house.template)
+
+    async def _here_still(self, session_id: str, tenant: str) -> _Open | None:
+        """None, too, if it went to another gateway. With the store away it is as we know it."""
+        entry = self._sessions.get(session_id)
+        if entry is None or entry.tenant != tenant:
+            return None
+        with contextlib.suppress(StoreUnavailable):
+            return entry if await self._is_ours(entry) else None
+        return entry
+
+    async def _stored(self, session_id: str, tenant: str) -> Snapshot | None:
+        """Raises Refusal."""
+        with _as_refusals():
+            card = await self._card(session_id, tenant)
+            return None if card is None else await self._store.load(session_id)
+
+    async def _card(self, session_id: str, tenant: str) -> Card | None:
+        """None, too, if it is another tenant's. Raises StoreError."""
+        try:
+            card = await self._store.find(session_id)
+        except StoreLost:
+            return None
+        return card if card is not None and card.tenant == tenant else None
+
     def of(self, tenant: str) -> list[Session]:
         """A tenant's, the oldest first."""
         return [one.session for one in self._sessions.values() if one.tenant == tenant]
@@ -344,6 +426,32 @@ class Registry:
             entry.hang_up(code, reason)
         else:
             await self.close(session)
+
+    async def delete(self, session_id: str, tenant: str) -> bool:
+        """Ends a tenant's session, wherever it is. A connection that it has closes with a code that
+        says so. False: there is none. Raises Refusal."""
+        async with self._locks.setdefault(session_id, asyncio.Lock()):
+            entry = self._sessions.get(session_id)
+            ours = entry is not None and entry.tenant == tenant
+            fence = None
+            with _as_refusals():
+                card = await self._card(session_id, tenant)
+                if card is not None:
+                    with contextlib.suppress(UnknownSession):  # somebody else has just ended it
+                        fence = await self._store.end(session_id)
+            if entry is not None and ours:
+                await self.end(entry.session, CloseCode.ENDED_BY_OPERATOR, DELETED)
+            if fence is not None and card is not None and card.owner != self._owner:
+                self._later(self._free(session_id, fence, self.scope(tenant)))
+            return ours or card is not None
+
+    async def _free(self, name: str, fence: int, scope: str) -> None:
+        """The engine that has it lets go of it, and says so to the gateway it did it for."""
+        door = self._house.door
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(self._limits.close_s_max):
+                await door.attach(name, [], cache_scope=scope, fence=fence)
+                await door.close(name)
 
     async def close(self, session: Session) -> None:
         """It was never there."""
@@ -425,16 +533,6 @@ class Registry:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _source(self, fork: Fork, tenant: str) -> Session:
-        source = self.find(fork.session_id, tenant)
-        if source is None:
-            raise Refusal(
-                f"The session with id '{fork.session_id[:200]}' does not exist.",
-                code="session_not_found",
-                param="fork",
-            )
-        return source
-
     def scope(self, tenant: str) -> str:
         """KV is shared within it; who knows only the tenant's name cannot make it."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
@@ -443,6 +541,19 @@ class Registry:
 def _hang_up_replaced(hang_up: HangUp | None) -> None:
     if hang_up is not None:
         hang_up(CloseCode.REPLACED, "a newer connection has taken this session over")
+
+
+def _hang_up_ended(hang_up: HangUp) -> None:
+    hang_up(CloseCode.ENDED_BY_OPERATOR, DELETED)
+
+
+@contextlib.contextmanager
+def _as_refusals() -> Generator[None]:
+    """What the store says, as an answer to who asked."""
+    try:
+        yield
+    except StoreError as error:
+        raise not_kept(error) from error
 
 
 def _admit(wish: Return, guest: Guest, tenant: str, secret: bytes) -> None:

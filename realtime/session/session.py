@@ -28,7 +28,7 @@ from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.requests import Requests
 from realtime.session.state import Action, Event, State, step
-from realtime.session.status import KV, Status
+from realtime.session.status import Status
 from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
@@ -172,6 +172,10 @@ class Session:
         """In the store. Raises StoreError."""
         await self._history.ledger.hold(for_s, parked=parked)
 
+    async def confirm(self) -> None:
+        """Returns if it is still ours in the store. Raises StoreError."""
+        await self._history.ledger.confirm()
+
     async def _residency(self) -> core.Residency:
         """Where the KV is now."""
         strand = self._history.strand
@@ -201,9 +205,7 @@ class Session:
     def fork(self, at: str | None) -> Origin:
         """What a session begins with that shares this one's history and KV up to and including an
         item (None: all). Raises Refusal."""
-        if at is not None:
-            self._history.find_whole(at, "item_fork_invalid_item_id")
-        return Origin(self.settings, self.conversation.upto(at), self._history.strand)
+        return Origin.of(self.settings, self.conversation, at, self._history.strand)
 
     async def do(self, ask: core.Ask, once: Once | None = None) -> None:
         """`once`: the client's id for it; under the same id the same is done once. Raises
@@ -246,18 +248,7 @@ class Session:
     def status_with(self, infos: Mapping[str, SessionInfo]) -> Status:
         """How it is, by what the engine says of its sessions."""
         info = infos.get(self._history.strand.session)
-        return Status(
-            state=self._state.value,
-            tokens=self.conversation.length,
-            items=sum(1 for _ in self.conversation.items()),
-            dropped_items=len(self.conversation.dropped),
-            kv=KV(
-                place="none" if info is None or not info.committed else "device",
-                tokens=0 if info is None else info.committed,
-                pages=0 if info is None else info.held_pages,
-                host_pages=0 if info is None else info.host_pages,
-            ),
-        )
+        return Status.of(self._state.value, self.conversation, info)
 
     async def close(self) -> None:
         """Ends it: it was never there. Stops what runs, within a step. Never raises; where engine

@@ -23,6 +23,7 @@ from realtime.store.base import (
 from realtime.store.errors import (
     Conflict,
     SessionBehind,
+    SessionEnded,
     SessionExists,
     StaleFence,
     StoreError,
@@ -49,6 +50,7 @@ __all__ = [
     "Once",
     "Repeated",
     "SessionBehind",
+    "SessionEnded",
     "SessionExists",
     "Snapshot",
     "StaleFence",

@@ -27,7 +27,8 @@ class Entry(msgspec.Struct, frozen=True):
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
-    """Names this life of the gateway: never used by another process, nor by the next start."""
+    """Names this life of the gateway: never used by another process, nor by the next start. Not
+    empty."""
     tenant: str
     secret: bytes = b""
     """Hash of the resume secret; the store never sees the secret."""
@@ -150,7 +151,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 class Store(Protocol):
     """Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreLost; those that
-    take a lease also UnknownSession, StaleFence and SessionBehind."""
+    take a lease also UnknownSession, StaleFence, SessionEnded and SessionBehind."""
 
     @property
     def epoch(self) -> str:
@@ -162,7 +163,7 @@ class Store(Protocol):
         ...
 
     async def create(self, new: NewSession) -> Lease:
-        """Raises SessionExists."""
+        """Raises SessionExists, SessionEnded."""
         ...
 
     async def find(self, session: str) -> Card | None: ...
@@ -189,12 +190,21 @@ class Store(Protocol):
         UnknownAnswer."""
         ...
 
+    async def confirm(self, lease: Lease) -> None:
+        """Returns if it still holds."""
+        ...
+
     async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
         """The session lives at least that long from now on: parked without a client, or not."""
         ...
 
     async def close(self, lease: Lease) -> None:
-        """It was never there. Closing twice is closing once."""
+        """It was never there, but that nobody who had it can bring it back: that it was ended is
+        remembered for `ENDED_S`. Closing twice is closing once."""
+        ...
+
+    async def end(self, session: str) -> int:
+        """Closes it, whoever has it. Gives a fence above all of its own. Raises UnknownSession."""
         ...
 
     async def sweep(self, limit: int) -> list[str]:

@@ -7,6 +7,7 @@ StoreError            a RealtimeError. Nothing changed, except after StoreUnavai
 ├── UnknownSession    no such session, or its time is over
 ├── SessionExists     that id is taken
 ├── StaleFence        somebody else owns the session now: stop speaking for it
+│   └── SessionEnded  nobody does, and nobody will: it was ended
 ├── SessionBehind     the store has lost the end of it (crash, fail-over); the owner may know it
 ├── Conflict          the idempotency key was used for other content
 └── UnknownAnswer     no such answer is being made
@@ -48,6 +49,11 @@ class StaleFence(StoreError):
         super().__init__(f"session {session} is owned by {owner} now")
         self.session = session
         self.owner = owner
+
+
+class SessionEnded(StaleFence):
+    def __init__(self, session: str) -> None:
+        super().__init__(session, "nobody")
 
 
 class SessionBehind(StoreError):

@@ -20,6 +20,9 @@ ONCE_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Of a session, kept for replay; the oldest are dropped."""
 EVENTS_BYTES_MAX = 3 * 1024
+ENDED_S = 3600.0
+"""How long it is remembered that a session was ended, so that whoever had it before, and slept,
+does not make it again."""
 SWEEP_MAX = 1000
 """Sessions in one sweep."""
 
@@ -34,7 +37,8 @@ class SessionKeys(NamedTuple):
 
     meta: str
     """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, events (the number of
-    the next), weight (bytes of those kept)."""
+    the next), weight (bytes of those kept). Of an ended session: owner (nobody: ''), fence,
+    deadline."""
     state: str
     """string: packed."""
     log: str

@@ -29,6 +29,7 @@ from realtime.store.durability import Durability
 from realtime.store.errors import (
     Conflict,
     SessionBehind,
+    SessionEnded,
     SessionExists,
     StaleFence,
     StoreLost,
@@ -92,6 +93,8 @@ class RedisStore:
             deadline = await self._server.run("index", (keys.DEADLINES,), (new.id, for_ms))
             args = (new.owner, new.tenant, new.secret, deadline, pack(new.state))
             reply = await self._server.run("create", (names.meta, names.state), args)
+            if reply[0] == b"ended":
+                raise SessionEnded(new.id)
             if reply[0] == b"exists":
                 raise SessionExists(new.id)
             return Lease(new.id, new.owner, int(reply[1]), self._epoch)
@@ -137,6 +140,11 @@ class RedisStore:
             await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
             return Lease(session, owner, int(reply[1]), self._epoch)
 
+    async def confirm(self, lease: Lease) -> None:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            await self._fenced("confirm", lease, (session_keys(lease.session).meta,), ())
+
     async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
         async with self._server.bounded():
             await self._settle_doubts()
@@ -148,11 +156,23 @@ class RedisStore:
     async def close(self, lease: Lease) -> None:
         async with self._server.bounded():
             await self._settle_doubts()
+            args = (int(keys.ENDED_S * 1000),)
             try:
-                await self._fenced("close", lease, session_keys(lease.session), ())
-            except UnknownSession:
+                reply = await self._fenced("close", lease, session_keys(lease.session), args)
+            except (UnknownSession, SessionEnded):
                 return
-            await self._server.do("ZREM", keys.DEADLINES, lease.session)
+            await self._server.do("ZADD", keys.DEADLINES, reply[2], lease.session)
+
+    async def end(self, session: str) -> int:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            args = (int(keys.ENDED_S * 1000),)
+            reply = await self._server.run("end", session_keys(session), args)
+            if reply[0] == b"unknown":
+                await self._verify()
+                raise UnknownSession(session)
+            await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
+            return int(reply[1])
 
     async def sweep(self, limit: int) -> list[str]:
         async with self._server.bounded():
@@ -235,6 +255,8 @@ class RedisStore:
                 await self._verify()
                 self._same_store(lease)  # another call may have noticed first
                 raise UnknownSession(lease.session)
+            case b"ended":
+                raise SessionEnded(lease.session)
             case b"stale":
                 raise StaleFence(lease.session, reply[1].decode())
             case b"behind":

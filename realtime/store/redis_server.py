@@ -18,8 +18,9 @@ from realtime.store import keys
 from realtime.store.durability import Durability
 from realtime.store.errors import StoreRefused, StoreUnavailable
 
-_FENCED = ("repeated", "hold", "close", "journal", "write")
-_PLAIN = ("index", "due", "create", "find", "load", "claim", "expire")
+_FENCED = ("confirm", "repeated", "hold", "close", "journal", "write")
+_PLAIN = ("index", "due", "create", "find", "load", "claim", "end", "expire")
+_ENDING = ("close", "end")
 _PASSING = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN")
 """Errors of a Redis that may be well again soon: its disk or memory is full, it starts, it is
 asked to hand over."""
@@ -45,8 +46,13 @@ def _scripts() -> dict[str, str]:
     def read(name: str) -> str:
         return (folder / f"{name}.lua").read_text(encoding="utf-8")
 
-    fenced = {name: read("clock") + read("fenced") + read(name) for name in _FENCED}
-    return fenced | {name: read("clock") + read(name) for name in _PLAIN}
+    def whole(name: str) -> str:
+        before = ["clock"]
+        before += ["fenced"] if name in _FENCED else []
+        before += ["over"] if name in _ENDING else []
+        return "".join(read(part) for part in (*before, name))
+
+    return {name: whole(name) for name in (*_FENCED, *_PLAIN)}
 
 
 class RedisServer:

@@ -80,11 +80,17 @@ class SqliteStore:
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
         return await self._run(self._tables.journal, lease, answer, first, ids)
 
+    async def confirm(self, lease: Lease) -> None:
+        await self._run(self._tables.confirm, lease)
+
     async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
         await self._run(self._tables.hold, lease, for_s, parked)
 
     async def close(self, lease: Lease) -> None:
         await self._run(self._tables.close, lease)
+
+    async def end(self, session: str) -> int:
+        return await self._run(self._tables.end, session)
 
     async def sweep(self, limit: int) -> list[str]:
         return await self._run(self._tables.sweep, min(limit, keys.SWEEP_MAX))

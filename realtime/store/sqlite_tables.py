@@ -26,6 +26,7 @@ from realtime.store.base import (
 from realtime.store.errors import (
     Conflict,
     SessionBehind,
+    SessionEnded,
     SessionExists,
     StaleFence,
     StoreLost,
@@ -48,6 +49,8 @@ from realtime.store.sqlite_file import make_epoch, read_epoch
 Clock = Callable[[], float]
 """Seconds since 1970."""
 
+_NOBODY = ""
+"""Owns a session that was ended."""
 _ONCE_RECORD_BYTES = 17
 """Beside the result; counted as Redis holds it, so that both forget alike."""
 
@@ -88,6 +91,8 @@ class Tables:
         if row is None:
             raise self._missing(lease.session)
         owner, fence, position, next_event = row
+        if owner == _NOBODY:
+            raise SessionEnded(lease.session)
         if (owner, fence) != (lease.owner, lease.fence):
             if fence < lease.fence:
                 raise SessionBehind(lease.session, f"fence {fence}, not {lease.fence}")
@@ -113,15 +118,18 @@ class Tables:
                 pack(new.state),
             )
         except sqlite3.IntegrityError as error:
-            raise SessionExists(new.id) from error
+            there = self._one("SELECT owner FROM sessions WHERE id = ?", new.id)
+            ended = there == (_NOBODY,)
+            raise (SessionEnded(new.id) if ended else SessionExists(new.id)) from error
         return Lease(new.id, new.owner, 1, self.epoch)
 
     def find(self, session: str) -> Card | None:
         row = self._one(
             "SELECT tenant, secret, owner, fence, epoch, position, parked, created_ms, deadline_ms "
-            "FROM sessions WHERE id = ? AND deadline_ms > ?",
+            "FROM sessions WHERE id = ? AND deadline_ms > ? AND owner <> ?",
             session,
             self._in_ms(0),
+            _NOBODY,
         )
         if row is None:
             self.verify()
@@ -168,16 +176,21 @@ class Tables:
     def claim(self, session: str, owner: str, hold_s: float, secret: bytes | None) -> Lease:
         row = self._one(
             "UPDATE sessions SET owner = ?, fence = fence + 1, parked = 0, deadline_ms = ?, "
-            "secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? RETURNING fence",
+            "secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? AND owner <> ? "
+            "RETURNING fence",
             owner,
             self._in_ms(hold_s),
             secret,
             session,
             self._in_ms(0),
+            _NOBODY,
         )
         if row is None:
             raise self._missing(session)
         return Lease(session, owner, row[0], self.epoch)
+
+    def confirm(self, lease: Lease) -> None:
+        self._fenced(lease)
 
     def hold(self, lease: Lease, for_s: float, parked: bool) -> None:
         self._fenced(lease)
@@ -191,20 +204,36 @@ class Tables:
     def close(self, lease: Lease) -> None:
         try:
             self._fenced(lease)
-        except UnknownSession:
+        except (UnknownSession, SessionEnded):
             return
-        self._execute("DELETE FROM sessions WHERE id = ?", lease.session)
+        self._put_mark(lease.session, lease.fence)
+
+    def end(self, session: str) -> int:
+        card = self.find(session)
+        if card is None:
+            raise UnknownSession(session)
+        self._put_mark(session, card.fence + 1)
+        return card.fence + 1
+
+    def _put_mark(self, session: str, fence: int) -> None:
+        """All that is left of a session is that it was ended."""
+        self._execute("DELETE FROM sessions WHERE id = ?", session)
+        now, until = self._in_ms(0), self._in_ms(keys.ENDED_S)
+        values = (session, "", b"", _NOBODY, fence, 0, 0, now, until, b"")
+        self._execute(
+            "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)", *values
+        )
 
     def sweep(self, limit: int) -> list[str]:
         now = self._in_ms(0)
         self._execute("DELETE FROM kept WHERE deadline_ms <= ?", now)
         rows = self._execute(
             "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE deadline_ms <= ? "
-            "ORDER BY deadline_ms LIMIT ?) RETURNING id",
+            "ORDER BY deadline_ms LIMIT ?) RETURNING id, owner",
             now,
             limit,
         )
-        return [session for (session,) in rows.fetchall()]
+        return [session for session, owner in rows.fetchall() if owner != _NOBODY]
 
     # ------------------------------------------------------------ writing
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -15,6 +16,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from realtime.server.settings import Settings
 from tests.realtime.served import KEY, Running, serve
+from tests.realtime.store.redis_process import PROGRAM, RedisProcess
 from tests.realtime.talks import Talk, open_talk
 from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import Bench, digest_engine
@@ -64,6 +66,17 @@ def chat_folder(folder: Path, *, bytes: bool = False) -> Path:
 @pytest.fixture(scope="session")
 def chatty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_folder(tmp_path_factory.mktemp("chatty"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def redis(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RedisProcess]:
+    """One server for the tests that do it no harm."""
+    if PROGRAM is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    process = RedisProcess(tmp_path_factory.mktemp("redis"))
+    await process.start()
+    yield process
+    process.stop()
 
 
 @pytest.fixture

@@ -71,11 +71,12 @@ def logprobs(past: Digest, id: int, count: int) -> Logprobs:
 
 
 class DigestRunner:
-    """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN."""
+    """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN; a step takes
+    `step_s`."""
 
     def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
         self._geometry = geometry
-        self._step_s = step_s
+        self.step_s = step_s
         size = geometry.page_size
         self.memory: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.pages)]
         self.host: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.host_pages)]
@@ -90,8 +91,8 @@ class DigestRunner:
         return self._geometry
 
     def launch(self, batch: Batch) -> Sampled:
-        if self._step_s:
-            time.sleep(self._step_s)
+        if self.step_s:
+            time.sleep(self.step_s)
         if batch.number in self.fail_at:
             raise RuntimeError("the device is on fire")
         carry_out(batch.moves, self.memory, self.host)
@@ -111,7 +112,7 @@ class DigestRunner:
             id = draw(past, row.sample) if row.sample is not None else -1
             self.drawn.append(id)
             answers.append(self._answer(id, row.sample, ids[-1], past))
-        return Sampled(answers, self._step_s)
+        return Sampled(answers, self.step_s)
 
     def collect(self, ticket: Sampled) -> Sampled:
         return ticket

@@ -2,8 +2,8 @@
 -- KEYS   1 meta
 -- ARGV   1 owner  2 for_ms  3 secret, or ''
 -- reply  {'ok', fence, deadline ms} | {'unknown'}
-local held = redis.call('HMGET', KEYS[1], 'fence', 'deadline')
-if not held[1] or tonumber(held[2]) <= now_ms then
+local held = redis.call('HMGET', KEYS[1], 'fence', 'deadline', 'owner')
+if not held[1] or tonumber(held[2]) <= now_ms or held[3] == '' then
   return {'unknown'}
 end
 local fence = whole(math.max(tonumber(held[1]) + 1, now_ms))

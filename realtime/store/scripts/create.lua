@@ -2,8 +2,11 @@
 -- fail-over that lost the last claims.
 -- KEYS   1 meta  2 state
 -- ARGV   1 owner  2 tenant  3 secret  4 deadline ms  5 state
--- reply  {'ok', fence} | {'exists'}
+-- reply  {'ok', fence} | {'exists'} | {'ended'}
 local held = redis.call('HMGET', KEYS[1], 'owner', 'secret', 'fence')
+if held[1] == '' then
+  return {'ended'}
+end
 if held[1] then
   if held[1] == ARGV[1] and held[2] == ARGV[3] then
     return {'ok', held[3]}

@@ -1,8 +1,8 @@
--- Removes a session whose time is over.
+-- Removes a session whose time is over, or the mark that one was ended.
 -- KEYS   1 meta, and all others
 -- ARGV   -
 -- reply  {'gone'} there was none | {'expired'} | {'later', deadline ms}
-local deadline = redis.call('HGET', KEYS[1], 'deadline')
+local owner, deadline = unpack(redis.call('HMGET', KEYS[1], 'owner', 'deadline'))
 if not deadline then
   return {'gone'}
 end
@@ -10,4 +10,4 @@ if tonumber(deadline) > now_ms then
   return {'later', deadline}
 end
 redis.call('DEL', unpack(KEYS))
-return {'expired'}
+return {owner == '' and 'gone' or 'expired'}

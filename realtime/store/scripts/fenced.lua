@@ -1,10 +1,13 @@
 -- Stands in front of every script that writes as a session's owner.
 -- KEYS   1 meta
 -- ARGV   1 owner  2 fence
--- reply  {'unknown'} | {'stale', owner now} | {'behind', what}, or goes on
+-- reply  {'unknown'} | {'ended'} | {'stale', owner now} | {'behind', what}, or goes on
 local held = redis.call('HMGET', KEYS[1], 'owner', 'fence')
 if not held[1] then
   return {'unknown'}
+end
+if held[1] == '' then
+  return {'ended'}
 end
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then
   if tonumber(held[2]) < tonumber(ARGV[2]) then

@@ -5,7 +5,7 @@
 --        {field, value, ...} of running, {event, ...}} | {'unknown'}
 local card = redis.call('HMGET', KEYS[1],
   'tenant', 'secret', 'owner', 'fence', 'epoch', 'parked', 'created', 'deadline')
-if not card[8] or tonumber(card[8]) <= now_ms then
+if not card[8] or tonumber(card[8]) <= now_ms or card[3] == '' then
   return {'unknown'}
 end
 local log = redis.call('LRANGE', KEYS[3], 0, -1)

@@ -15,6 +15,7 @@ from realtime.store import (
     Once,
     Repeated,
     SessionBehind,
+    SessionEnded,
     SessionExists,
     StaleFence,
     Store,
@@ -66,19 +67,75 @@ async def test_an_id_is_taken_once(store: Store) -> None:
         await store.create(fresh_session(id=new.id, owner="gate-2"))
 
 
-async def test_a_closed_session_leaves_nothing(store: Store) -> None:
+WHOLE = Change(at=0, entries=(entry(1),), begin=answer(), events=Events(0, (b"e",)))
+
+
+async def is_over(store: Store, lease: Lease) -> None:
+    """Nobody finds it, and nobody who had it can bring it back."""
+    assert await store.find(lease.session) is None
+    assert await store.load(lease.session) is None
+    with pytest.raises(UnknownSession):
+        await store.claim(lease.session, lease.owner, hold_s=60)
+    with pytest.raises(UnknownSession):
+        await store.end(lease.session)
+    for refused in (
+        store.create(fresh_session(id=lease.session, owner=lease.owner)),
+        store.write(lease, WHOLE),
+        store.journal(lease, "resp_1", 0, (1,)),
+        store.repeated(lease, Once("event_1", b"content")),
+        store.hold(lease, 60, parked=True),
+        store.confirm(lease),
+    ):
+        with pytest.raises(SessionEnded):
+            await refused
+    await store.close(lease)
+    assert await store.find(lease.session) is None
+
+
+async def test_a_closed_session_stays_closed(store: Store) -> None:
     new = fresh_session()
-    lease = await store.create(new)
-    change = Change(at=0, entries=(entry(1),), begin=answer(), events=Events(0, (b"e",)))
-    await store.write(lease, change)
+    stale = await store.create(new)
+    lease = await store.claim(new.id, "gate-2", hold_s=60)
+    await store.write(lease, WHOLE)
     await store.close(lease)
     await store.close(lease)
-    assert await store.load(new.id) is None
-    again = await store.create(new)
-    found = await store.load(new.id)
-    assert found is not None
-    assert (found.log, found.answers, found.events) == ((), (), Events())
-    await store.close(again)
+    await is_over(store, lease)
+    await is_over(store, stale)
+
+
+async def test_somebody_ends_a_session_of_another(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.write(lease, WHOLE)
+    assert await store.end(lease.session) > lease.fence
+    await is_over(store, lease)
+    with pytest.raises(UnknownSession):
+        await store.end("sess_none")
+
+
+async def test_that_a_session_was_ended_is_forgotten_in_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "ENDED_S", 0.0)
+    lease = await store.create(fresh_session())
+    await store.close(lease)
+    async with asyncio.timeout(30):
+        while True:
+            assert lease.session not in await store.sweep(1000), "it was no session any more"
+            try:
+                await store.confirm(lease)
+            except SessionEnded:
+                await asyncio.sleep(0.01)
+            except UnknownSession:
+                break
+
+
+async def test_a_lease_is_confirmed_while_it_holds(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    await store.confirm(lease)
+    other = await store.claim(lease.session, "gate-2", hold_s=60)
+    with pytest.raises(StaleFence):
+        await store.confirm(lease)
+    await store.confirm(other)
 
 
 # ---------------------------------------------------------------- owners

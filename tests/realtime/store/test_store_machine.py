@@ -29,6 +29,7 @@ from realtime.store import (
     Once,
     Repeated,
     SessionBehind,
+    SessionEnded,
     Snapshot,
     StaleFence,
     Store,
@@ -61,6 +62,8 @@ class Model:
     over: bool = False
     """Its time is."""
     gone: bool = False
+    ended: bool = False
+    """And that is remembered."""
     parked: bool = False
     epoch: int = 0
     state: bytes = b""
@@ -71,7 +74,7 @@ class Model:
 
     def fault(self, lease: Lease) -> type[Exception] | None:
         if self.gone:
-            return UnknownSession
+            return SessionEnded if self.ended else UnknownSession
         return None if lease == self.leases[-1] else StaleFence
 
     def write(self, lease: Lease, change: Change) -> object:
@@ -240,8 +243,27 @@ class StoreMachine(RuleBasedStateMachine):
         model, lease = self.pick(data)
         fault = model.fault(lease)
         got = self.wait(self.store.close(lease))
-        assert got == (None if fault is UnknownSession else fault)
+        assert got == (None if model.gone else fault)
+        model.ended = model.ended or (not model.gone and got is None)
         model.gone = model.gone or got is None
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        model, _ = self.pick(data)
+        got = self.wait(self.store.end(model.new.id))
+        if model.gone or model.over:
+            assert got is UnknownSession
+            return
+        assert isinstance(got, int)
+        assert got > model.leases[-1].fence
+        model.gone = model.ended = True
+
+    @precondition(lambda self: self.sessions)
+    @rule(data=st.data())
+    def confirm(self, data: st.DataObject) -> None:
+        model, lease = self.pick(data)
+        assert self.wait(self.store.confirm(lease)) == model.fault(lease)
 
     @rule()
     def sweep(self) -> None:

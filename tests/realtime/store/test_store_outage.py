@@ -73,9 +73,11 @@ def every_call(store: Store, lease: Lease) -> list[Awaitable[Any]]:
         store.write(lease, Change(at=1, entries=(entry(2),))),
         store.journal(lease, "resp_1", 0, (1,)),
         store.hold(lease, 60, parked=True),
+        store.confirm(lease),
         store.sweep(10),
         store.kept("resp_1"),
         store.close(lease),
+        store.end(lease.session),
     ]
 
 
