@@ -32,7 +32,8 @@ Wire = Link[AnyEvent, AnyCommand]
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever tells us all means our parent
+        signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=Start)
     uvloop.run(_serve(start))
     logging.shutdown()

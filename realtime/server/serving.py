@@ -2,7 +2,8 @@
 
 SIGTERM drains: nobody new comes in, answers in flight are finished within a grace; a conversation
 is closed with 1012 when no answer is made for it. SIGINT does not wait for answers. A second signal
-leaves at once.
+leaves at once; one that comes together with the first is the same word: `make` passes on to us what
+its whole process group was told.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ from realtime.store import Store, StoreError, open_store
 QUIET_S = 0.5
 """So long after the last answer its end has been written."""
 
+TOGETHER_S = 0.1
+"""Signals that come within it are one."""
+
 Source = Callable[[Settings], AbstractAsyncContextManager[Engine]]
 Value = TypeVar("Value")
 
@@ -51,15 +55,19 @@ class Stopping:
         self.gently = False
         """Answers in flight may end."""
         self._asked = asyncio.Event()
+        self._asked_s = 0.0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._heard, number)
 
     def _heard(self, number: signal.Signals) -> None:
-        if self._asked.is_set():
+        now_s = time.monotonic()
+        if not self._asked.is_set():
+            self.gently = number == signal.SIGTERM
+            self._asked_s = now_s
+            self._asked.set()
+        elif now_s - self._asked_s > TOGETHER_S:
             os._exit(1)
-        self.gently = number == signal.SIGTERM
-        self._asked.set()
 
     async def asked(self) -> None:
         await self._asked.wait()

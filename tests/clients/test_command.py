@@ -154,6 +154,48 @@ def test_it_stops_while_it_loads(model: str) -> None:
     assert process.wait(30) == 0
 
 
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGTERM, 2), (signal.SIGINT, 1)])
+def test_it_stops_cleanly_when_all_its_processes_are_told(
+    model: str, number: signal.Signals, times: int
+) -> None:
+    """By a terminal or a supervisor; there may be a `make` between, that passes the word on."""
+    running = start("--model", model)
+    mine = children(running.process.pid)
+    assert len(mine) == 1, "its engine"
+    for pid in [*mine, *[running.process.pid] * times]:
+        os.kill(pid, number)
+    assert running.process.wait(30) == 0
+
+
+def test_make_is_not_told_of_an_error(tmp_path: Path, model: str) -> None:
+    recipe = f"@{sys.executable} -m realtime.server.cli serve --port 0 --model {model}"
+    (tmp_path / "Makefile").write_text(f"demo:\n\t{recipe} --store memory\n")
+    make = subprocess.Popen(
+        ["make", "-f", tmp_path / "Makefile"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert make.stdout is not None
+    shown = ""
+    while "Stop it" not in shown:
+        line = make.stdout.readline()
+        assert line, shown
+        shown += line
+    os.killpg(make.pid, signal.SIGTERM)
+    shown = make.stdout.read()
+    make.wait(30)
+    assert "Stopping." in shown
+    assert "Error" not in shown
+
+
+def children(pid: int) -> list[int]:
+    listed = [(task / "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return [int(child) for line in listed for child in line.split()]
+
+
 # ---------------------------------------------------------------- chat
 
 
