@@ -232,6 +232,8 @@ class Peer:
         self._become(link.refused or ModelError("it hung up before it was ready"))
         if not self.up:
             return
+        if not self._stopped:
+            log.warning("engine %s: it is gone; its work waits, or goes elsewhere", self.name)
         self.up, self.down_s = False, time.monotonic()
         self._down.set()
         self._listener.on_down(self)

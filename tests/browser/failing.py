@@ -6,7 +6,6 @@ that is allowed. After SIGUSR1 its logits are not finite, after SIGUSR2 they are
 
 import argparse
 import asyncio
-import json
 import signal
 import tempfile
 from pathlib import Path
@@ -16,17 +15,19 @@ from realtime.server.settings import Settings
 from realtime.store import open_store
 from tests.realtime.conftest import chat_folder
 from tests.realtime.served import serving
-from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import digest_engine
 
 STEP_S = 0.02
 
 
 async def main(port: int, limits: Limits, folder: Path) -> None:
-    words = chat_folder(folder, bytes=True)
-    (words / "config.json").write_text(json.dumps({"eos_token_id": VOCABULARY}))  # never drawn
     device = digest_engine(
-        words, pages=1024, max_model_len=2000, batched_tokens=64, step_s=STEP_S, vocabulary=400
+        chat_folder(folder, bytes=True, endless=True),
+        pages=1024,
+        max_model_len=2000,
+        batched_tokens=64,
+        step_s=STEP_S,
+        vocabulary=400,
     )
     settings = Settings(limits=limits)
     store = await open_store("sqlite://:memory:", "normal")

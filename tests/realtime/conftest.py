@@ -35,16 +35,19 @@ TEMPLATE = (
 )
 
 
-def chat_folder(folder: Path, *, bytes: bool = False) -> Path:
+def chat_folder(folder: Path, *, bytes: bool = False, endless: bool = False) -> Path:
     """One id a character; 0 ends a message. No more ids than the device of digests draws; with
-    `bytes` others beside those, one each for every other byte."""
+    `bytes` others beside those, one each for every other byte; with `endless` what ends a message
+    is one of those others."""
     characters = "\n " + string.ascii_letters + string.digits + ".,:;!?'\"-_+*/=()[]{}<>|@#"
     spelt = [character.replace(" ", "Ġ").replace("\n", "Ċ") for character in characters]
     special = ["<|im_end|>", "<|im_start|>"]
-    names = [*special, *spelt]
+    names = spelt if endless else [*special, *spelt]
     names += [f"~{n}" for n in range(VOCABULARY - len(names))]
     if bytes:
         names += sorted({*ByteLevel.alphabet()} - {*names})
+    if endless:
+        names += special
     tokenizer = Tokenizer(BPE({name: n for n, name in enumerate(names)}, [], unk_token="~0"))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
     tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]
@@ -59,7 +62,7 @@ def chat_folder(folder: Path, *, bytes: bool = False) -> Path:
             }
         )
     )
-    (folder / "config.json").write_text(json.dumps({"eos_token_id": 0}))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": names.index(special[0])}))
     return folder
 
 

@@ -17,6 +17,7 @@ export function followBrowser(client: RealtimeClient): Unsubscribe {
   };
   addEventListener('online', awake, { signal });
   addEventListener('pageshow', awake, { signal });
+  document.addEventListener('resume', awake, { signal });
   addEventListener(
     'offline',
     () => {

@@ -133,16 +133,18 @@ export class Conversation {
     if (this.#byId.has(item.id)) return this.#replace(item);
     const after = previous === null ? -1 : this.#items.findIndex((one) => one.id === previous);
     const at = previous !== null && after < 0 ? this.#items.length : after + 1;
-    this.#items.splice(at, 0, item);
-    this.#byId.set(item.id, item);
+    const own = copy(item);
+    this.#items.splice(at, 0, own);
+    this.#byId.set(own.id, own);
     return { kind: 'order' };
   }
 
   #replace(item: Item): Change {
     const at = this.#items.findIndex((one) => one.id === item.id);
     if (at < 0) return null;
-    this.#items[at] = item;
-    this.#byId.set(item.id, item);
+    const own = copy(item);
+    this.#items[at] = own;
+    this.#byId.set(own.id, own);
     return { kind: 'item', id: item.id };
   }
 
@@ -209,6 +211,12 @@ export class Conversation {
     while (item.content.length <= index) item.content.push({ type: 'output_text', text: '' });
     return item.content[index];
   }
+}
+
+/** It grows here, and not in the event that brought it. */
+function copy(item: Item): Item {
+  if (item.type !== 'message') return { ...item };
+  return { ...item, content: item.content.map((part) => ({ ...part })) };
 }
 
 /** What a message says. */

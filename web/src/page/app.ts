@@ -17,6 +17,9 @@ import { Transcript } from './transcript.js';
 const SUGGESTIONS = ['Tell me a short story.', 'Count from one to ten.', 'What can you do?'];
 const PANEL = 'continuo.panel';
 const NOTICE_MS = 8000;
+/** There is room beside the conversation for the others, and for the figures too. */
+const WIDE = matchMedia('(min-width: 900px)');
+const WIDEST = matchMedia('(min-width: 1180px)');
 
 export class App {
   readonly #root: HTMLElement;
@@ -53,9 +56,12 @@ export class App {
       },
     });
     this.#sidebar = new Sidebar({
-      open: (id) => (location.hash = id),
+      chosen: () => {
+        this.#uncover();
+      },
       begin: () => {
         this.#begin();
+        this.#uncover();
       },
       remove: (id) => {
         this.#remove(id);
@@ -248,12 +254,20 @@ export class App {
     this.#composer.tools.append(...this.#speech.buttons);
     const foot = h('div', { class: 'foot' }, this.#banner.element, this.#notice, this.#composer.element);
     this.#main.append(this.#scroller, foot);
+    this.#main.addEventListener('click', () => {
+      this.#uncover();
+    });
     this.#root.className = 'app';
-    const wide = matchMedia('(min-width: 1180px)').matches;
     const wished = localStorage.getItem(PANEL);
-    this.#root.classList.toggle('with-panel', wide && wished !== 'hidden');
-    this.#root.classList.toggle('with-sidebar', matchMedia('(min-width: 900px)').matches);
+    this.#root.classList.toggle('with-panel', WIDEST.matches && wished !== 'hidden');
+    this.#root.classList.toggle('with-sidebar', WIDE.matches);
     this.#root.append(header, this.#sidebar.element, this.#main, h('aside', { class: 'panel' }));
+  }
+
+  /** On a small screen, what lies over the conversation goes. */
+  #uncover(): void {
+    if (!WIDE.matches) this.#root.classList.remove('with-sidebar');
+    if (!WIDEST.matches) this.#root.classList.remove('with-panel');
   }
 
   #welcome(talk: Talk): HTMLElement {

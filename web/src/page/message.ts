@@ -171,7 +171,10 @@ class CallView implements View {
     if (open) this.#result.replaceChildren();
     else if (look.cut) this.#result.replaceChildren(h('p', { class: 'ending note' }, look.cut));
     else if (look.output === null) this.#ask(item);
-    else this.#result.replaceChildren(h('pre', { class: 'output' }, pretty(look.output)));
+    else {
+      const head = h('div', { class: 'tool-head' }, 'which returned');
+      this.#result.replaceChildren(head, h('pre', { class: 'output' }, pretty(look.output)));
+    }
   }
 
   #ask(call: FunctionCallItem): void {

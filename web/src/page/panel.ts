@@ -86,7 +86,8 @@ export class Panel {
     const { kv } = own;
     facts(this.#kv, [
       ['At the last turn', where],
-      ['On the device', `${count(kv.tokens)} of ${count(own.tokens)} tokens`],
+      // An answer that is being made is counted there first.
+      ['On the device', `${count(kv.tokens)} of ${count(Math.max(kv.tokens, own.tokens))} tokens`],
       ['Pages', count(kv.pages)],
       ['In host memory', kv.host_pages ? `${count(kv.host_pages)} pages` : 'none'],
     ]);

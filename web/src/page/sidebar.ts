@@ -4,7 +4,8 @@ import { h, icon, iconButton } from './dom.js';
 import { all, type Listed } from './storage.js';
 
 export interface Choosing {
-  open(id: string): void;
+  /** A link was followed. */
+  chosen(): void;
   begin(): void;
   remove(id: string): void;
 }
@@ -43,7 +44,12 @@ export class Sidebar {
   #row(one: Listed, current: string, depth: number): Node {
     const open = h(
       'a',
-      { href: `#${one.id}`, 'aria-current': one.id === current && 'page', title: one.title },
+      {
+        href: `#${one.id}`,
+        'aria-current': one.id === current && 'page',
+        title: one.title,
+        onclick: () => this.#choosing.chosen(),
+      },
       depth > 0 && icon('branch'),
       h('span', {}, one.title || 'Untitled'),
     );

@@ -1,6 +1,7 @@
 /** A program as a process that can be killed and started again. */
 
 import { type ChildProcess, spawn } from 'node:child_process';
+import { readFileSync } from 'node:fs';
 import { createServer, type AddressInfo } from 'node:net';
 
 const ROOT = new URL('../../..', import.meta.url).pathname;
@@ -66,6 +67,13 @@ export class Command {
 
   signal(signal: NodeJS.Signals): void {
     this.#process?.kill(signal);
+  }
+
+  /** Kills the processes it has started itself, as crashes would. */
+  killChildren(): void {
+    const pid = String(this.#process?.pid ?? '');
+    const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim().split(' ');
+    for (const child of children) process.kill(Number(child), 'SIGKILL');
   }
 
   async #end(signal: NodeJS.Signals): Promise<void> {

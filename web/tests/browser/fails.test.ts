@@ -2,6 +2,7 @@
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { serious } from './axe.js';
 import { Command, freePort } from './command.js';
 import { launch, Visit } from './visit.js';
 
@@ -22,19 +23,11 @@ afterAll(async () => {
   await breakable.stop();
 });
 
-/** Answers have no other end. */
-async function limit(visit: Visit, tokens: number): Promise<void> {
-  await visit.page.getByLabel('Settings', { exact: true }).click();
-  await visit.page.getByLabel('Longest answer').fill(String(tokens));
-  await visit.page.getByRole('button', { name: 'Save' }).click();
-  await visit.page.locator('dialog').waitFor({ state: 'detached' });
-}
-
 it('says that the model failed, and keeps the words that came and those that are typed', async () => {
   const visit = await Visit.begin(browser, url);
   const unanswered = visit.page.locator('.unanswered');
   const deltas = () => visit.wire.heard('response.output_text.delta').map(({ delta }) => delta);
-  await limit(visit, 60);
+  await visit.limit(1900); // more than half a minute
 
   await visit.send('Hello?');
   await visit.under(5);
@@ -43,6 +36,7 @@ it('says that the model failed, and keeps the words that came and those that are
   await unanswered.getByText('The model failed while it answered.').waitFor();
   expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('failed');
   expect(await visit.page.locator('.message.cut .ending').innerText()).toBe('broke off');
+  expect(await serious(visit)).toEqual([]);
   const came = deltas().join('');
   expect(await visit.said()).toEqual(['Hello?', came]);
   expect(await visit.field.inputValue()).toBe('typed meanwhile');
@@ -57,6 +51,7 @@ it('says that the model failed, and keeps the words that came and those that are
   await unanswered.getByText('The model failed before it answered.').waitFor();
   expect(await visit.said()).toEqual(['Hello?']);
   breakable.signal('SIGUSR2');
+  await visit.limit(60);
   const before = deltas().length;
   await unanswered.getByRole('button', { name: 'Try again' }).click();
   await visit.page.locator('.message.assistant').waitFor();
@@ -76,7 +71,7 @@ it('says why no answer is begun, and asks again when it is told to', async () =>
   await strict.start();
   const visit = await Visit.begin(browser, `http://127.0.0.1:${port}/`);
   const unanswered = visit.page.locator('.unanswered');
-  await limit(visit, 5);
+  await visit.limit(5);
   await visit.say('Hello?');
   await visit.send('And now?');
   await unanswered.getByText(/^No answer\. .*limit/).waitFor();
@@ -96,7 +91,7 @@ it('says why no answer is begun, and asks again when it is told to', async () =>
 it('keeps what is too long for the model, or for the wire, until it is made shorter', async () => {
   const visit = await Visit.begin(browser, url);
   const notice = visit.page.getByRole('alert');
-  await limit(visit, 5);
+  await visit.limit(5);
   await visit.say('Hello?');
   for (const [text, words] of [
     ['many words, '.repeat(2000), 'over the context of the model'],

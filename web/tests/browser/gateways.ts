@@ -1,7 +1,7 @@
 /** Two gateways before one engine, their conversations in Redis, and one address that leads to
  * whichever of them is there. */
 
-import { connect, createServer, type AddressInfo, type Server as Listener, type Socket } from 'node:net';
+import { Cable } from './cable.js';
 import { Command, freePort } from './command.js';
 
 interface Gateway {
@@ -10,20 +10,14 @@ interface Gateway {
 }
 
 export class Gateways {
-  readonly #entry: Listener;
   readonly #others: Command[];
   readonly #gateways: Gateway[];
+  readonly #cable: Cable;
 
-  private constructor(others: Command[], ports: number[], options: string[]) {
+  private constructor(others: Command[], gateways: Gateway[], cable: Cable) {
     this.#others = others;
-    this.#gateways = ports.map((port) => ({
-      port,
-      command: Command.continuo(['gateway', '--port', String(port), ...options], 'Listening on'),
-    }));
-    this.#entry = createServer((socket) => {
-      socket.on('error', () => undefined); // a close follows
-      this.#lead(socket, this.#gateways);
-    });
+    this.#gateways = gateways;
+    this.#cable = cable;
   }
 
   static async start(): Promise<Gateways> {
@@ -42,15 +36,18 @@ export class Gateways {
         'Ready after',
       ),
     ];
-    const all = new Gateways(others, [one, two], store);
+    const gateways = [one, two].map((port) => ({
+      port,
+      command: Command.continuo(['gateway', '--port', String(port), ...store], 'Listening on'),
+    }));
     for (const command of others) await command.start();
-    await Promise.all(all.#gateways.map(({ command }) => command.start()));
-    await new Promise<void>((resolve) => all.#entry.listen(0, '127.0.0.1', resolve));
-    return all;
+    await Promise.all(gateways.map(({ command }) => command.start()));
+    const cable = await Cable.lay(() => gateways.map(({ port }) => port));
+    return new Gateways(others, gateways, cable);
   }
 
   get url(): string {
-    return `http://127.0.0.1:${(this.#entry.address() as AddressInfo).port}/`;
+    return this.#cable.url;
   }
 
   /** Ends the gateway that is in use, as a crash would; it does not come back. */
@@ -59,30 +56,8 @@ export class Gateways {
   }
 
   async stop(): Promise<void> {
-    this.#entry.close();
+    this.#cable.close();
     await Promise.all(this.#gateways.map(({ command }) => command.stop()));
     for (const command of this.#others.toReversed()) await command.stop();
-  }
-
-  /** To the first that takes it. */
-  #lead(socket: Socket, [gateway, ...others]: Gateway[]): void {
-    if (!gateway) {
-      socket.destroy();
-      return;
-    }
-    const there = connect(gateway.port, '127.0.0.1');
-    const refused = (): void => {
-      this.#lead(socket, others);
-    };
-    there.once('error', refused);
-    there.once('connect', () => {
-      there.off('error', refused);
-      const part = (): void => {
-        there.destroy();
-        socket.destroy();
-      };
-      for (const end of [there, socket]) end.on('error', part).on('close', part);
-      there.pipe(socket).pipe(there);
-    });
   }
 }

@@ -22,6 +22,12 @@ afterAll(async () => {
 
 it('asks for the key the server wants, and keeps it to this tab', async () => {
   const visit = await Visit.begin(browser, server.url);
+  const shown: string[] = [];
+  const cdp = await visit.context.newCDPSession(visit.page);
+  await cdp.send('Network.enable');
+  cdp.on('Network.webSocketWillSendHandshakeRequest', ({ request }) => {
+    shown.push(request.headers['Sec-WebSocket-Protocol'] ?? '');
+  });
   const field = visit.page.getByLabel('API key');
   await field.fill('wrong');
   await field.press('Enter');
@@ -32,6 +38,9 @@ it('asks for the key the server wants, and keeps it to this tab', async () => {
   expect(await visit.say('What is 3 plus 4?')).toContain('7');
   const stored = await visit.page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
   expect(stored).not.toContain(KEY);
+  expect(shown).toHaveLength(1); // a short-lived one, and only for a key that is good
+  expect(shown[0]).toMatch(/openai-insecure-api-key\.ek_/);
+  expect(shown[0]).not.toContain(KEY);
   await visit.page.reload();
   await visit.connected();
   const other = await Visit.tab(visit.context, server.url);
@@ -69,6 +78,11 @@ it('shows the server to its operator', async () => {
   await talking.page.getByLabel('API key').press('Enter');
   await talking.say('What is 3 plus 4?');
   await visit.page.locator('td code').first().waitFor();
+  const drawn = visit.page.locator('.facts > div', { hasText: 'Tokens drawn' });
+  const working = drawn.getByText(/^[1-9]\d* a second$/).waitFor();
+  await talking.say('Tell me a short story.');
+  await working;
+  expect(await visit.page.locator('main button, main input, main form').count()).toBe(0);
   expect(visit.complaints).toEqual([]);
   await talking.close();
   await visit.close();

@@ -47,6 +47,11 @@ export class Server {
     await this.#command?.kill();
   }
 
+  /** The process with the model; the server starts another one. */
+  killEngine(): void {
+    this.#command?.killChildren();
+  }
+
   async stop(): Promise<void> {
     await this.#command?.stop();
     rmSync(this.#folder, { recursive: true });

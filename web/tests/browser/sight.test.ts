@@ -1,13 +1,10 @@
 /** How the page looks and feels: for every eye and hand, and after five hundred turns. */
 
-import { readFileSync } from 'node:fs';
-import { createRequire } from 'node:module';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
+import { serious } from './axe.js';
 import { Server } from './server.js';
 import { launch, Visit } from './visit.js';
-
-const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 let server: Server;
 let browser: Browser;
@@ -18,22 +15,6 @@ afterAll(async () => {
   await browser.close();
   await server.stop();
 });
-
-interface Found {
-  violations: { id: string; impact: string; nodes: { target: string[] }[] }[];
-}
-
-/** Violations that are serious, with where they are. */
-async function serious(visit: Visit): Promise<string[]> {
-  // The page's own policy forbids what is not its own; a test may come from outside.
-  await visit.page.evaluate(AXE);
-  const found = await visit.page.evaluate(
-    () => (window as unknown as { axe: { run(): Promise<Found> } }).axe.run(),
-  );
-  return found.violations
-    .filter(({ impact }) => impact === 'serious' || impact === 'critical')
-    .map(({ id, nodes }) => `${id}: ${nodes.map(({ target }) => target.join(' ')).join(', ')}`);
-}
 
 it.each(['light', 'dark'] as const)('is for everybody, in its %s colours', async (colorScheme) => {
   const visit = await Visit.begin(browser, server.url, { colorScheme, reducedMotion: 'reduce' });
@@ -65,6 +46,39 @@ it('is usable with the keyboard alone, and on a small screen', async () => {
   const wide = await visit.page.evaluate(() => document.documentElement.scrollWidth);
   expect(wide).toBeLessThanOrEqual(360);
   expect(await serious(visit)).toEqual([]);
+  await visit.close();
+});
+
+it('is light or dark as the system is, or as one wishes', async () => {
+  const visit = await Visit.begin(browser, server.url, { colorScheme: 'light' });
+  const paper = () => visit.page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = await paper();
+  await visit.page.emulateMedia({ colorScheme: 'dark' });
+  const dark = await paper();
+  expect(dark).not.toBe(light);
+  await visit.page.getByLabel('Light or dark').click();
+  expect(await paper()).toBe(light);
+  await visit.page.reload();
+  expect(await paper()).toBe(light);
+  await visit.close();
+});
+
+it('covers a small conversation with nothing that stays in the way', async () => {
+  const visit = await Visit.begin(browser, server.url, { viewport: { width: 390, height: 700 } });
+  await visit.say('What is 3 plus 4?');
+  const [others, figures] = [visit.page.locator('.sidebar'), visit.page.locator('.panel')];
+  await visit.page.getByRole('button', { name: 'Conversations' }).click();
+  await others.getByText('New conversation').click();
+  await expect.poll(() => others.isVisible()).toBe(false);
+  expect(await visit.questions.count()).toBe(0);
+  await visit.page.getByRole('button', { name: 'Conversations' }).click();
+  await others.locator('a').last().click();
+  await expect.poll(() => others.isVisible()).toBe(false);
+  expect(await visit.questions.count()).toBe(1);
+  await visit.page.getByRole('button', { name: 'Live figures' }).click();
+  await figures.waitFor();
+  await visit.page.locator('.scroller').click({ position: { x: 5, y: 300 } });
+  await expect.poll(() => figures.isVisible()).toBe(false);
   await visit.close();
 });
 

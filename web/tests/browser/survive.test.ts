@@ -99,6 +99,18 @@ it('goes on when the server was killed in the middle of an answer, and came back
   await told();
 });
 
+it('goes on when its engine was killed in the middle of an answer', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  server.killEngine();
+  expect(await visit.finished()).toBe(story);
+  expect(visit.wire.asked('response.create')).toHaveLength(1);
+  expect(visit.wire.heard('session.created')).toHaveLength(1);
+  const admin = await Visit.tab(visit.context, `${server.url}admin`);
+  await admin.page.locator('.warnings .warning, .warnings .error').first().waitFor();
+  expect(visit.complaints).toEqual([]);
+});
+
 it('is in one tab at a time, and can be taken back', async () => {
   await visit.say('What is 3 plus 4?');
   await expect.poll(() => visit.page.evaluate(() => Object.keys(localStorage).length)).toBeGreaterThan(1);

@@ -7,7 +7,8 @@ let server: Server;
 let browser: Browser;
 let visit: Visit;
 beforeAll(async () => {
-  [server, browser] = await Promise.all([Server.start(), launch()]);
+  const names = ['--served-model-name', 'demo', '--served-model-name', 'second'];
+  [server, browser] = await Promise.all([Server.start(names), launch()]);
 });
 afterAll(async () => {
   await browser.close();
@@ -51,6 +52,29 @@ it('stops at Escape, and goes on from there', async () => {
   expect(await visit.answers.first().innerText()).toBe(cut);
 });
 
+it('stops with its button, and says no more than was said then', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await visit.page.getByLabel('Stop (Escape)').click();
+  await visit.page.locator('.message.cut').getByText('stopped').waitFor();
+  await visit.finished();
+  expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('cancelled');
+});
+
+it('sends words while they are typed, and computes them before they are sent', async () => {
+  const words = 'My name is Zorban and I live in Quiltown, which is a town.';
+  await visit.field.pressSequentially(words, { delay: 5 });
+  await expect.poll(() => visit.wire.heard('input_text_buffer.appended').at(-1)?.length).toBe(words.length);
+  const before = visit.wire.sent.length;
+  await visit.field.press('Enter');
+  await visit.page.locator('.message.assistant').waitFor();
+  await visit.finished();
+  const since = visit.wire.sent.slice(before).map(({ type }) => type);
+  expect(since).toEqual(['input_text_buffer.commit', 'response.create']);
+  const usage = visit.wire.heard('response.done').at(-1)?.response.usage;
+  expect((usage?.input_tokens ?? 0) - (usage?.input_token_details.cached_tokens ?? 0)).toBeLessThan(8);
+});
+
 it('takes back what followed an edited message', async () => {
   await visit.say('What is 3 plus 4?');
   await visit.say('Count from one to five.');
@@ -77,9 +101,11 @@ it('keeps a message that is not edited after all', async () => {
 it('answers again', async () => {
   await visit.say('What is 3 plus 4?');
   await visit.page.getByLabel('Answer again').click();
-  await visit.page.locator('.message.open, .pending').first().waitFor();
+  await expect.poll(() => visit.wire.heard('response.done').length).toBe(2);
   await visit.finished();
   expect(await visit.answers.count()).toBe(1);
+  const again = visit.wire.heard('response.done').at(-1)?.response.output[0];
+  expect(await visit.page.locator('.message.assistant').getAttribute('data-id')).toBe(again?.id);
 });
 
 it('branches, and switches between branches', async () => {
@@ -133,27 +159,57 @@ it('says beside the field what is wrong with a setting, and changes nothing', as
   expect(await visit.say('What is 3 plus 4?')).toContain('7');
 });
 
+it('begins a conversation with another model, and with the settings that were chosen', async () => {
+  await visit.say('What is 3 plus 4?');
+  await visit.page.getByLabel('Settings', { exact: true }).click();
+  const model = visit.page.getByRole('combobox', { name: 'Model' });
+  expect(await model.inputValue()).toBe('demo');
+  await model.selectOption('second');
+  await visit.page.getByLabel('Instructions').fill('Be brief.');
+  await visit.page.getByLabel('Temperature').fill('0.5');
+  await visit.page.getByRole('button', { name: 'Save' }).click();
+  await expect.poll(() => visit.wire.heard('session.created').at(-1)?.session.model).toBe('second');
+  const told = { instructions: 'Be brief.', temperature: 0.5, model: 'second' };
+  await expect.poll(() => visit.wire.heard('session.updated').at(-1)?.session).toMatchObject(told);
+  expect(await visit.questions.count()).toBe(0);
+  await visit.say('What is 2 plus 2?');
+  await visit.page.reload();
+  await visit.connected();
+  expect(visit.wire.heard('session.updated').at(-1)?.session).toMatchObject(told);
+  await visit.page.locator('.talks a').last().click();
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+});
+
 it('draws Markdown, and nothing that is not safe', async () => {
   const wicked = '<img src=x onerror="document.title=1"> **bold** [x](javascript:alert(1))';
   await visit.send(wicked);
   await visit.finished();
   expect(await visit.questions.first().innerText()).toBe(wicked);
+  await visit.page.evaluate(answered, `${wicked}\n\n\`\`\`js\n1 < 2\n\`\`\`\n\n[y](https://x.test/)`);
+  await visit.page.reload();
+  await visit.connected();
+  const answer = visit.answers.first();
+  expect(await answer.locator('strong').innerText()).toBe('bold');
+  expect(await answer.locator('pre code').innerText()).toBe('1 < 2\n');
+  const links = await answer.locator('a').evaluateAll((all) => all.map((a) => a.outerHTML));
+  expect(links).toHaveLength(1);
+  expect(links[0]).toMatch(/href="https:\/\/x\.test\/".*rel="noopener/);
+  expect(await answer.innerText()).toContain('<img src=x');
   expect(await visit.page.locator('.transcript img').count()).toBe(0);
   expect(await visit.page.title()).not.toBe('1');
+  expect(visit.complaints).toEqual([]);
 });
 
-it('logs the events, filtered, and exports them', async () => {
-  await visit.say('What is 3 plus 4?');
-  await visit.page.locator('.log > summary').click();
-  await visit.page.getByLabel('Filter events').fill('response.done');
-  await expect.poll(() => visit.page.locator('.events li').count()).toBe(1);
-  const [download] = await Promise.all([
-    visit.page.waitForEvent('download'),
-    visit.page.getByRole('button', { name: 'Export' }).click(),
-  ]);
-  const stream = await download.createReadStream();
-  const text = (await stream.toArray()).join('');
-  const types = text.split('\n').map((line) => (JSON.parse(line) as { event: { type: string } }).event.type);
-  expect(types).toContain('input_text_buffer.append');
-  expect(types).toContain('response.done');
-});
+/** Makes the answer that the page has kept another one. */
+function answered(text: string): void {
+  dispatchEvent(new Event('pagehide'));
+  const name = `continuo.talk.${location.hash.slice(1)}`;
+  const kept = JSON.parse(localStorage.getItem(name) ?? '') as {
+    saved: { items: { content: { text: string }[] }[] };
+  };
+  const part = kept.saved.items[1]?.content[0];
+  if (part) part.text = text;
+  localStorage.setItem(name, JSON.stringify(kept));
+  // What the page stores when it is left would undo it.
+  Storage.prototype.setItem = () => undefined;
+}

@@ -98,6 +98,14 @@ export class Visit {
     return (await this.answers.last().innerText()).trim();
   }
 
+  /** How long answers may be from now on. */
+  async limit(tokens: number): Promise<void> {
+    await this.page.getByLabel('Settings', { exact: true }).click();
+    await this.page.getByLabel('Longest answer').fill(String(tokens));
+    await this.page.getByRole('button', { name: 'Save' }).click();
+    await this.page.locator('dialog').waitFor({ state: 'detached' });
+  }
+
   /** Resolves when the answer under way is so long. */
   async under(characters: number): Promise<void> {
     await this.page.waitForFunction(

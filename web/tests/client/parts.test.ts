@@ -88,12 +88,14 @@ describe('a conversation', () => {
   it('grows with its deltas, and is cut at code points', () => {
     const conversation = new Conversation();
     const inside = { event_id: 'e', response_id: 'r', item_id: 'a', output_index: 0, content_index: 0 };
-    conversation.apply(added({ ...message('a', ''), content: [] } as Item, null));
+    const event = added({ ...message('a', ''), content: [] } as Item, null);
+    conversation.apply(event);
     for (const delta of ['He', '👩', 'llo']) {
       conversation.apply({ type: 'response.output_text.delta', ...inside, delta });
     }
     const text = () => conversation.items.map(textOf).join();
     expect(text()).toBe('He👩llo');
+    expect(event).toMatchObject({ item: { content: [] } });
     conversation.apply({
       type: 'conversation.item.truncated',
       event_id: 'e',

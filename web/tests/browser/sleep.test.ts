@@ -1,0 +1,50 @@
+import type { Browser } from 'playwright-core';
+import { afterAll, beforeAll, expect, it } from 'vitest';
+import { Cable } from './cable.js';
+import { Command, freePort } from './command.js';
+import { launch, Visit } from './visit.js';
+
+let browser: Browser;
+/** So slow that an answer is not there before the sleep begins. */
+let slow: Command;
+let cable: Cable;
+beforeAll(async () => {
+  const port = await freePort();
+  slow = Command.python('tests.browser.failing', ['--port', String(port)], 'Listening on');
+  cable = await Cable.lay(() => [port]);
+  [browser] = await Promise.all([launch(), slow.start()]);
+});
+afterAll(async () => {
+  await browser.close();
+  cable.close();
+  await slow.stop();
+});
+
+it.each([
+  ['a sleep', false],
+  ['a sleep in which the connection died without a word', true],
+])('goes on where it was after %s', async (_, silent) => {
+  const visit = await Visit.begin(browser, cable.url);
+  await visit.limit(150);
+  await visit.send('Hello?');
+  await visit.under(5);
+  await visit.field.fill('typed before');
+  const cdp = await visit.context.newCDPSession(visit.page);
+  await cdp.send('Page.setWebLifecycleState', { state: 'frozen' });
+  if (silent) cable.fallSilent();
+  await new Promise((resolve) => setTimeout(resolve, 1000)); // nothing moves, here too
+  await cdp.send('Page.setWebLifecycleState', { state: 'active' });
+  // Who wakes up is told so by the browser, but not by CDP.
+  await visit.page.evaluate(() => document.dispatchEvent(new Event('resume')));
+  await visit.finished();
+  const [done] = visit.wire.heard('response.done');
+  expect(done?.response.output).toMatchObject([{ content: [{ text: (await visit.said())[1] }] }]);
+  expect(done?.response.usage?.output_tokens).toBe(150);
+  expect(await visit.field.inputValue()).toBe('typed before');
+  expect(visit.wire.asked('response.create')).toHaveLength(1);
+  expect(visit.wire.heard('session.created')).toHaveLength(1);
+  expect(visit.wire.resumed.filter((how) => how !== 'exact')).toEqual([]);
+  if (silent) expect(visit.wire.resumed).toContain('exact');
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+});
