@@ -22,8 +22,10 @@ FUNCTION_NAME_CHARS_MAX = 128
 STREAM_ID_CHARS_MAX = 128
 FRAME_ELEMENTS_MAX = 32 * 1024
 """Values in one client event, strings being one each; more take too long to read."""
-BODY_ELEMENTS_MAX = 128 * 1024
+BODY_ELEMENTS_MAX = 40 * 1024
 """The same, in what an agent sends at once over the Responses API."""
+BODY_ESCAPES_MAX = 4 * 1024 * 1024
+"""Backslashes in the same; more take too long to read."""
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 

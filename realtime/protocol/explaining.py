@@ -7,7 +7,6 @@ from typing import TypeVar
 import msgspec
 
 from realtime.errors import BadFrame
-from realtime.limits import BODY_ELEMENTS_MAX
 
 T = TypeVar("T")
 
@@ -59,68 +58,10 @@ def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str
     return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None
 
 
-def elements(frame: str | bytes, limit: int) -> int:
-    """About how many values it holds: a parser makes an object of each before it can refuse them.
-    Texts are left out, where there are so many commas that `limit` may be reached."""
-    text = frame if isinstance(frame, str) else frame.decode(errors="replace")
-    commas = text.count(",")
-    if commas < limit:
-        return commas + 1
-    text = text.replace("\\\\", "").replace('\\"', "")
-    strings = text.count('"') // 2
-    if strings > 2 * limit:  # keys and values
-        return strings
-    return "".join(text.split('"')[::2]).count(",") + 1
-
-
-def packed_elements(frame: bytes, limit: int) -> int:
-    """The same of a MessagePack frame. Keys are values there, so that twice the limit are looked
-    for; what is no MessagePack counts as far as it goes."""
-    if len(frame) <= 2 * limit:
-        return 1
-    at = seen = 0
-    while at < len(frame) and seen <= 2 * limit:
-        seen += 1
-        at += _packed_bytes(frame, at)
-    return seen if seen > 2 * limit else 1
-
-
-_FIXED = (
-    {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}  # integers
-    | {0xCA: 4, 0xCB: 8}  # floats
-    | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
-    | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: their length alone
-)
-"""Bytes behind the first one, by that."""
-_SIZED = (
-    {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # texts
-    | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
-    | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
-)
-"""Bytes of a length, and of what stands between it and so many bytes more."""
-
-
-def _packed_bytes(frame: bytes, at: int) -> int:
-    """Of the value that begins there, without what it holds."""
-    kind = frame[at]
-    if 0xA0 <= kind <= 0xBF:
-        return 1 + kind - 0xA0
-    if sized := _SIZED.get(kind):
-        wide, more = sized
-        return 1 + wide + more + int.from_bytes(frame[at + 1 : at + 1 + wide], "big")
-    return 1 + _FIXED.get(kind, 0)
-
-
 def decoded(
     decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str, choices: Choices | None = None
 ) -> T:
     """Whatever the bytes of the `what` (frame, body), a value. Raises BadFrame."""
-    count = elements(data, BODY_ELEMENTS_MAX)
-    if count > BODY_ELEMENTS_MAX:
-        raise BadFrame(
-            f"The {what} holds {count:,} values; the limit is {BODY_ELEMENTS_MAX:,}.",
-            code="frame_too_large",
-        )
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:

@@ -12,7 +12,7 @@ kept.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ from realtime.session.making import Making, Visitor
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.rates import Rates
 from realtime.session.recording import Recording
-from realtime.session.rendering import chars_of
+from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.strand import Door
 from realtime.session.window import Window
 from realtime.store import Store, StoreError
@@ -182,28 +182,26 @@ class Responses:
         window = Window(self._door.ready.max_model_len, ask.settings.truncation)
         items = ask.input
 
-        def make() -> tuple[Conversation, tuple[core.Item, ...]]:
+        def make() -> tuple[Prompt, tuple[core.Item, ...]]:
             before = origin.begin(ask.settings)
             given = tuple(_resolved(item, before) for item in items)
-            return window.fitted(before.with_items(given)), given
+            conversation = window.fitted(before.with_items(given))
+            return prompt_of(conversation, ask.settings, self._door.ready, "input"), given
 
         await vet(ask.settings, self._template, "")
         chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))
-        chars += len(ask.settings.instructions)
+        chars += chars_of_head(ask.settings)
         stored = ask.previous is not None and origin.point is None
         if stored or chars > self.limits.off_loop_chars:
-            conversation, given = await asyncio.to_thread(make)
-        else:
-            conversation, given = make()
-        return prompt_of(conversation, ask.settings, self._door.ready, "input"), given
+            return await asyncio.to_thread(make)
+        return make()
 
     # ------------------------------------------------------------ while it is made
 
     async def _make(self, making: Making, parent: str | None, given: tuple[core.Item, ...]) -> None:
         try:
             answer, sampled = await making.make()
-            made = making.prompt.conversation.open(answer.id)
-            made = made.settle(answer.id, answer.items, sampled)
+            made = await self._settled(making, answer, sampled)
         except Exception:
             log.exception("response %s", making.id)
             failure = core.AnswerError("server_error", "The server had a fault.")
@@ -221,6 +219,20 @@ class Responses:
             kept = await self._keeper.keep(making.visitor.tenant, parent, spans, answer, told)
             answer = msgspec.structs.replace(answer, kept=kept)
         self._settle(making, made, answer)
+
+    async def _settled(
+        self, making: Making, answer: core.Answer, sampled: Sequence[int]
+    ) -> Conversation:
+        """The conversation with the answer in it. What stands before all items is gone through once
+        more for that."""
+        before = making.prompt.conversation
+
+        def settle() -> Conversation:
+            return before.open(answer.id).settle(answer.id, answer.items, sampled)
+
+        if chars_of_head(making.ask.settings) > self.limits.off_loop_chars:
+            return await asyncio.to_thread(settle)
+        return settle()
 
     def _settle(self, making: Making, made: Conversation, answer: core.Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""

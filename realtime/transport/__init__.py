@@ -2,6 +2,7 @@
 and a session (`connection`)."""
 
 from realtime.transport.connection import Connection
+from realtime.transport.pacing import paced
 from realtime.transport.socket import Socket, SocketClosed, StarletteSocket
 
-__all__ = ["Connection", "Socket", "SocketClosed", "StarletteSocket"]
+__all__ = ["Connection", "Socket", "SocketClosed", "StarletteSocket", "paced"]

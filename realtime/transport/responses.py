@@ -29,8 +29,10 @@ from realtime.protocol.responses_api import (
     hear,
     stream_id_of,
 )
+from realtime.protocol.weighing import weigh
 from realtime.session import Making, Responses, Visitor
 from realtime.session.lanes import Lanes
+from realtime.transport.pacing import paced
 from realtime.transport.socket import Socket, SocketClosed
 from realtime.transport.steering import Steering
 
@@ -124,6 +126,7 @@ class ResponsesConnection:
 
     async def _take(self, frame: str) -> None:
         self._check_size(frame)
+        await paced(weigh(frame, "frame"))
         event = decode(frame)
         self._bad_frames = 0
         match event:

@@ -41,7 +41,10 @@ async def throw(fuzzer: Fuzzer, frames: int, seed: int) -> Found | None:
                 f"longest stall {fuzzer.longest_s * 1e3:.1f} ms, next seed {seed}",
                 flush=True,
             )
-    print("closed with: " + ", ".join(f"{code} {n:,}x" for code, n in sorted(fuzzer.codes.items())))
+    print(
+        "closed with, or answered: "
+        + ", ".join(f"{code} {n:,}x" for code, n in sorted(fuzzer.tally.codes.items()))
+    )
     return None
 
 

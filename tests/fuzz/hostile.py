@@ -40,7 +40,51 @@ PLACES = (
     '{"event_id": %s, "type": "session.update"}',
     "%s",
 )
-"""Where a value may stand: ignored, typed, kept."""
+"""Where a value may stand in Realtime events: ignored, typed, kept."""
+BODY_PLACES = (
+    '"input": "x", "x": %s',
+    '"input": %s',
+    '"input": [{"role": "user", "content": %s}]',
+    '"input": "x", "instructions": %s',
+    '"input": "x", "model": %s',
+    '"input": "x", "conversation": %s',
+    '"input": "x", "previous_response_id": %s',
+    '"input": "x", "metadata": {"n": %s}',
+    '"input": "x", "tool_choice": %s',
+    '"input": "x", "tools": [{"type": "function", "name": "f", "parameters": {"a": %s}}]',
+    '"input": "x", "text": {"format": {"type": "json_schema", "name": "s", "schema": {"a": %s}}}',
+    '"input": "x", "stream_id": %s',
+)
+"""The same in what is asked of the Responses API."""
+CHAT_PLACES = (
+    '"x": %s',
+    '"messages": %s',
+    '"messages": [{"role": "user", "content": %s}]',
+    '"messages": [{"role": "assistant", "tool_calls": %s}]',
+    '"tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": %s}}}]',
+    '"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": {"a": %s}}}',
+)
+"""And of chat completions."""
+LATER_PLACES = (
+    '{"type": "response.steer", "previous_response_id": "a", "input": %s}',
+    '{"type": "response.cancel", "response_id": %s}',
+    "%s",
+)
+"""Events of the Responses API that are no ask."""
+
+
+def body(place: str) -> str:
+    """A short answer is asked for."""
+    return f'{{"max_output_tokens": 1, "store": false, {place}}}'
+
+
+def chat(place: str) -> str:
+    messages = "" if '"messages"' in place else '"messages": [{"role": "user", "content": "x"}], '
+    return f'{{"max_tokens": 1, {messages}{place}}}'
+
+
+def lanes(place: str) -> str:
+    return f'{{"type": "response.create", "max_output_tokens": 1, {place}}}'
 
 
 def values() -> list[str]:
@@ -54,8 +98,10 @@ def values() -> list[str]:
         "[" + "0," * MANY + "0]",
         "[" + "0," * (2 * MANY) + "0]",
         "[" + "{}," * (MANY * 2 // 3) + "{}]",
+        "[" + "[[[]]]," * (MANY // 4) + "0]",
+        "[" + '{"a":[{}]},' * (MANY // 6) + "0]",
         '["' + '","' * (MANY * 2 // 3) + '"]',
-        "{" + ",".join(f'"k{n}":{n}' for n in range(60_000)) + "}",
+        *("{" + ",".join(f'"k{n}":{n}' for n in range(keys)) + "}" for keys in (30_000, 60_000)),
         "{" + '"a":1,' * 150_000 + '"a":2}',
         '{"type": "a", "type": "b", "name": "c", "name": "d"}',
         '"' + "a" * 600_000 + '"',
@@ -77,3 +123,24 @@ def values() -> list[str]:
 
 def frames() -> list[str]:
     return [place % value for value in values() for place in PLACES]
+
+
+LARGE = 12 * 1024 * 1024
+"""Bytes; agents may send 16 MiB."""
+
+
+def large() -> list[str]:
+    """Values as large as only the Responses API and its like take them."""
+    return [
+        "[" + "[[[[[]]]]]," * (LARGE // 11) + "0]",
+        "[" + '{"a":[{}]},' * (LARGE // 11) + "0]",
+        "[" + "0," * (LARGE // 2) + "0]",
+        '["' + '","' * (LARGE // 3) + '"]',
+        '"' + "a" * LARGE + '"',
+        '"' + ",[" * (LARGE // 2) + '"',
+        '"' + '\\"' * (LARGE // 2) + '"',
+        '"' + "\N{LATIN SMALL LETTER E WITH ACUTE}" * (LARGE // 2) + '"',
+        "9" * LARGE,
+        "[" + " " * LARGE + "]",
+        "[" * LARGE,
+    ]

@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,23 +18,21 @@ ODD: tuple[Any, ...] = (
 )
 
 
-def event(source: random.Random) -> str:
+Corpus = Sequence[dict[str, Any]]
+
+
+def event(source: random.Random, corpus: Corpus) -> str:
     """One text frame: as good as it was, spoilt in its values, in its letters, or both."""
-    chosen = copy.deepcopy(source.choice(EVENTS))
-    for _ in range(source.choice((0, 1, 1, 2, 5))):
-        _spoil(chosen, source)
+    chosen = _chosen(source, corpus)
     text = json.dumps(chosen, ensure_ascii=source.random() < 0.5)
     for _ in range(source.choice((0, 0, 0, 1, 3))):
         text = _scramble(text, source)
     return text
 
 
-def packed(source: random.Random) -> bytes:
+def packed(source: random.Random, corpus: Corpus) -> bytes:
     """The same as a MessagePack frame."""
-    chosen = copy.deepcopy(source.choice(EVENTS))
-    for _ in range(source.choice((0, 1, 1, 2, 5))):
-        _spoil(chosen, source)
-    data = msgspec.msgpack.encode(chosen)
+    data = msgspec.msgpack.encode(_chosen(source, corpus))
     for _ in range(source.choice((0, 0, 0, 1, 3))):
         start = source.randrange(len(data) + 1)
         end = min(start + source.choice((0, 1, 1, 4, 40)), len(data))
@@ -46,14 +44,21 @@ _BYTES = (b"", b"\x80", b"\x90", b"\xc0", b"\xc1", b"\xc4\x01x", b"\xd4\x05x", b
 _BYTES += (b"\xdd\xff\xff\xff\xff", b"\xdb\xff\xff\xff\xff", b"\x81\xc0\xc0", b"\x91" * 3_000)
 
 
-def _spoil(value: Any, source: random.Random) -> None:
+def _chosen(source: random.Random, corpus: Corpus) -> dict[str, Any]:
+    chosen = copy.deepcopy(source.choice(corpus))
+    for _ in range(source.choice((0, 1, 1, 2, 5))):
+        _spoil(chosen, source, corpus)
+    return chosen
+
+
+def _spoil(value: Any, source: random.Random, corpus: Corpus) -> None:
     """Somewhere in it."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     if not keys:
         return
     key = source.choice(keys)
     if isinstance(value[key], dict | list) and source.random() < 0.8:
-        _spoil(value[key], source)
+        _spoil(value[key], source, corpus)
         return
     match source.randrange(4):
         case 0:
@@ -61,7 +66,7 @@ def _spoil(value: Any, source: random.Random) -> None:
         case 1:
             value[key] = copy.deepcopy(source.choice(ODD))
         case 2:
-            value[key] = copy.deepcopy(source.choice(EVENTS))
+            value[key] = copy.deepcopy(source.choice(corpus))
         case _:
             if isinstance(value, dict):
                 value[source.choice(("type", "id", "x", "text", ""))] = copy.deepcopy(value[key])
@@ -78,7 +83,7 @@ def _scramble(text: str, source: random.Random) -> str:
 
 def wire(source: random.Random) -> bytes:
     """Bytes on the socket that are a frame, nearly."""
-    payload = event(source).encode()[: source.choice((0, 10, 125, 126, 4_000))]
+    payload = event(source, EVENTS).encode()[: source.choice((0, 10, 125, 126, 4_000))]
     made = source.choice(_WIRE)(payload, source)
     return made[: source.randrange(1, len(made) + 1)] if source.random() < 0.2 else made
 

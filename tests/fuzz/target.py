@@ -11,8 +11,15 @@ from realtime.server.settings import Settings
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
 
-FLEETING = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_s=0.05)
-"""A session that was dropped does not wait for its client."""
+FLEETING = Limits(
+    resume_window_s=0.1,
+    detach_grace_s=0.05,
+    sweep_s=0.05,
+    point_s_max=0.5,
+    unfollowed_s_max=0.05,
+    kept_s=2.0,
+)
+"""A session that was dropped does not wait for its client; nor does a response for its next."""
 
 
 @contextlib.asynccontextmanager

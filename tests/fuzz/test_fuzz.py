@@ -1,10 +1,13 @@
 """Twenty thousand frames, and the ones made to hurt."""
 
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 import pytest
 
 from tests.fuzz import hostile
+from tests.fuzz.doors import Door
 from tests.fuzz.fuzzer import Found, Fuzzer, shrink
 from tests.realtime.served import Running
 
@@ -28,10 +31,47 @@ async def test_spoilt_frames(server: Running) -> None:
             seed += 1
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("place", hostile.PLACES, ids=range(len(hostile.PLACES)))
-async def test_hostile_json(server: Running, place: str) -> None:
+class Way(NamedTuple):
+    """Where a frame goes, and where in it a value stands."""
+
+    door: Callable[[Fuzzer], Door]
+    frame: str
+
+
+async def hostile_values(server: Running, way: Way, values: list[str]) -> None:
     with Fuzzer(server.port) as fuzzer:
-        for value in hostile.values():
-            found = await fuzzer.events([place % value])
+        for value in values:
+            found = await fuzzer.throw(way.door(fuzzer), [way.frame % value], seed=0)
             assert found is None, told(found)
+
+
+WAYS = {
+    "realtime": [Way(lambda fuzzer: fuzzer.realtime, place) for place in hostile.PLACES],
+    "lanes": [
+        Way(lambda fuzzer: fuzzer.lanes, frame)
+        for frame in (*map(hostile.lanes, hostile.BODY_PLACES), *hostile.LATER_PLACES)
+    ],
+    "responses": [
+        Way(lambda fuzzer: fuzzer.responses, hostile.body(place)) for place in hostile.BODY_PLACES
+    ],
+    "chats": [
+        Way(lambda fuzzer: fuzzer.chats, hostile.chat(place)) for place in hostile.CHAT_PLACES
+    ],
+}
+ALL = [pytest.param(way, id=f"{name}{n}") for name in WAYS for n, way in enumerate(WAYS[name])]
+LARGE = [
+    pytest.param(WAYS[name][n], id=f"{name}{n}")
+    for name, n in (("lanes", 0), ("lanes", 1), ("responses", 1), ("responses", 9), ("chats", 2))
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", ALL)
+async def test_hostile_json(server: Running, way: Way) -> None:
+    await hostile_values(server, way, hostile.values())
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("way", LARGE)
+async def test_large_hostile_json(server: Running, way: Way) -> None:
+    await hostile_values(server, way, hostile.large())

@@ -9,7 +9,7 @@ import msgspec
 
 from realtime.errors import BadFrame
 from realtime.limits import FRAME_ELEMENTS_MAX
-from realtime.protocol.explaining import Choices, elements, explain, packed_elements
+from realtime.protocol.explaining import Choices, explain
 from realtime.protocol.realtime_api.client import (
     EVENT_TYPES,
     ITEM_TYPES,
@@ -19,6 +19,7 @@ from realtime.protocol.realtime_api.client import (
     SessionUpdate,
 )
 from realtime.protocol.realtime_api.server import ServerEvent, SessionCreated, SessionUpdated
+from realtime.protocol.weighing import elements, packed_elements
 
 
 class _Envelope(msgspec.Struct):

@@ -58,7 +58,7 @@ class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True):
     mode: Literal["auto", "required"] | None = None
 
 
-class FormatIn(msgspec.Struct, frozen=True, kw_only=True):
+class FormatIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: ToolName | None = None
     description: Text | None = None
@@ -66,13 +66,16 @@ class FormatIn(msgspec.Struct, frozen=True, kw_only=True):
     strict: bool | None = None
 
 
-class TextIn(msgspec.Struct, frozen=True, kw_only=True):
+class TextIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     format: FormatIn | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class Create(Sampled, frozen=True, kw_only=True, tag="response.create"):
-    """Keys typed `object` are accepted whatever they hold."""
+    """Of keys typed `Raw` it is only seen whether they hold anything."""
 
     model: str | None = None
     input: Input | None = None
@@ -92,10 +95,8 @@ class Create(Sampled, frozen=True, kw_only=True, tag="response.create"):
     """false: the prompt is only prefilled. WebSocket alone."""
     stream_id: StreamId | None = None
     """The lane. WebSocket alone."""
-    conversation: object = None
-    prompt: object = None
-    include: object = None
-    reasoning: object = None
+    conversation: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True, tag="response.steer"):

@@ -13,6 +13,8 @@ _frame = msgspec.json.Decoder(client.ClientEvent)
 _body = msgspec.json.Decoder(client.Create)
 _input = msgspec.json.Decoder(client.Input)
 _encoder = msgspec.json.Encoder()
+_LOOKED_AT_CHARS_MAX = 1024 * 1024
+"""A longer frame that was refused is not gone through once more."""
 _STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -60,8 +62,11 @@ def encode_sse(event: ResponseEvent) -> bytes:
 
 def stream_id_of(frame: str) -> str | None:
     """The lane, from a frame of which nothing else may be good."""
-    try:
-        return _envelope.decode(frame).stream_id
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        found = _STREAM_ID.search(frame)
-        return found[1] if found else None
+    if len(frame) <= _LOOKED_AT_CHARS_MAX:
+        try:
+            return _envelope.decode(frame).stream_id
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass
+    at = frame.find('"stream_id"')
+    found = _STREAM_ID.match(frame, at) if at >= 0 else None
+    return found[1] if found else None

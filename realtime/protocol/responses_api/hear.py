@@ -103,7 +103,7 @@ def _unsupported(create: client.Create) -> None:
         ("conversation", "go on from a response with 'previous_response_id'"),
         ("prompt", "say it in 'instructions' and 'input'"),
     ):
-        if getattr(create, name) is not None:
+        if bytes(getattr(create, name)) != b"null":
             raise Refusal(
                 f"'{name}' is not supported by this server: {instead}.",
                 code="unsupported_parameter",
@@ -149,17 +149,14 @@ def _grammar(format: client.FormatIn | None) -> Grammar | None:
             return None
 
 
-def _text(text: client.TextIn) -> dict[str, object]:
-    format: dict[str, object] = {"type": "text"}
-    if text.format is not None:
-        if text.format.type == "json_schema":
-            for name in ("name", "schema"):
-                if getattr(text.format, name) is None:
-                    raise missing(f"text.format.{name}")
-        given = msgspec.to_builtins(text.format)
-        format = {name: value for name, value in given.items() if value is not None}
-    verbosity = {} if text.verbosity is None else {"verbosity": text.verbosity}
-    return {"format": format, **verbosity}
+def _text(text: client.TextIn) -> client.TextIn:
+    """As it is reported."""
+    format = text.format or client.FormatIn(type="text")
+    if format.type == "json_schema":
+        for name in ("name", "schema"):
+            if getattr(format, name) is None:
+                raise missing(f"text.format.{name}")
+    return msgspec.structs.replace(text, format=format)
 
 
 # ---------------------------------------------------------------- items

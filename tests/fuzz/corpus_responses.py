@@ -1,0 +1,121 @@
+"""Good asks of the Responses API and of chat completions, to be spoilt: every key that is read."""
+
+from typing import Any
+
+from tests.fuzz.corpus import SAMPLING, TOOL
+
+KNOWN = "resp_known"
+"""Stands for the id of a response that was made a moment ago."""
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 3}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+NAMED: dict[str, Any] = {"type": "function", "name": "get_weather"}
+ITEMS: list[dict[str, Any]] = [
+    {"role": "developer", "content": "Be kind."},
+    {"role": "user", "content": [{"type": "input_text", "text": "hello there"}], "id": "msg_a"},
+    {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "yes"}]},
+    {"type": "message", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "AAAA"},
+    {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": [{"type": "text", "text": "1"}]},
+]
+ASKED: dict[str, Any] = {
+    "model": "test",
+    "input": ITEMS,
+    "instructions": "Say yes.",
+    "tools": [TOOL, {"type": "web_search"}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": True,
+    "store": False,
+    "max_output_tokens": 3,
+    "metadata": {"topic": "greeting"},
+    "text": {"format": {"type": "text"}, "verbosity": "low"},
+    "truncation": "auto",
+    "include": ["reasoning.encrypted_content"],
+    "reasoning": {"effort": "low"},
+    **SAMPLING,
+}
+SHORT: dict[str, Any] = {"input": "hello", "max_output_tokens": 2}
+ON: dict[str, Any] = {**SHORT, "previous_response_id": KNOWN}
+FORMED: dict[str, Any] = {
+    **SHORT,
+    "text": {"format": {"type": "json_schema", "name": "s", "schema": SCHEMA, "strict": True}},
+}
+CALLED: dict[str, Any] = {**SHORT, "tools": [TOOL], "tool_choice": NAMED}
+REFERRING: dict[str, Any] = {**ON, "input": [{"type": "item_reference", "id": "msg_a"}]}
+BODIES: tuple[dict[str, Any], ...] = (
+    ASKED,
+    SHORT,
+    ON,
+    FORMED,
+    CALLED,
+    REFERRING,
+    {**ASKED, "stream": True},
+    {**ON, "stream": True},
+    {**FORMED, "stream": True},
+    {**SHORT, "background": True},
+    {
+        **SHORT,
+        "type": "response.create",
+        "store": False,
+        "text": {"format": {"type": "json_object"}},
+    },
+)
+EVENTS: tuple[dict[str, Any], ...] = (
+    *({"type": "response.create", **body} for body in BODIES),
+    {"type": "response.create", **ASKED, "stream_id": "a"},
+    {"type": "response.create", **ON, "stream_id": "b", "store": False},
+    {"type": "response.create", **ASKED, "generate": False, "stream_id": "a"},
+    {"type": "response.create", **SHORT, "max_output_tokens": 60, "stream_id": "c"},
+    {"type": "response.steer", "previous_response_id": KNOWN, "input": "more"},
+    {"type": "response.steer", "previous_response_id": KNOWN, "input": ITEMS[1:2]},
+    {"type": "response.cancel", "response_id": KNOWN},
+    {"type": "response.cancel"},
+)
+FUNCTION: dict[str, Any] = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be kind."},
+    {"role": "user", "content": [{"type": "text", "text": "hello there"}]},
+    {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "type": "function", "function": FUNCTION}],
+    },
+    {"role": "tool", "tool_call_id": "c", "content": "sunny"},
+    {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+]
+CHAT: dict[str, Any] = {
+    "model": "test",
+    "messages": MESSAGES,
+    "tools": [{"type": "function", "function": TOOL}, {"type": "custom"}],
+    "tool_choice": "auto",
+    "parallel_tool_calls": False,
+    "max_completion_tokens": 3,
+    "response_format": {"type": "text"},
+    "n": 1,
+    "logprobs": False,
+    "stream_options": {"include_usage": True},
+    **SAMPLING,
+}
+BRIEF: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+CHATS: tuple[dict[str, Any], ...] = (
+    CHAT,
+    BRIEF,
+    {**CHAT, "stream": True},
+    {**BRIEF, "stream": True},
+    {
+        **BRIEF,
+        "tools": [{"type": "function", "function": TOOL}],
+        "tool_choice": {"type": "function", "function": {"name": "get_weather"}},
+    },
+    {
+        **BRIEF,
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "s", "schema": SCHEMA, "strict": True},
+        },
+    },
+)

@@ -1,0 +1,38 @@
+"""Where spoilt frames are thrown: each door makes its own, and sees how they are taken."""
+
+import random
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Protocol
+
+Thrown = str | bytes
+
+
+class Door(Protocol):
+    def spoilt(self, source: random.Random) -> list[Thrown]:
+        """A connection's worth."""
+        ...
+
+    def packed(self, thrown: Sequence[Thrown]) -> list[bytes]:
+        """As they go over the wire."""
+        ...
+
+    async def throw(self, packed: Sequence[bytes], odd: bool) -> str | None:
+        """Over one connection, which must be usable after them, or rightly closed; what was wrong.
+        `odd`: half of all connections are not ended politely."""
+        ...
+
+
+class Tally:
+    """What all doors count together."""
+
+    def __init__(self) -> None:
+        self.codes: Counter[int] = Counter()
+        """How connections were closed, and what HTTP answered."""
+        self.responses: deque[str] = deque(maxlen=8)
+        """Ids of those made last."""
+        self._markers = 0
+
+    def marker(self) -> str:
+        self._markers += 1
+        return f"marker_{self._markers}"

@@ -1,0 +1,69 @@
+"""WS /v1/responses: what is read is answered in order; what is made goes on in its lanes."""
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import Sequence
+
+from tests.fuzz import mutate
+from tests.fuzz.corpus_responses import EVENTS, KNOWN
+from tests.fuzz.doors import Tally, Thrown
+from tests.support.frames import CLOSE, TEXT, Peer, frame
+
+CODES = {1007, 1009}
+"""Too many frames that are no JSON, over-long."""
+ENDS = {"response.completed", "response.incomplete", "response.failed", "error"}
+_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
+
+
+class Lanes:
+    """After all of them a response on a lane of its own comes to an end, which no other waits for;
+    or they are all left in the middle of theirs."""
+
+    def __init__(self, port: int, tally: Tally) -> None:
+        self._port = port
+        self._tally = tally
+
+    def spoilt(self, source: random.Random) -> list[Thrown]:
+        return [mutate.event(source, EVENTS) for _ in range(source.randrange(1, 60))]
+
+    def packed(self, thrown: Sequence[Thrown]) -> list[bytes]:
+        known = self._tally.responses[-1] if self._tally.responses else KNOWN
+        return [frame(each.replace(KNOWN, known)) for each in thrown if isinstance(each, str)]
+
+    async def throw(self, packed: Sequence[bytes], odd: bool) -> str | None:
+        peer = await Peer.connect(self._port, path="/v1/responses")
+        marker = self._tally.marker()
+        asked = {"type": "response.create", "input": "x", "store": False, "max_output_tokens": 1}
+        last = {"type": "response.cancel", "response_id": marker}
+        last = last if odd else {**asked, "stream_id": marker}
+        throwing = asyncio.create_task(peer.send(*packed, frame(json.dumps(last))))
+        wrong = await self._hear(peer, marker)
+        await throwing
+        peer.reset() if odd else peer.close()
+        return wrong
+
+    async def _hear(self, peer: Peer, marker: str) -> str | None:
+        try:
+            while (got := await peer.recv()) is not None:
+                if got.opcode == CLOSE:
+                    code = int.from_bytes(got.payload[:2], "big")
+                    self._tally.codes[code] += 1
+                    return None if code in CODES else f"closed with {code}"
+                if b'"server_error"' in got.payload:
+                    return f"a fault of the server: {got.payload[:2000]!r}"
+                if found := _ID.search(got.payload[:200]):
+                    self._remember(found[1].decode())
+                about = got.opcode == TEXT and marker.encode() in got.payload
+                if about and json.loads(got.payload)["type"] in ENDS:
+                    return None
+        except TimeoutError:
+            return "it answers no more"
+        except ConnectionError as error:
+            return f"reset: {error}"
+        return "ended without a close frame"
+
+    def _remember(self, id: str) -> None:
+        if id not in self._tally.responses:
+            self._tally.responses.append(id)
