@@ -1,7 +1,8 @@
 """The real web server before a model that can be broken: `python -m tests.browser.failing`.
 
 The device is that of digests, slow enough to be watched; its answers have no end but the longest
-that is allowed. After SIGUSR1 its logits are not finite, after SIGUSR2 they are again.
+that is allowed. At SIGUSR1 its logits stop being finite, at SIGHUP the engine dies and none comes
+back; at SIGUSR2 all is well again.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from tests.realtime.served import serving
 from tests.support.engines import digest_engine
 
 STEP_S = 0.02
+IDS = 400
 
 
 async def main(port: int, limits: Limits, folder: Path) -> None:
@@ -27,14 +29,27 @@ async def main(port: int, limits: Limits, folder: Path) -> None:
         max_model_len=2000,
         batched_tokens=64,
         step_s=STEP_S,
-        vocabulary=400,
+        vocabulary=IDS,
     )
     settings = Settings(limits=limits)
     store = await open_store("sqlite://:memory:", "normal")
     async with device as bench, serving(bench.engine, settings, store, port):
         here, stopped = asyncio.get_running_loop(), asyncio.Event()
-        here.add_signal_handler(signal.SIGUSR1, lambda: bench.runner.poison.update(range(400)))
-        here.add_signal_handler(signal.SIGUSR2, bench.runner.poison.clear)
+
+        def spoil() -> None:
+            bench.runner.poison.update(range(IDS))
+
+        def kill() -> None:
+            bench.may_launch.clear()
+            bench.kill()
+
+        def heal() -> None:
+            bench.runner.poison.clear()
+            bench.may_launch.set()
+
+        here.add_signal_handler(signal.SIGUSR1, spoil)
+        here.add_signal_handler(signal.SIGHUP, kill)
+        here.add_signal_handler(signal.SIGUSR2, heal)
         here.add_signal_handler(signal.SIGTERM, stopped.set)
         print("Listening on", port, flush=True)
         await stopped.wait()

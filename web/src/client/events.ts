@@ -78,6 +78,8 @@ export interface SessionSettings extends Sampling {
   tool_choice?: ToolChoice | null;
   max_output_tokens?: number | 'inf' | null;
   truncation?: 'auto' | 'disabled' | { type: 'retention_ratio'; retention_ratio: number };
+  /** Events that are told only to who wants them. */
+  include?: 'response.interrupted'[] | null;
 }
 
 export type Residency = 'hot' | 'host' | 'recomputed' | 'none';
@@ -197,6 +199,8 @@ interface ServerEvents {
   };
   'response.created': { response: Response };
   'response.done': { response: Response };
+  /** Its engine has died; `upto` characters of the item were sent, and the next delta follows them. */
+  'response.interrupted': { response_id: string; item_id: string; upto: number };
   'response.output_item.added': { response_id: string; output_index: number; item: Item };
   'response.output_item.done': { response_id: string; output_index: number; item: Item };
   'response.content_part.added': InOutput & { content_index: number; part: Part };

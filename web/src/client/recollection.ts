@@ -9,6 +9,7 @@ const SETTINGS = [
   'tool_choice',
   'max_output_tokens',
   'truncation',
+  'include',
   'temperature',
   'top_p',
   'top_k',

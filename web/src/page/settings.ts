@@ -5,12 +5,19 @@ import type { Model } from './api.js';
 import { h } from './dom.js';
 import { EXAMPLE_TOOLS } from './tools.js';
 
-type NumberKey = 'temperature' | 'top_p' | 'top_k' | 'max_output_tokens' | 'seed';
+type NumberKey =
+  | 'temperature'
+  | 'top_p'
+  | 'top_k'
+  | 'repetition_penalty'
+  | 'max_output_tokens'
+  | 'seed';
 
 const NUMBERS: [key: NumberKey, label: string, hint: string, step: string][] = [
   ['temperature', 'Temperature', '0 takes the likeliest token, up to 2', '0.1'],
   ['top_p', 'Top p', 'above 0, up to 1', '0.05'],
   ['top_k', 'Top k', '0 for no limit', '1'],
+  ['repetition_penalty', 'Repetition penalty', '1 for none', '0.05'],
   ['max_output_tokens', 'Longest answer, in tokens', 'empty for no limit', '1'],
   ['seed', 'Seed', 'empty for another one each time', '1'],
 ];

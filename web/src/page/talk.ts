@@ -14,8 +14,9 @@ import {
   textOf,
 } from '../client/index.js';
 import { credentials } from './api.js';
-import { failure, sentence, type Unanswered, unanswered } from './outcome.js';
+import { type Unanswered, unanswered } from './outcome.js';
 import { type Kept, keep, load, type TurnMetrics } from './storage.js';
+import { TurnClock } from './turnclock.js';
 
 /** A regenerated answer differs, also where answers are greedy. */
 const ANOTHER_TEMPERATURE = 0.8;
@@ -40,22 +41,20 @@ export class Talk {
   onLogged: (logged: LoggedEvent) => void = () => undefined;
   onMetrics: () => void = () => undefined;
   onTitle: () => void = () => undefined;
-  /** Called when there is more to say of the last answer than the conversation does. */
+  /** Called when there is more, or less, to say of the last answer than the conversation does. */
   onAnswered: () => void = () => undefined;
   /** Called when the draft has become another one here. */
   onDraft: () => void = () => undefined;
   readonly #unfollow: () => void;
   readonly #saving: ReturnType<typeof setInterval>;
   readonly #leaving = new AbortController();
+  readonly #clock = new TurnClock();
   #dirty = false;
   #sending = false;
   #left = false;
+  #interrupted = false;
   /** Why no answer was begun when one was asked for. */
   #refusal = '';
-  /** When the answer under way was asked for, and its first and last tokens came. */
-  #asked = 0;
-  #first = 0;
-  #last = 0;
 
   /** `fork`: begin as a session of the server was after an item. */
   constructor(kept: Kept, fork?: { session: string; at?: string }) {
@@ -63,7 +62,7 @@ export class Talk {
     const base = location.origin.replace(/^http/, 'ws');
     this.client = new RealtimeClient({
       url: `${base}/v1/realtime`,
-      session: kept.settings,
+      session: { ...kept.settings, include: ['response.interrupted'] },
       credentials,
       ...(kept.model !== null && { model: kept.model }),
       ...(kept.position !== null && { resume: { ...kept.position } }),
@@ -93,6 +92,11 @@ export class Talk {
 
   get running(): boolean {
     return this.client.conversation.running !== null;
+  }
+
+  /** The answer waits for an engine to go on. */
+  get interrupted(): boolean {
+    return this.running && this.#interrupted;
   }
 
   get over(): boolean {
@@ -186,14 +190,7 @@ export class Talk {
     const { conversation, pending } = this.client;
     const asked = pending.some((event) => event.type === 'response.create');
     if (this.over || this.running || asked) return null;
-    const last = conversation.turns.findLast((turn) => turn.response.conversation_id !== null);
-    const failed = last?.response.status === 'failed' ? last : undefined;
-    if (conversation.awaitsAnswer && this.openCalls.length === 0) {
-      if (this.#refusal) return unanswered(`No answer. ${sentence(this.#refusal)}`);
-      return unanswered(failed?.items.length === 0 ? failure(failed) : '');
-    }
-    const broken = failed?.items.includes(conversation.items.at(-1)?.id ?? '');
-    return failed && broken ? unanswered(failure(failed)) : null;
+    return unanswered(conversation, this.openCalls.length > 0, this.#refusal);
   }
 
   /** Asks for that answer again; what came of it is taken back. */
@@ -293,7 +290,7 @@ export class Talk {
   }
 
   #respond(response?: Parameters<RealtimeClient['respond']>[0]): Receipt {
-    this.#asked = performance.now();
+    this.#clock.ask();
     this.#refusal = '';
     const receipt = this.client.respond(response);
     this.#watch(receipt, (refused) => {
@@ -321,47 +318,24 @@ export class Talk {
     this.onTitle();
   }
 
-  // ---------------------------------------------------------------- what it costs
+  // ---------------------------------------------------------------- what is heard
 
   #heard(event: ServerEvent): void {
     this.#dirty = true;
     this.kept.updated = Date.now();
     this.#note(false, event);
-    switch (event.type) {
-      case 'response.created':
-        this.#first = 0;
-        break;
-      case 'response.output_text.delta':
-      case 'response.function_call_arguments.delta':
-        this.#last = performance.now();
-        this.#first ||= this.#last;
-        break;
-      case 'response.done':
-        if (event.response.conversation_id !== null) this.#count(event);
-        break;
-      default:
-        break;
-    }
+    const interrupted = event.type === 'response.interrupted';
+    if (event.type.startsWith('response.')) this.#interrupt(interrupted);
+    const metrics = this.#clock.hear(event);
+    if (!metrics || this.metricsOf(metrics.id)) return;
+    this.kept.metrics.push(metrics);
+    this.onMetrics();
   }
 
-  #count({ response }: Extract<ServerEvent, { type: 'response.done' }>): void {
-    const { usage } = response;
-    if (usage && this.#asked && this.#first && !this.metricsOf(response.id)) {
-      const tokens = usage.output_tokens;
-      const reused = usage.input_token_details.cached_tokens;
-      const metrics: TurnMetrics = {
-        id: response.id,
-        ttft: this.#first - this.#asked,
-        itl: this.#last > this.#first ? (this.#last - this.#first) / (tokens - 1) : null,
-        tokens,
-        prefilled: usage.input_tokens - reused,
-        reused,
-        residency: usage.residency ?? null,
-      };
-      this.kept.metrics.push(metrics);
-      this.onMetrics();
-    }
-    this.#asked = this.#first = 0;
+  #interrupt(interrupted: boolean): void {
+    if (interrupted === this.#interrupted) return;
+    this.#interrupted = interrupted;
+    this.onAnswered();
   }
 
   metricsOf(turnId: string): TurnMetrics | undefined {

@@ -137,6 +137,10 @@ export class Transcript {
     if (running?.items.length === 0) {
       nodes.push(h('p', { class: 'pending', 'aria-label': 'The answer is being computed' }));
     }
+    if (this.#talk.interrupted) {
+      const words = 'The model is being started again. The answer goes on from here.';
+      nodes.push(h('p', { class: 'interrupted note', role: 'status' }, words));
+    }
     const { unanswered } = this.#talk;
     if (unanswered) nodes.push(unansweredView(unanswered, () => this.#talk.retry()));
     return nodes;

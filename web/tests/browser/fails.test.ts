@@ -65,6 +65,27 @@ it('says that the model failed, and keeps the words that came and those that are
   await visit.close();
 });
 
+it('says that the engine died, and goes on where it was when another one is there', async () => {
+  const visit = await Visit.begin(browser, url);
+  await visit.limit(250); // five seconds
+  await visit.send('Hello?');
+  await visit.under(5);
+  breakable.signal('SIGHUP');
+  const words = visit.page.getByText('The model is being started again.');
+  await words.waitFor();
+  await visit.field.fill('typed meanwhile');
+  breakable.signal('SIGUSR2');
+  await words.waitFor({ state: 'detached' });
+  await visit.finished();
+  const deltas = visit.wire.heard('response.output_text.delta').map(({ delta }) => delta);
+  expect(await visit.said()).toEqual(['Hello?', deltas.join('')]);
+  expect(visit.wire.heard('response.done').at(-1)?.response.usage?.output_tokens).toBe(250);
+  expect(visit.wire.asked('response.create')).toHaveLength(1);
+  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+});
+
 it('says why no answer is begun, and asks again when it is told to', async () => {
   const port = await freePort();
   const [strict, patient] = [on(port, '--requests-per-minute', '1'), on(port)];

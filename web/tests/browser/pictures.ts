@@ -62,6 +62,9 @@ it('a tool call, and settings', async () => {
   await visit.connected();
   await visit.page.getByLabel('Settings', { exact: true }).click();
   await visit.page.getByText('Put an example in').click();
+  await visit.page.locator('dialog').evaluate((dialog) => {
+    dialog.scrollTop = 0;
+  });
   await draw(visit, 'settings-light');
   await visit.page.getByRole('button', { name: 'Save' }).click();
   await visit.page.locator('dialog').waitFor({ state: 'detached' });

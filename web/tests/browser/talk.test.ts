@@ -131,6 +131,21 @@ it('branches, and switches between branches', async () => {
   ]);
 });
 
+it('branches at a question, which can then be asked again', async () => {
+  await visit.say('My name is Zorban.');
+  await visit.say('What is my name?');
+  const question = visit.page.locator('.message.user').last();
+  await question.hover();
+  await question.getByLabel('Branch from here').click();
+  await visit.connected();
+  const unanswered = visit.page.locator('.unanswered');
+  await unanswered.getByText('This has no answer yet.').waitFor();
+  await unanswered.getByRole('button', { name: 'Ask for one' }).click();
+  await visit.page.locator('.message.assistant').nth(1).waitFor();
+  expect(await visit.finished()).toContain('Zorban');
+  expect(await unanswered.count()).toBe(0);
+});
+
 it('shows a tool call, whose result can be changed', async () => {
   await visit.page.getByLabel('Settings', { exact: true }).click();
   await visit.page.getByText('Put an example in').click();
