@@ -133,7 +133,7 @@ async def _join(
         fronts.receive(front, commands)
 
     link: Link[AnyEvent, AnyCommand] = Link(msgspec.msgpack.Decoder(list[AnyCommand]), hear, lost)
-    front = fronts.join(link.send_all)
+    front = fronts.join(link.send_now)
     sock = socket.socket(fileno=fd)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
     link.send(ready)

@@ -58,7 +58,7 @@ async def _serve(start: Start) -> None:
     fronts = parts.fronts
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again
-    parent = fronts.join(link.send_all)
+    parent = fronts.join(link.send_now)
     link.on_messages = functools.partial(fronts.receive, parent)
     link.send(ready)
     fronts.receive(parent, early)

@@ -6,7 +6,9 @@ greeting; nothing else is read or sent before it is over.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -52,6 +54,8 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self.refused: LinkRefused | None = None
         """Why the greeting came to nothing, if it did."""
         self._transport: asyncio.Transport | None = None
+        self._socket: int | None = None
+        """Where bytes may be written at once: the descriptor of a socket that has no TLS."""
         self._received = bytearray()
         self._to_send: list[Sent] = []
 
@@ -66,21 +70,31 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         if messages:
             self.send(*messages)
 
+    def send_now(self, messages: Sequence[Sent]) -> None:
+        """In a frame with what is queued, without waiting for this turn's end."""
+        if messages:
+            self._to_send.extend(messages)
+            self._flush()
+
     def close(self) -> None:
         """Sends what is queued, then hangs up."""
         self._flush()
+        self._socket = None
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Hangs up at once; what is queued is lost."""
         self._to_send.clear()
+        self._socket = None
         if self._transport is not None:
             transport, self._transport = self._transport, None
             transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
+        if transport.get_extra_info("ssl_object") is None:
+            self._socket = transport.get_extra_info("socket").fileno()
         if self._greeting is None:
             self._on_greeted()
             return
@@ -124,7 +138,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._on_greeted()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._socket = None
         self._calm()
         self._on_lost()
 
@@ -139,5 +153,11 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._write(self._encoder.encode(messages))
 
     def _write(self, body: bytes) -> None:
+        """At once where that can be; else in a later turn of the event loop."""
         assert self._transport is not None
-        self._transport.write(len(body).to_bytes(4, "little") + body)
+        frame, sent = len(body).to_bytes(4, "little") + body, 0
+        if self._socket is not None and not self._transport.get_write_buffer_size():
+            with contextlib.suppress(OSError):  # it is full, or lost: the transport will tell
+                sent = os.write(self._socket, frame)
+        if sent < len(frame):
+            self._transport.write(frame[sent:])

@@ -35,7 +35,7 @@ class Visitor:
         )
 
     def _join(self) -> None:
-        self.front = self._fronts.join(self.link.send_all, self.link.abort)
+        self.front = self._fronts.join(self.link.send_now, self.link.abort)
         self.link.send(self._ready)
 
     def _hear(self, commands: list[AnyCommand]) -> None:

@@ -29,13 +29,6 @@ AUDIT_EVERY_S = 60.0
 """How often an idle engine proves its books."""
 
 
-async def _breathe() -> None:
-    """What was said goes out, and what has come in is received, before the next step is done here:
-    uvloop writes in the turn of the loop after the one that asked for it."""
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-
-
 SendAll = Callable[[list[AnyEvent]], None]
 
 
@@ -111,7 +104,7 @@ class Loop(Generic[Ticket]):
             send(self.take_events())
             self._audit()
             if not self._ahead:
-                await _breathe()
+                await asyncio.sleep(0)  # what has come in is received before the next step
         self._running = None
         self._device.shutdown(wait=True, cancel_futures=True)
 

@@ -1,8 +1,11 @@
 """Fixtures that many tests use."""
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from tests.support.engines import tiny_text
 
@@ -11,6 +14,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record", action="store_true", help="write the transcripts of tests/clients/golden anew"
     )
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that drives gateway and engine drives their tests."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")

@@ -99,7 +99,7 @@ class Bench:
             lambda commands: fronts.receive(front, commands),
             lambda: None,
         )
-        front = fronts.join(link.send_all)
+        front = fronts.join(link.send_now)
         ours, theirs = socket.socketpair()
         await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
         link.send(self._ready(self.runner.geometry))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,13 +69,6 @@ ROW = 6
 UNIT = 2
 
 
-class Answer(NamedTuple):
-    logits: Tensor
-    """[S, vocab] fp32, of the last token of each wanted row. Overwritten by the next step."""
-    likely: list[int]
-    """[S] the likeliest id; -1 where a logit is NaN or +inf, or all are -inf."""
-
-
 class NativeDecoder:
     """The model and its pool as the C sees them; neither moves in memory."""
 
@@ -120,8 +113,10 @@ class NativeDecoder:
         )
         return None if library is None else cls(model, pool, library.decode)
 
-    def __call__(self, rows: Sequence[Row], threads: int) -> Answer:
-        """Computes rows whose ids are all known, and writes their keys and values to the pool."""
+    def __call__(self, rows: Sequence[Row], threads: int) -> list[int]:
+        """Computes rows whose ids are all known, and writes their keys and values to the pool.
+        Returns, of the S rows that draw, the likeliest id; -1 where a logit is NaN or +inf, or all
+        are -inf."""
         packed = array("q")
         tokens = units = wanted = 0
         for row in rows:
@@ -145,7 +140,11 @@ class NativeDecoder:
             place.data_ptr(),
         )
         self._decode(byref(self._model), byref(work))
-        return Answer(logits[: wanted * self._vocab].view(wanted, self._vocab), likely.tolist())
+        return likely.tolist()
+
+    def logits(self, wanted: int) -> Tensor:
+        """[S, vocab] fp32 of the last step, `wanted` being S. Overwritten by the next one."""
+        return self._buffers["logits"][: wanted * self._vocab].view(wanted, self._vocab)
 
     def _buffer(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """At least that long, and the same from step to step."""

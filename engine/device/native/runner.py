@@ -8,7 +8,7 @@ import time
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Drawn, Row, Sampled
+from engine.batch import Batch, Drawn, Move, Row, Sample, Sampled
 from engine.device.native.decoder import NativeDecoder
 from engine.device.runner import TorchRunner
 from engine.device.sampling import draw, is_plain
@@ -25,27 +25,35 @@ class NativeRunner(TorchRunner):
         super().__init__(*args, **kwargs)
         self._decoder = decoder
 
-    @torch.inference_mode()
     def launch(self, batch: Batch) -> Sampled:
         begun = time.perf_counter()
         if batch.moves:
-            self.pool.move(batch.moves)
-        answer = self._decoder(batch.rows, 1 if self._light(batch.rows) else self.threads)
+            self._move(batch.moves)
+        likely = self._decoder(batch.rows, 1 if self._light(batch.rows) else self.threads)
         samples = [row.sample for row in batch.rows if row.sample is not None]
-        if min(answer.likely, default=0) >= 0 and all(map(is_plain, samples)):
-            drawn = [Drawn(likely) for likely in answer.likely]
+        if min(likely, default=0) >= 0 and all(map(is_plain, samples)):
+            drawn = [Drawn(id) for id in likely]
         else:
-            torch.set_num_threads(1)
-            drawn = draw(answer.logits, samples).answers(samples)
+            drawn = self._draw(samples)
         found = iter(drawn)
         answers = [None if row.sample is None else next(found) for row in batch.rows]
         return Sampled(answers, time.perf_counter() - begun)
+
+    @torch.inference_mode()
+    def _move(self, moves: list[Move]) -> None:
+        self.pool.move(moves)
+
+    @torch.inference_mode()
+    def _draw(self, samples: list[Sample]) -> list[Drawn]:
+        torch.set_num_threads(1)
+        return draw(self._decoder.logits(len(samples)), samples).answers(samples)
 
     def collect(self, ticket: Sampled) -> Sampled:
         return ticket
 
     def logits(self, batch: Batch) -> Tensor:
-        return self._decoder(batch.rows, self.threads).logits.clone()
+        wanted = len(self._decoder(batch.rows, self.threads))
+        return self._decoder.logits(wanted).clone()
 
     def _light(self, rows: list[Row]) -> bool:
         tokens = sum(row.count for row in rows)
