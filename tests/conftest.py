@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 from tests.support.engines import tiny_text
+
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

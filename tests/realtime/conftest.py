@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from hypothesis import settings
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -20,9 +19,6 @@ from tests.realtime.store.redis_process import PROGRAM, RedisProcess
 from tests.realtime.talks import Talk, open_talk
 from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import Bench, digest_engine
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>tools\n"
