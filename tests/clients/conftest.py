@@ -15,6 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SDK = ROOT / ".venv-openai/bin/python"
 KEY = "sk-test-1234"
+ENVIRON = {"CONTINUO_API_KEY": KEY}
+LIMITS = ("--requests-per-minute", "1000000", "--tokens-per-minute", "1000000000")
+"""Never reached, but told."""
 
 
 class Server(NamedTuple):
@@ -51,7 +54,7 @@ def model() -> str:
 
 @pytest.fixture(scope="session")
 def server(model: str) -> Iterator[Server]:
-    running = start("--model", model, "--served-model-name", "demo", env={"CONTINUO_API_KEY": KEY})
+    running = start(*("--model", model, "--served-model-name", "demo", *LIMITS), env=ENVIRON)
     yield running
     assert stop(running) == 0
 

@@ -4,6 +4,7 @@ What is looked at are the recorded transcripts, which every run of the flows is 
 """
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -77,6 +78,28 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
 """What the server says, and what must be in it."""
 
 
+SESSION_KEYS = (
+    *("type", "model", "output_modalities", "instructions", "tools", "tool_choice"),
+    *("parallel_tool_calls", "max_output_tokens", "audio", "tracing", "truncation", "prompt"),
+    *("include", "reasoning"),
+)
+"""What clients set, whether or not a server of text has a use for it."""
+RESPONSE_KEYS = (
+    *("conversation", "input", "instructions", "metadata", "output_modalities", "tools"),
+    *("tool_choice", "max_output_tokens", "parallel_tool_calls", "audio", "prompt", "reasoning"),
+)
+"""The same of one response."""
+ITEMS = {
+    "message system": {"role": "system", "content": [{"type": "input_text"}]},
+    "message user": {"role": "user", "content": [{"type": "input_text"}]},
+    "message assistant": {"role": "assistant", "content": [{"type": "output_text"}]},
+    "function_call": {"type": "function_call"},
+    "function_call_output": {"type": "function_call_output"},
+}
+"""What may be put into a conversation."""
+RATE_LIMIT = ("name", "limit", "remaining", "reset_seconds")
+
+
 class Line(NamedTuple):
     side: str
     kind: str
@@ -84,8 +107,8 @@ class Line(NamedTuple):
 
 
 @functools.cache
-def connections() -> list[list[Line]]:
-    """Every recorded connection of the Python SDK to the Realtime endpoint."""
+def recorded() -> list[list[Line]]:
+    """Every recorded connection of the Python SDK."""
     found: list[list[Line]] = []
     for path in sorted((GOLDEN / "python").rglob("*.txt")):
         by_number: dict[str, list[Line]] = {}
@@ -93,7 +116,12 @@ def connections() -> list[list[Line]]:
             number, side, frame = text.split(" ", 2)
             by_number.setdefault(number, []).append(_line(side, frame))
         found += by_number.values()
-    return [lines for lines in found if lines[0].kind == "session.created"]
+    return found
+
+
+def connections() -> list[list[Line]]:
+    """Those to the Realtime endpoint: the server is the first to say something."""
+    return [lines for lines in recorded() if lines[0].kind == "session.created"]
 
 
 def _line(side: str, frame: str) -> Line:
@@ -153,6 +181,52 @@ def test_server_event(kind: str) -> None:
         assert line.event["event_id"]
         for path in SERVER_EVENTS[kind]:
             assert has(line.event, path.split(".")), f"{path} of {line.event}"
+
+
+def accepted(kind: str, reply: str) -> Iterator[dict[str, Any]]:
+    """What a client said that was answered by `reply` next."""
+    for lines in connections():
+        for line, later in itertools.pairwise(lines):
+            if (line.side, line.kind, later.kind) == ("C", kind, reply):
+                yield line.event
+
+
+@pytest.mark.parametrize("key", SESSION_KEYS)
+def test_session_key(key: str) -> None:
+    assert any(key in said["session"] for said in accepted("session.update", "session.updated"))
+
+
+@pytest.mark.parametrize("key", RESPONSE_KEYS)
+def test_response_key(key: str) -> None:
+    said = accepted("response.create", "response.created")
+    assert any(key in event.get("response", {}) for event in said)
+
+
+@pytest.mark.parametrize("name", ITEMS)
+def test_item(name: str) -> None:
+    said = accepted("conversation.item.create", "conversation.item.added")
+    assert any(holds(event["item"], ITEMS[name]) for event in said)
+
+
+def holds(value: Any, wanted: Any) -> bool:
+    """All that is wanted, and maybe more."""
+    match wanted:
+        case dict():
+            return all(key in value and holds(value[key], wanted[key]) for key in wanted)
+        case list():
+            return all(holds(inner, want) for inner, want in zip(value, wanted, strict=False))
+        case _:
+            return value == wanted
+
+
+def test_rate_limits_are_numbers() -> None:
+    """Where there are any: a server without limits lists none."""
+    told = [line for lines in connections() for line in lines if line.kind == "rate_limits.updated"]
+    for line in told:
+        limits = line.event["rate_limits"]
+        assert [limit["name"] for limit in limits] == ["requests", "tokens"]
+        assert all(limit[key] is not None for limit in limits for key in RATE_LIMIT)
+    assert told
 
 
 def test_the_first_frame_is_the_session() -> None:

@@ -3,8 +3,12 @@
 What differs from run to run is levelled: ids are numbered as they come, the model's words, counts
 and times are "…" or 0, and of the pieces of one text only the first stays, for how many there are
 depends on how fast they are read. What is left is who says what when, and every field of it.
+
+Responses that are made beside each other are streams: each is promised its own order, and none
+among them. Such a transcript is compared stream by stream.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -17,6 +21,7 @@ SHORT = 160
 ELLIPSIS = "…"
 _ID = re.compile(r"\b(sess|conv|item|resp|call|ek|steer)_[0-9A-Za-z_-]*[0-9a-f]{20}\b")
 _COUNTED = ("event_id", "sequence_number")
+_COUNTS = {"usage", "rewind", "rate_limits"}
 _LEVELLED = {
     "completed_at",
     "created",
@@ -30,6 +35,30 @@ _LEVELLED = {
 
 Entry = tuple[int, str, str]
 """(number of the connection, "C" or "S", frame)"""
+
+
+def by_stream(transcript: Iterable[Entry]) -> list[Entry]:
+    """What the server says between two frames of the client, each stream's events together. Which
+    stream stands first is a matter of what it says."""
+    ordered: list[Entry] = []
+    for _, together in itertools.groupby(transcript, lambda entry: entry[:2]):
+        streams: dict[str, list[Entry]] = {}
+        at = ""
+        for entry in together:
+            at = _stream(entry, at)
+            streams.setdefault(at, []).append(entry)
+        ordered += itertools.chain(*sorted(streams.values(), key=level))
+    return ordered
+
+
+def _stream(entry: Entry, before: str) -> str:
+    """The lane, or the response; what names none belongs to what was said `before`."""
+    _, side, frame = entry
+    if side == "C" or not frame.startswith("{"):
+        return ""
+    event = json.loads(frame)
+    made = event.get("response", {}).get("id", before)
+    return event.get("stream_id") or event.get("response_id") or made
 
 
 def level(transcript: Iterable[Entry]) -> str:
@@ -74,7 +103,7 @@ def _levelled(value: Any, *, counts: bool = False) -> Any:
             return {
                 key: ELLIPSIS
                 if key in _LEVELLED and inner is not None
-                else _levelled(inner, counts=counts or key in ("usage", "rewind"))
+                else _levelled(inner, counts=counts or key in _COUNTS)
                 for key, inner in value.items()
             }
         case list():

@@ -62,6 +62,17 @@ async def a_wrong_key(client: Client) -> None:
 
 
 @flow
+async def a_wrong_key_for_responses(client: Client) -> None:
+    api, status = AsyncOpenAI(base_url=client.url, api_key="sk-wrong"), None
+    try:
+        async with api.responses.connect():
+            pass
+    except InvalidStatus as refused:
+        status = refused.response.status_code
+    assert status == 401
+
+
+@flow
 async def models_are_listed(client: Client) -> None:
     api = AsyncOpenAI(base_url=client.url, api_key=client.key)
     models = [model.id async for model in api.models.list()]

@@ -1,6 +1,6 @@
 """What was said: items, their ids and places."""
 
-from tests.clients.flows.talk import Client, flow, user
+from tests.clients.flows.talk import LONG, Client, flow, user
 
 
 @flow
@@ -54,7 +54,7 @@ async def an_item_sent_twice_is_there_once(client: Client) -> None:
 async def an_item_sent_during_an_answer_follows_it(client: Client) -> None:
     async with client.talk() as talk:
         first = await talk.say("tell me a story")
-        await talk.connection.response.create()
+        await talk.send(type="response.create", response=LONG)
         events = await talk.until("response.output_text.delta")
         await talk.send(type="conversation.item.create", item=user("more", id="item_more"))
         while events[-1].get("item", {}).get("id") != "item_more":

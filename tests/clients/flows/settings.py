@@ -54,6 +54,8 @@ async def what_clients_send_unasked_is_accepted(client: Client) -> None:
                     "input": {"turn_detection": {"type": "server_vad", "interrupt_response": True}},
                     "output": {"voice": "marin", "speed": 1.2},
                 },
+                "instructions": "Be kind.",
+                "tools": [],
                 "tracing": "auto",
                 "truncation": {"type": "retention_ratio", "retention_ratio": 0.8},
                 "prompt": None,
@@ -73,4 +75,36 @@ async def what_clients_send_unasked_is_accepted(client: Client) -> None:
         assert session["parallel_tool_calls"] is False
         assert session["truncation"] == {"type": "retention_ratio", "retention_ratio": 0.8}
         assert session["model"] == "demo"
+        await talk.usable()
+
+
+@flow
+async def what_clients_wish_of_a_response_is_accepted(client: Client) -> None:
+    async with client.talk() as talk:
+        await talk.say("hello", role="system")
+        await talk.say("hello")
+        done = await talk.answer(
+            conversation="auto",
+            instructions=None,
+            metadata={"topic": "greeting"},
+            output_modalities=["audio"],
+            tools=[],
+            tool_choice="none",
+            max_output_tokens=3,
+            parallel_tool_calls=True,
+            audio={"output": {"voice": "marin"}},
+            prompt=None,
+            reasoning={"effort": "low"},
+            a_key_of_tomorrow=[1],
+        )
+        response = done[-1]["response"]
+        assert (response["metadata"], response["output_modalities"]) == (
+            {"topic": "greeting"},
+            ["text"],
+        )
+        said = {"type": "output_text", "text": "hello there"}
+        item = {"type": "message", "role": "assistant", "content": [said]}
+        await talk.send(type="conversation.item.create", item=item)
+        assert (await talk.expect("conversation.item.added"))["item"]["content"] == [said]
+        await talk.expect("conversation.item.done")
         await talk.usable()

@@ -29,6 +29,8 @@ OUR_FIELDS = {
     "conversation.item.deleted": {"rewind"},
     "conversation.item.truncated": {"text_end", "rewind"},
 }
+LONG: Event = {"ignore_eos": True, "max_output_tokens": 1000}
+"""A response that is not over before it is cancelled."""
 FLOWS: dict[str, Callable[["Client"], Awaitable[None]]] = {}
 
 

@@ -4,7 +4,7 @@
 
 import assert from 'node:assert/strict';
 import OpenAI from 'openai';
-import { Client, kinds, textOf, user } from './talk.mjs';
+import { Client, ENDS, kinds, textOf, user } from './talk.mjs';
 
 const WEATHER = {
   type: 'function',
@@ -12,6 +12,9 @@ const WEATHER = {
   description: 'The weather of a city.',
   parameters: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] },
 };
+
+/** A response that is not over before it is cancelled. */
+const LONG = { ignore_eos: true, max_output_tokens: 1000 };
 
 export const flows = {
   async text_turn_in_canonical_order(client) {
@@ -250,6 +253,44 @@ export const flows = {
     const ended = (await talk.until('response.incomplete')).at(-1).response;
     assert.deepEqual(ended.incomplete_details, { reason: 'cancelled' });
     await talk.respond({ input: 'and?', previous_response_id: response.id });
+    talk.close();
+  },
+
+  async a_response_is_steered(client) {
+    const talk = client.call();
+    talk.send({ type: 'response.create', input: 'hello', ...LONG });
+    const { id } = (await talk.until('response.output_text.delta'))[0].response;
+    const input = [{ role: 'user', content: 'Rather say goodbye.' }];
+    talk.send({ type: 'response.steer', previous_response_id: id, input });
+    const events = await talk.until('response.incomplete');
+    const accepted = events.find(({ type }) => type === 'response.steer.accepted');
+    assert.equal(accepted.steer.previous_response_id, id);
+    assert.deepEqual(events.at(-1).response.incomplete_details, { reason: 'steered' });
+    const [created] = await talk.until('response.output_text.delta');
+    assert.equal(created.response.previous_response_id, id);
+    talk.send({ type: 'response.cancel' });
+    await talk.until('response.incomplete');
+    talk.close();
+  },
+
+  async lanes_beside_each_other(client) {
+    const talk = client.call();
+    const first = (await talk.respond({ input: 'hello', max_output_tokens: 8 })).at(-1).response;
+    const lanes = { a: [], b: [], c: [] };
+    for (const stream_id of Object.keys(lanes)) {
+      const body = { input: stream_id, previous_response_id: first.id, max_output_tokens: 12 };
+      talk.send({ type: 'response.create', stream_id, ...body });
+    }
+    while (!Object.values(lanes).every((lane) => ENDS.includes(lane.at(-1)?.type))) {
+      const event = await talk.recv();
+      lanes[event.stream_id].push(event);
+    }
+    for (const lane of Object.values(lanes)) {
+      assert.deepEqual(
+        lane.map((event) => event.sequence_number),
+        [...lane.keys()],
+      );
+    }
     talk.close();
   },
 

@@ -7,7 +7,7 @@ import { OpenAIRealtimeWS } from 'openai/realtime/ws';
 import { ResponsesWS } from 'openai/resources/responses/ws';
 
 const PATIENCE_MS = 60_000;
-const ENDS = ['response.completed', 'response.incomplete', 'response.failed'];
+export const ENDS = ['response.completed', 'response.incomplete', 'response.failed'];
 
 export class Client {
   constructor(url, key) {
