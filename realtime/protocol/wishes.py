@@ -4,7 +4,6 @@ become Settings. Pure; raises Refusal for what the shapes alone cannot forbid.
 UNSET says nothing; null falls back to the default.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -13,7 +12,6 @@ from msgspec import UNSET, Meta, UnsetType
 from engine import Sampling
 from realtime import limits
 from realtime.errors import Refusal
-from realtime.protocol import core
 
 T = TypeVar("T")
 
@@ -83,22 +81,6 @@ def sampling_of(wishes: Sampled, now: Sampling, default: Sampling) -> Sampling:
         stop=stops,
         ignore_eos=pick(wishes.ignore_eos, now.ignore_eos, default.ignore_eos),
     )
-
-
-def tool_of(
-    name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None
-) -> core.Tool:
-    schema = msgspec.json.encode(parameters or {}).decode()
-    return core.Tool(name=name, description=description, parameters=schema, strict=strict is True)
-
-
-def named(name: str, tools: Sequence[core.Tool], param: str) -> core.ToolChoice:
-    """The choice of one tool. Raises Refusal if there is none of that name."""
-    if name not in {tool.name for tool in tools}:
-        raise Refusal(
-            f"Invalid '{param}': no tool is called {name!r}.", code="invalid_value", param=param
-        )
-    return core.ToolChoice("function", name)
 
 
 def missing(param: str) -> Refusal:

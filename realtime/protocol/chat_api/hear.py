@@ -2,6 +2,7 @@
 cannot forbid."""
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -9,7 +10,8 @@ from engine import Grammar
 from realtime.errors import Refusal
 from realtime.protocol import core
 from realtime.protocol.chat_api import client
-from realtime.protocol.wishes import missing, named, sampling_of, tool_of
+from realtime.protocol.forms import grammar_of, named, tools_of
+from realtime.protocol.wishes import missing, sampling_of
 
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""
@@ -21,7 +23,7 @@ def hear(create: client.Create, default: core.Settings, fresh: Fresh) -> core.Go
     if messages[0].role in ("system", "developer"):
         instructions = "\n".join(_texts(messages[0], "messages[0]"))
         skipped = 1
-    tools = _tools(create.tools or [])
+    tools = tools_of(_tools(create.tools or []))
     settings = core.Settings(
         instructions=instructions,
         tools=tools,
@@ -93,46 +95,38 @@ def _texts(message: client.MessageIn, where: str) -> list[str]:
     return texts
 
 
-def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
-    taken: list[core.Tool] = []
+def _tools(tools: Sequence[client.ToolIn]) -> Iterator[tuple[str, client.FunctionIn]]:
     for n, tool in enumerate(tools):
         if tool.type != "function":
             continue
         if tool.function is None:
             raise missing(f"tools[{n}].function")
-        function = tool.function
-        taken.append(
-            tool_of(function.name, function.description, function.parameters, function.strict)
-        )
-    return tuple(taken)
+        yield f"tools[{n}].function", tool.function
 
 
-def _grammar(format: client.FormatIn | None) -> Grammar | None:
-    match format:
-        case client.FormatIn(type="json_object"):
-            return Grammar("json")
-        case client.FormatIn(type="json_schema", json_schema=schema):
-            if schema is None or schema.schema is None:
-                within = "" if schema is None else ".schema"
-                raise missing(f"response_format.json_schema{within}")
-            return Grammar("json_schema", msgspec.json.encode(schema.schema).decode())
-        case _:
-            return None
+def _grammar(form: client.FormatIn | None) -> Grammar | None:
+    if form is None:
+        return None
+    if form.type == "json_schema" and form.json_schema is None:
+        raise missing("response_format.json_schema")
+    schema = form.json_schema.schema if form.json_schema else None
+    return grammar_of(form.type, schema, "response_format.json_schema.schema")
 
 
 def _tool_choice(
-    choice: str | client.ToolChoiceIn | None, tools: Sequence[core.Tool]
+    choice: Literal["auto", "none", "required"] | client.ToolChoiceIn | None,
+    tools: Sequence[core.Tool],
 ) -> core.ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
-        case "none" | "required":
-            return core.ToolChoice(choice)
-        case client.ToolChoiceIn(type="function", function=function):
-            if function is None:
-                raise missing("tool_choice.function")
-            return named(function.name, tools, "tool_choice.function.name")
-        case _:
+        case client.ToolChoiceIn(type="function", function=None):
+            raise missing("tool_choice.function")
+        case client.ToolChoiceIn(type="function", function=client.NamedIn(name=name)):
+            return named(name, tools, "tool_choice.function.name")
+        case client.ToolChoiceIn() | None:
             return core.ToolChoice()
+        case mode:
+            return core.ToolChoice(mode)
 
 
 _THEIRS = {"input": "messages", "text.format.schema": "response_format.json_schema.schema"}

@@ -8,9 +8,10 @@ from msgspec import UNSET, UnsetType
 
 from realtime.errors import Refusal
 from realtime.protocol import core
+from realtime.protocol.forms import named, tools_of
 from realtime.protocol.realtime_api import client
 from realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
-from realtime.protocol.wishes import missing, named, pick, sampling_of, tool_of
+from realtime.protocol.wishes import missing, pick, sampling_of
 
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""
@@ -149,14 +150,10 @@ def _truncation(
 
 
 def _tools(tools: list[client.ToolIn], where: str) -> tuple[core.Tool, ...]:
-    taken: list[core.Tool] = []
-    for n, tool in enumerate(tools):
-        if tool.type != "function":
-            continue
-        if tool.name is None:
-            raise missing(f"{where}.tools[{n}].name")
-        taken.append(tool_of(tool.name, tool.description, tool.parameters, tool.strict))
-    return tuple(taken)
+    kept = (
+        (f"{where}.tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
+    )
+    return tools_of(kept)
 
 
 def _tool_choice(

@@ -2,16 +2,16 @@
 cannot forbid."""
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
-from engine import Grammar
 from realtime.errors import Refusal
 from realtime.protocol import core
+from realtime.protocol.forms import grammar_of, named, tools_of
 from realtime.protocol.responses_api import client
 from realtime.protocol.responses_api.extras import Extras
-from realtime.protocol.wishes import missing, named, sampling_of, tool_of
+from realtime.protocol.wishes import missing, sampling_of
 
 T = TypeVar("T")
 Fresh = Callable[[str], str]
@@ -44,11 +44,12 @@ def hear(create: client.Create, default: core.Settings, model: str, fresh: Fresh
 
 def settings_of(create: client.Create, default: core.Settings, model: str) -> core.Settings:
     tools = _tools(create.tools or [])
-    text = create.text or client.TextIn()
+    text = _text(create.text or client.TextIn())
+    form = text.format or client.FormatIn(type="text")
     extras = Extras(
         model=model,
         background=bool(create.background),
-        text=msgspec.Raw(msgspec.json.encode(_text(text))),
+        text=msgspec.Raw(msgspec.json.encode(text)),
     )
     return core.Settings(
         instructions=create.instructions or "",
@@ -57,7 +58,8 @@ def settings_of(create: client.Create, default: core.Settings, model: str) -> co
         parallel_tool_calls=create.parallel_tool_calls is not False,
         max_output_tokens=create.max_output_tokens,
         sampling=msgspec.structs.replace(
-            sampling_of(create, default.sampling, default.sampling), grammar=_grammar(text.format)
+            sampling_of(create, default.sampling, default.sampling),
+            grammar=grammar_of(form.type, form.schema, "text.format.schema"),
         ),
         truncation=core.Truncation(mode=create.truncation or "disabled"),
         extras=extras.encode(),
@@ -112,51 +114,33 @@ def _unsupported(create: client.Create) -> None:
 
 
 def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
-    taken: list[core.Tool] = []
-    for n, tool in enumerate(tools):
-        if tool.type != "function":
-            continue
-        if tool.name is None:
-            raise missing(f"tools[{n}].name")
-        taken.append(tool_of(tool.name, tool.description, tool.parameters, tool.strict))
-    return tuple(taken)
+    return tools_of(
+        (f"tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
+    )
 
 
 def _tool_choice(
-    choice: str | client.ToolChoiceIn | None, tools: Sequence[core.Tool]
+    choice: Literal["auto", "none", "required"] | client.ToolChoiceIn | None,
+    tools: Sequence[core.Tool],
 ) -> core.ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
-        case "none" | "required":
-            return core.ToolChoice(choice)
         case client.ToolChoiceIn(type="function", name=name):
-            if name is None:
-                raise missing("tool_choice.name")
             return named(name, tools, "tool_choice.name")
         case client.ToolChoiceIn(type="allowed_tools", mode="required"):
             return core.ToolChoice("required")
-        case _:
+        case client.ToolChoiceIn() | None:
             return core.ToolChoice()
-
-
-def _grammar(format: client.FormatIn | None) -> Grammar | None:
-    match format:
-        case client.FormatIn(type="json_object"):
-            return Grammar("json")
-        case client.FormatIn(type="json_schema", schema=schema):
-            return Grammar("json_schema", msgspec.json.encode(schema).decode())
-        case _:
-            return None
+        case mode:
+            return core.ToolChoice(mode)
 
 
 def _text(text: client.TextIn) -> client.TextIn:
     """As it is reported."""
-    format = text.format or client.FormatIn(type="text")
-    if format.type == "json_schema":
-        for name in ("name", "schema"):
-            if getattr(format, name) is None:
-                raise missing(f"text.format.{name}")
-    return msgspec.structs.replace(text, format=format)
+    form = text.format or client.FormatIn(type="text")
+    if form.type == "json_schema" and form.name is None:
+        raise missing("text.format.name")
+    return msgspec.structs.replace(text, format=form)
 
 
 # ---------------------------------------------------------------- items
