@@ -120,14 +120,12 @@ export class App {
     this.#transcript = new Transcript(
       talk,
       {
-        edit: (id, text) => void talk.edit(id, text),
+        edit: (id, text) => void this.#live().then((live) => live?.edit(id, text)),
         branch: (id) => {
           this.#branch(id);
         },
-        regenerate: () => void talk.regenerate(),
-        answer: (call, output) => {
-          talk.answer(call, output);
-        },
+        regenerate: () => void this.#live().then((live) => live?.regenerate()),
+        answer: (call, output) => void this.#live().then((live) => live?.answer(call, output)),
       },
       this.#scroller,
     );
@@ -166,6 +164,14 @@ export class App {
   /** The same conversation over another connection, with what this one could not say any more. */
   #goOn(): void {
     if (this.#talk) this.#show(new Talk(this.#talk.whatNext()));
+  }
+
+  /** The conversation; one that had ended goes on, and has heard what was said meanwhile. */
+  async #live(): Promise<Talk | null> {
+    if (!this.#talk?.over) return this.#talk;
+    this.#goOn();
+    await this.#talk.caughtUp();
+    return this.#talk;
   }
 
   /** A conversation of its own that begins as this one was after an item. */
@@ -211,13 +217,12 @@ export class App {
   }
 
   async #send(): Promise<void> {
+    if (this.#talk?.over) this.#goOn();
     const talk = this.#talk;
     if (!talk) return;
-    if (talk.over) this.#goOn();
     this.#transcript?.follow();
-    const sending = (this.#talk ?? talk).send();
-    await sending;
-    this.#composer.text = (this.#talk ?? talk).kept.draft;
+    await talk.send();
+    this.#composer.text = talk.kept.draft;
     this.#transcript?.draw();
   }
 

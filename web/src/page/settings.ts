@@ -107,6 +107,7 @@ export function openSettings(asked: Asked): void {
       ...(Object.fromEntries(numbered) as SessionSettings),
     };
     save.disabled = true;
+    save.textContent = 'Saving …'; // which takes as long as there is no connection
     try {
       await asked.apply({ settings, model: picker.value || null });
       close();
@@ -117,6 +118,7 @@ export function openSettings(asked: Asked): void {
       fields.get(key)?.input.focus();
     }
     save.disabled = false;
+    save.textContent = 'Save';
   };
   const form = h(
     'form',

@@ -168,8 +168,17 @@ export class Talk {
     this.#watch(this.client.truncate(item.id, codePoints(textOf(item).slice(0, spoken))));
   }
 
+  /** Resolves when it is connected and has heard all it had missed, or has ended. */
+  async caughtUp(): Promise<void> {
+    await this.client.update({}).acknowledged.catch(() => undefined);
+  }
+
   /** An earlier message becomes another one; what followed it is taken back. */
   async edit(id: string, text: string): Promise<void> {
+    if (this.over) {
+      this.#giveBack(text);
+      return;
+    }
     await this.stop();
     this.#rewind(this.client.conversation.items.findIndex((item) => item.id === id));
     this.#ask(this.client.say(text), text);
@@ -177,6 +186,7 @@ export class Talk {
 
   /** The last answer is given again. */
   async regenerate(): Promise<void> {
+    if (this.over) return;
     await this.stop();
     const { items } = this.client.conversation;
     const asked = items.findLastIndex((item) => item.type === 'message' && item.role === 'user');
@@ -204,6 +214,7 @@ export class Talk {
 
   /** What a tool has returned; the model goes on when all that were called have. */
   answer(call: FunctionCallItem, output: string): void {
+    if (this.over) return;
     const { call_id } = call;
     this.#watch(this.client.create({ type: 'function_call_output', call_id, output }));
     const open = this.openCalls.filter((one) => one.call_id !== call_id);
@@ -273,10 +284,15 @@ export class Talk {
     const answer = this.#respond();
     this.#watch(message, (refused) => {
       this.onRefused(refused);
-      this.type([text, this.kept.draft].filter(Boolean).join('\n'));
-      this.onDraft();
+      this.#giveBack(text);
       void this.#unask(answer);
     });
+  }
+
+  /** To where it can be sent from again. */
+  #giveBack(text: string): void {
+    this.type([text, this.kept.draft].filter(Boolean).join('\n'));
+    this.onDraft();
   }
 
   /** An answer to nothing: as if it had never been asked for. */
@@ -300,8 +316,9 @@ export class Talk {
     return receipt;
   }
 
+  /** Takes back all from an item on; -1: it is gone already. */
   #rewind(to: number): void {
-    const after = this.client.conversation.items.slice(to);
+    const after = to < 0 ? [] : this.client.conversation.items.slice(to);
     for (const item of after.reverse()) this.#watch(this.client.delete(item.id));
   }
 

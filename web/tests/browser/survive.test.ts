@@ -125,4 +125,12 @@ it('is in one tab at a time, and can be taken back', async () => {
   expect(await visit.field.inputValue()).toBe('written here meanwhile');
   await visit.field.fill('');
   expect(await visit.say('What is 1 plus 1?')).toContain('2');
+  const question = other.page.locator('.message.user').first();
+  await question.hover();
+  await question.getByLabel('Edit and ask again').click();
+  await other.page.getByLabel('Edit message').fill('What is 2 plus 6?');
+  await other.page.getByLabel('Edit message').press('Enter');
+  await visit.banner.getByText('another tab').waitFor();
+  await expect.poll(() => other.questions.allInnerTexts()).toEqual(['What is 2 plus 6?']);
+  expect(await other.finished()).toContain('8');
 });
