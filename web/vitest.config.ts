@@ -1,3 +1,9 @@
 import { defineConfig } from 'vitest/config';
 
-export default defineConfig({ test: { include: ['tests/client/**/*.test.ts'], environment: 'node' } });
+export default defineConfig({
+  test: {
+    include: ['tests/client/**/*.test.ts'],
+    environment: 'node',
+    expect: { poll: { timeout: 30_000 } },
+  },
+});
