@@ -8,6 +8,7 @@ import msgspec
 
 from engine import Grammar
 from realtime.errors import Refusal
+from realtime.limits import TEXT_CHARS_MAX
 from realtime.protocol import core
 from realtime.protocol.wishes import missing
 
@@ -33,10 +34,17 @@ def tools_of(functions: Iterable[tuple[str, Function]]) -> tuple[core.Tool, ...]
 def _tool(where: str, function: Function) -> core.Tool:
     if function.name is None:
         raise missing(f"{where}.name")
+    parameters = msgspec.json.encode(function.parameters or {}).decode()
+    if len(parameters) > TEXT_CHARS_MAX:
+        raise Refusal(
+            f"Invalid '{where}.parameters': expected at most {TEXT_CHARS_MAX:,} characters.",
+            code="string_above_max_length",
+            param=f"{where}.parameters",
+        )
     return core.Tool(
         name=function.name,
         description=function.description,
-        parameters=msgspec.json.encode(function.parameters or {}).decode(),
+        parameters=parameters,
         strict=function.strict is True,
     )
 

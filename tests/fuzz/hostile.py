@@ -56,6 +56,8 @@ BODY_PLACES = (
     '"input": "x", "stream_id": %s',
 )
 """The same in what is asked of the Responses API."""
+LANE_PLACES = (BODY_PLACES[0], BODY_PLACES[1], BODY_PLACES[9], BODY_PLACES[-1])
+"""Over its WebSocket they are read alike."""
 CHAT_PLACES = (
     '"x": %s',
     '"messages": %s',

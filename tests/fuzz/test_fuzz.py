@@ -49,7 +49,7 @@ WAYS = {
     "realtime": [Way(lambda fuzzer: fuzzer.realtime, place) for place in hostile.PLACES],
     "lanes": [
         Way(lambda fuzzer: fuzzer.lanes, frame)
-        for frame in (*map(hostile.lanes, hostile.BODY_PLACES), *hostile.LATER_PLACES)
+        for frame in (*map(hostile.lanes, hostile.LANE_PLACES), *hostile.LATER_PLACES)
     ],
     "responses": [
         Way(lambda fuzzer: fuzzer.responses, hostile.body(place)) for place in hostile.BODY_PLACES

@@ -1,0 +1,69 @@
+"""What is in a frame is counted before anything is made of it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from realtime.errors import BadFrame, Refusal
+from realtime.limits import BODY_ELEMENTS_MAX, BODY_ESCAPES_MAX, TEXT_CHARS_MAX
+from realtime.names import fresh
+from realtime.protocol import core, weighing
+from realtime.protocol.responses_api import decode_body, hear
+from realtime.protocol.weighing import elements, weigh
+
+VALUES = st.recursive(
+    st.integers() | st.text(alphabet='ab\\",[]{}é'),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner),
+)
+
+
+def values(value: object) -> int:
+    """The slow way."""
+    match value:
+        case dict():
+            return 1 + sum(map(values, value.values()))
+        case list():
+            return 1 + sum(map(values, value))
+        case _:
+            return 1
+
+
+@pytest.mark.parametrize("slice", [1, 2, 3, 7, weighing.SLICE])
+@given(value=VALUES)
+def test_what_is_weighed(slice: int, value: object) -> None:
+    """In pieces of any size: none too few, and one more at most for an empty one."""
+    text = json.dumps(value, ensure_ascii=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weighing, "SLICE", slice)
+        counted = {elements(text, 0), elements(text.encode(), 0)}
+    empty = sum(text.count(each) for each in ("[]", "{}"))
+    (count,) = counted
+    assert values(value) <= count <= values(value) + empty
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("[" + "[[[]]]," * BODY_ELEMENTS_MAX + "0]", "values or more; the limit is 40,960"),
+        ('"' + "\\n" * (BODY_ESCAPES_MAX + 1) + '"', "4,194,305 escapes; the limit is 4,194,304"),
+    ],
+)
+def test_too_much_is_refused(body: str, words: str) -> None:
+    with pytest.raises(BadFrame, match=words) as caught:
+        list(weigh(body.encode(), "body"))
+    assert caught.value.code == "frame_too_large"
+
+
+def test_marks_in_a_text_are_not_values() -> None:
+    text = json.dumps({"input": '[{"a", \\, "b"}], ' * BODY_ELEMENTS_MAX})
+    assert len(list(weigh(text, "body"))) > 2, "others have their turn"
+
+
+def test_large_tools_are_refused() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"a": "x" * TEXT_CHARS_MAX}}
+    asked = decode_body(json.dumps({"input": "x", "tools": [tool]}).encode())
+    with pytest.raises(Refusal, match="at most 524,288 characters") as caught:
+        hear(asked, core.Settings(), "demo", fresh)
+    assert caught.value.param == "tools[0].parameters"
