@@ -111,6 +111,12 @@ class Engine:
         return any(peer.answers for peer in self._routing.peers)
 
     @property
+    def expected(self) -> bool:
+        """Whether what is asked now will be done soon: an engine answers, or may be starting
+        again."""
+        return any(peer.expected for peer in self._routing.peers)
+
+    @property
     def takes_sessions(self) -> bool:
         """Whether one of them is not about to stop."""
         return any(peer.answers and not peer.load.draining for peer in self._routing.peers)

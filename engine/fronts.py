@@ -183,7 +183,8 @@ class Fronts:
                 self._check(front, command)
                 made = self._bearing(front, command, passed)
             case Close():
-                self._check(front, command)
+                if not self._is_left(command):
+                    self._check(front, command)
                 if hold := self._holds.pop(command.session, None):
                     self._closing[command.session] = hold
             case _:
@@ -221,6 +222,11 @@ class Fronts:
             hold.front.say([Superseded(session)])
         hold.front, hold.fence = front, fence
         return None
+
+    def _is_left(self, command: Close) -> bool:
+        """Nobody holds it: who knows its fence may end it."""
+        hold = self._holds.get(command.session)
+        return hold is not None and hold.front is None and command.fence >= hold.fence
 
     def _check(self, front: Front, command: SessionCommand) -> None:
         """The front holds the session it speaks of. A session that is not here is refused by the

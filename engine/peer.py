@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 PING_S = 1.0
 SILENT_S = 3.0
 """An engine that has said nothing for so long does not answer."""
+AWAY_S = 15.0
+"""An engine that is not there, and of which nothing was heard for so long, may be away for long."""
 HUNG_S = 60.0
 """The link to one that has said nothing for so long is cut; a child is killed and started again."""
 RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
@@ -123,6 +125,11 @@ class Peer:
     @property
     def answers(self) -> bool:
         return self.up and self.silent_s < SILENT_S
+
+    @property
+    def expected(self) -> bool:
+        """Whether it answers, or may soon: one that is not there may be starting again."""
+        return self.silent_s < (SILENT_S if self.up else AWAY_S)
 
     def send(self, commands: Sequence[AnyCommand]) -> None:
         assert self._link is not None

@@ -10,6 +10,8 @@ import msgspec
 
 from engine.config import EngineConfig, Listening, Start
 
+MODULE = "engine.boot"
+"""What the process runs."""
 STOP_GRACE_S = 5.0
 """How long a process that was hung up on may take before it is killed."""
 
@@ -35,7 +37,7 @@ class EngineProcess:
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-P", "-m", "engine.boot", msgspec.json.encode(start).decode()),
+                *("-P", "-m", MODULE, msgspec.json.encode(start).decode()),
                 pass_fds=given,
                 start_new_session=True,
             )

@@ -90,6 +90,8 @@ class Routing:
         self.on_expired: Callable[[str], None] = lambda session: None
         self.on_superseded: Callable[[str], None] = lambda session: None
         self._places: dict[str, Place] = {}
+        self._strays: dict[Peer, dict[str, int]] = {}
+        """Sessions, and their fences, that have left an engine which could not be told."""
         self._wanted: dict[str, str] = {}
         """Incarnations that are said to have sessions that are being attached."""
         self._pending: dict[int, Pending] = {}
@@ -264,6 +266,8 @@ class Routing:
             return None
         if peer is not old and old.up:
             old.send([Close(0, session, fence=place.fence)])
+        elif peer is not old:
+            self._strays.setdefault(old, {})[session] = place.fence
         place.peer, place.life = peer, -1
         return place
 
@@ -327,6 +331,10 @@ class Routing:
                 raise LinkRefused(f"its {name} is {mine}, that of the others {others}")
 
     def on_up(self, peer: Peer) -> None:
+        """Sessions that have left it while it was away may still be there; nobody wants them."""
+        for session, fence in self._strays.pop(peer, {}).items():
+            if not self._is_at(session, peer):
+                peer.send([Close(0, session, fence=fence)])
         self._go_on()
 
     def on_down(self, peer: Peer) -> None:
@@ -345,6 +353,7 @@ class Routing:
     def remove(self, peer: Peer) -> None:
         if peer in self.peers:
             self.peers.remove(peer)
+        self._strays.pop(peer, None)
         self._go_on()
 
     def fail(self, error: EngineLost) -> None:

@@ -34,7 +34,9 @@ def refused(refusal: Refusal, status: int = 400) -> Response:
     status = 503 if refusal.kind == "server_error" else _STATUS.get(refusal.code, status)
     if refusal.retry_after_s is None:
         return error(status, refusal.code, refusal.message, refusal.param, refusal.kind)
-    response = error(429, refusal.code, refusal.message, refusal.param, refusal.kind)
+    if refusal.kind != "server_error":
+        status = 429
+    response = error(status, refusal.code, refusal.message, refusal.param, refusal.kind)
     response.headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
     return response
 

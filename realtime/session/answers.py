@@ -23,6 +23,7 @@ from realtime.session.journal import Journal
 from realtime.session.output import Output
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.rates import Allowance
+from realtime.session.refusals import check_engine
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.stored import Asked, asked_of
 from realtime.session.strand import Door
@@ -91,6 +92,7 @@ class Answers:
     async def begin(self, ask: core.Respond, once: Once | None) -> str:
         """Gives its id, when it is accepted. Raises Refusal, StoreError; then nothing has
         changed."""
+        check_engine(self._door)
         if ask.apart and len(self._apart) >= self._limits.apart_responses_max:
             raise Refusal(
                 "Too many responses beside the conversation: the limit is "

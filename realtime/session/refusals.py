@@ -3,7 +3,21 @@
 from engine import BadRequest, EngineError, TooLong
 from engine import StaleFence as OtherFront
 from realtime.errors import Refusal
+from realtime.session.strand import Door
 from realtime.store import Conflict, SessionEnded, StaleFence, StoreError
+
+RETRY_AFTER_S = 2.0
+
+
+def check_engine(door: Door) -> None:
+    """Nobody waits for an answer of an engine that is not there. Raises Refusal."""
+    if not door.expected:
+        raise Refusal(
+            "The model does not answer now. Nothing has changed: try again.",
+            code="engine_unavailable",
+            kind="server_error",
+            retry_after_s=RETRY_AFTER_S,
+        )
 
 
 def no_answer(waited_s: float) -> Refusal:

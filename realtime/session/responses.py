@@ -31,6 +31,7 @@ from realtime.session.making import Making, Visitor
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.rates import Rates
 from realtime.session.recording import Recording
+from realtime.session.refusals import check_engine
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.strand import Door
 from realtime.session.window import Window
@@ -75,6 +76,7 @@ class Responses:
 
     async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
         """Returns when it has begun. Raises Refusal; then nothing has changed."""
+        check_engine(self._door)
         with self._rates.of(visitor.tenant).request():
             origin = await self._origin(ask.previous, visitor)
             prompt, given = await self._prompt(ask, origin)

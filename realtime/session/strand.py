@@ -20,6 +20,8 @@ class Door(Protocol):
     ready: Ready
     text: Text
 
+    @property
+    def expected(self) -> bool: ...
     async def open(
         self,
         session_id: str | None = None,

@@ -217,6 +217,6 @@ def _status(refusal: Refusal) -> int:
     """The HTTP status it would have."""
     if refusal.code == "model_not_found":
         return 404
-    if refusal.retry_after_s is not None:
-        return 429
-    return 503 if refusal.kind == "server_error" else 400
+    if refusal.kind == "server_error":
+        return 503
+    return 400 if refusal.retry_after_s is None else 429

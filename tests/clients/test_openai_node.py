@@ -5,16 +5,19 @@ It connects with `wss:` alone, so the server has a certificate made for the run.
 
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from tests.clients import transcripts
 from tests.clients.conftest import KEY, Server, Told, start, stop
+from tests.clients.cutting import Wire, heard_by, text
 
 FOLDER = Path(__file__).with_name("node")
 NAMES = re.findall(r"^  async (\w+)\(client\)", (FOLDER / "flows.mjs").read_text(), re.MULTILINE)
@@ -115,3 +118,24 @@ def test_no_flow_is_forgotten(node_flows: dict[str, Told]) -> None:
     assert sorted(node_flows) == sorted(NAMES)
     recorded = {path.stem for path in (transcripts.GOLDEN / "node").iterdir()}
     assert recorded == set(RECORDED)
+
+
+@pytest.mark.timeout(200)
+async def test_cut_again_and_again_over_tls(
+    node: list[str], secure: Server, certificate: tuple[Path, Path]
+) -> None:
+    """The same seed gives the same text, cut or not."""
+
+    async def hear(port: int) -> str:
+        url = f"https://127.0.0.1:{port}/v1"
+        trust = {"NODE_EXTRA_CA_CERTS": str(certificate[0])}
+        return text(await heard_by(*node, FOLDER / "returning.mjs", url, KEY, "7", env=trust))
+
+    port = urlsplit(secure.url).port
+    assert port is not None
+    whole = await hear(port)
+    chance = random.Random(7)
+    wire = Wire(port, [chance.randrange(4000, 11000) for _ in range(8)])
+    async with wire.open() as through:
+        assert await hear(through) == whole
+    assert wire.cut >= 4, "it was cut"

@@ -1,86 +1,25 @@
 """The real openai SDK, unmodified, cut off in the middle of an answer; and its server killed."""
 
 import asyncio
-import json
 import random
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.clients.conftest import KEY, SDK, Server, start, stop
+from tests.clients.cutting import Event, Wire, heard_by, text
 from tests.realtime.store.redis_process import free_port
 
 SCRIPT = Path(__file__).with_name("returning.py")
-Event = dict[str, Any]
 
 
-class Wire:
-    """Carries bytes between a client and a server, and cuts them off now and then: after so many
-    bytes of the server, in the middle of a frame or not."""
-
-    def __init__(self, port: int, cuts: list[int]) -> None:
-        self._port = port
-        self._cuts = cuts
-        self.cut = 0
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        yield server.sockets[0].getsockname()[1]
-        server.close()
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._port)
-        going = asyncio.create_task(_pipe(reader, back))
-        limit = self._cuts.pop() if self._cuts else None
-        await _pipe(there, writer, limit)
-        self.cut += limit is not None
-        going.cancel()
-        for end in (writer, back):
-            end.transport.abort()
-
-
-async def _pipe(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int | None = None
-) -> None:
-    while limit is None or limit > 0:
-        data = await reader.read(65536 if limit is None else min(limit, 4096))
-        if not data:
-            return
-        writer.write(data)
-        limit = None if limit is None else limit - len(data)
-
-
-async def hear(url: str, seed: int, on_event: Any = lambda event: None) -> list[Event]:
-    client = await asyncio.create_subprocess_exec(
-        SDK, SCRIPT, url, KEY, str(seed), stdout=asyncio.subprocess.PIPE, limit=1 << 20
-    )
-    assert client.stdout is not None
-    events: list[Event] = []
-    async for line in client.stdout:
-        events.append(json.loads(line))
-        await asyncio.sleep(0)
-        on_event(events[-1])
-    assert await client.wait() == 0
-    return events
-
-
-def text(events: list[Event]) -> str:
-    """What was heard, each word once."""
-    kinds = [event["type"] for event in events]
-    assert kinds.count("session.created") == kinds.count("response.created") == 1
-    assert "error" not in kinds
-    heard = "".join(e["delta"] for e in events if e["type"] == "response.output_text.delta")
-    (done,) = (event["text"] for event in events if event["type"] == "response.output_text.done")
-    assert heard == done
-    ids = [event["event_id"] for event in events]
-    assert len({*ids}) == len(ids), "nothing came twice"
-    return heard
+async def hear(
+    url: str, seed: int, on_event: Callable[[Event], None] = lambda event: None
+) -> list[Event]:
+    return await heard_by(SDK, SCRIPT, url, KEY, str(seed), on_event=on_event)
 
 
 @pytest.mark.timeout(200)

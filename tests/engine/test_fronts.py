@@ -18,6 +18,7 @@ from engine.errors import EngineLost, StaleFence, UnknownSession
 from engine.front import Engine, Turn, Unfinished
 from engine.messages import Files, Sampling
 from engine.peer import Security
+from tests.faults.proxy import Proxy
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
 
@@ -372,6 +373,31 @@ async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
             await engine.append(names[1], [4])
         two.may_launch.set()
         await until(lambda: one.engine.up and two.engine.up)
+
+
+async def test_a_session_that_went_elsewhere_is_ended_where_it_was(letters: Path) -> None:
+    """Its engine could not be told when it went: its link was lost."""
+    async with (
+        digest_engine(letters, step_s=0.002) as one,
+        digest_engine(letters, step_s=0.002) as two,
+        Proxy(await one.listen()).running() as proxy,
+        front(proxy.port) as engine,
+    ):
+        turn, said = await begin(engine, 150, 3, fence=5)
+        engine.add("127.0.0.1", await two.listen())
+        await until(lambda: len(engine.loads()) == 2)
+        proxy.refusing = True
+        proxy.cut()
+        said += await read(turn)
+        assert said == oracle(PROMPT, 150)
+        for bench in (one, two):
+            assert [info.session for info in await bench.engine.list()] == ["s"]
+        proxy.refusing = False
+        async with asyncio.timeout(20):
+            while await one.engine.list():
+                await asyncio.sleep(0.005)
+        assert [info.session for info in await two.engine.list()] == ["s"]
+        assert (await one.engine.stats()).pages_leased == 0
 
 
 async def test_a_session_is_attached_where_it_is(letters: Path) -> None:

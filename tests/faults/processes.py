@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -21,12 +22,17 @@ ROOT = Path(__file__).parents[2]
 READY_S = 120
 
 
+CONTINUO = "realtime.server.cli"
+
+
 class Process:
     """`continuo COMMAND …`, and what it prints."""
 
-    def __init__(self, *arguments: str, env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: dict[str, str] | None = None, module: str = CONTINUO
+    ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "realtime.server.cli", *arguments],
+            [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {})},
             stdout=subprocess.PIPE,
@@ -48,6 +54,15 @@ class Process:
                 return found[1]
         raise AssertionError(f"it ended with {self._process.wait()}:\n{self.printed}")
 
+    def read_on(self) -> None:
+        """What it prints from now on, so that it need not wait for a reader."""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.printed += line
+
     def children(self) -> list[int]:
         """Of an engine or `serve`: the process with the model."""
         tasks = Path(f"/proc/{self.pid}/task")
@@ -56,6 +71,10 @@ class Process:
 
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._process.poll() is not None
 
     async def ended(self, within_s: float = 60) -> int:
         async with asyncio.timeout(within_s):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from engine import peer
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.protocol import core
@@ -61,3 +62,26 @@ async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
     while await alone.engine.list():
         await asyncio.sleep(0)
     assert (await alone.engine.stats()).active_turns == 0
+
+
+async def test_nobody_waits_for_an_engine_that_is_not_there(
+    alone: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is not answered is not begun either; what had begun goes on when it is back."""
+    monkeypatch.setattr(peer, "AWAY_S", 0.05)
+    await alone.respond(None)
+    await alone.ears.until(core.TextDelta)
+    alone.bench.kill()
+    while alone.engine.expected:
+        await asyncio.sleep(0.01)
+    with pytest.raises(Refusal, match="try again") as caught:
+        await alone.respond(6, apart=True)
+    assert (caught.value.code, caught.value.kind) == ("engine_unavailable", "server_error")
+    assert caught.value.retry_after_s
+    alone.bench.may_launch.set()
+    while not alone.engine.up:
+        await asyncio.sleep(0)
+    await alone.session.do(core.Cancel())
+    await alone.ended()
+    await alone.turn()
+    await alone.session.close()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from engine import peer
 from realtime.limits import Limits
 from realtime.server.settings import Settings
 from realtime.store import Store, open_store
@@ -375,3 +376,20 @@ async def test_a_chat_with_tools(running: Running) -> None:
 async def test_bad_chats(running: Running, body: Event, code: str, param: str) -> None:
     status, answer = await ask(running, "POST", "/v1/chat/completions", body)
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param)
+
+
+async def test_nothing_is_begun_without_an_engine(
+    running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "AWAY_S", 0.05)
+    bench.may_launch.clear()
+    bench.kill()
+    while bench.engine.expected:
+        await asyncio.sleep(0.01)
+    asked = {"model": "demo", "input": "hello", "max_output_tokens": 4}
+    status, refused = await ask(running, "POST", "/v1/responses", asked)
+    assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
+    bench.may_launch.set()
+    while not bench.engine.up:
+        await asyncio.sleep(0)
+    await post(running, input="hello")

@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import os
 import shutil
 import signal
 import socket
@@ -23,11 +24,18 @@ needs_redis = pytest.mark.skipif(
 class RedisProcess:
     """May be stopped and started again over the same files."""
 
-    def __init__(self, folder: Path, *options: str, config: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *options: str,
+        config: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.port = free_port()
         self._options = options
+        self._env = {**os.environ, **(env or {})}
         self._config = [] if config is None else [str(config)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -49,7 +57,8 @@ class RedisProcess:
         atexit.register(self.kill)  # whatever becomes of its test
         options = ("--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder))
         quiet = ("--save", "", "--logfile", str(self.folder / "log"), "--daemonize", "no")
-        self._process = subprocess.Popen([PROGRAM, *self._config, *options, *quiet, *self._options])
+        command = [PROGRAM, *self._config, *options, *quiet, *self._options]
+        self._process = subprocess.Popen(command, env=self._env)
 
     async def _answering(self) -> None:
         """Loaded, too."""

@@ -1,0 +1,78 @@
+"""Child: the engine's process but for its device. Knows no torch.
+
+Its one argument, START (JSON), names the descriptors the process was given: a connected socket to
+its parent, who is a front too, and perhaps a listening one for fronts elsewhere. When the parent
+hangs up, or dies, this process ends; other fronts come and go.
+"""
+
+import asyncio
+import functools
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import uvloop
+
+from engine.batch import Runner
+from engine.config import EngineConfig, Start
+from engine.errors import EngineError
+from engine.link import Link
+from engine.listening import listen
+from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready
+from engine.parts import assemble
+from engine.text import Text
+
+Wire = Link[AnyEvent, AnyCommand]
+Build = Callable[[EngineConfig, Callable[[str, float], None]], tuple[Runner[Any], Ready]]
+"""Makes the device, on a thread, and says how far it is. Raises EngineError."""
+
+
+def main(build: Build) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever tells us all means our parent
+        signal.signal(number, signal.SIG_IGN)
+    start = msgspec.json.decode(sys.argv[1], type=Start)
+    uvloop.run(_serve(start, build))
+    logging.shutdown()
+    os._exit(0)  # nothing here outlives the process: device libraries need not be torn down
+
+
+async def _serve(start: Start, build: Build) -> None:
+    config = start.engine
+    early: list[AnyCommand] = []
+    lost = asyncio.Event()
+    link: Wire = Link(msgspec.msgpack.Decoder(list[AnyCommand]), early.extend, lost.set)
+    here = asyncio.get_running_loop()
+    await here.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
+
+    def progress(what: str, fraction: float) -> None:
+        here.call_soon_threadsafe(link.send, Loading(what, fraction))
+
+    try:
+        runner, ready = await asyncio.to_thread(build, config, progress)
+        text = Text(ready.folder)
+    except EngineError as error:
+        link.send(LoadFailed(error.message))
+        link.close()
+        return
+    parts = assemble(runner, text, config)
+    fronts = parts.fronts
+    gc.collect()
+    gc.freeze()  # what was loaded stays: the collector need not walk it again and again
+    parent = fronts.join(link.send_now)
+    link.on_messages = functools.partial(fronts.receive, parent)
+    link.send(ready)
+    fronts.receive(parent, early)
+    if start.listening is not None:
+        await listen(start.listening, fronts, ready)
+    running = asyncio.create_task(parts.run())
+    gone = asyncio.create_task(lost.wait())
+    await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+    parts.loop.stop()
+    await running

@@ -1,0 +1,43 @@
+"""python -m tests.support.digest_boot START: the engine's process, on the device of digests.
+
+A model is a folder with a tokenizer.
+
+All of it is real but the device: it is started again, waited for, stopped and killed like one with
+a model, and is there within a second.
+"""
+
+import secrets
+from collections.abc import Callable
+
+from engine import child
+from engine.batch import Geometry
+from engine.config import EngineConfig
+from engine.messages import Ready
+from tests.support.digest_runner import VOCABULARY, DigestRunner
+
+STEP_S = 0.002
+"""An answer gives a fault time to happen."""
+GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY, 64, 0, 0)
+
+
+def _build(
+    config: EngineConfig, progress: Callable[[str, float], None]
+) -> tuple[DigestRunner, Ready]:
+    runner = DigestRunner(GEOMETRY, step_s=STEP_S)
+    return runner, Ready(
+        folder=config.model,
+        model="digests",
+        architecture="Digests",
+        max_model_len=GEOMETRY.max_model_len,
+        vocab_size=GEOMETRY.vocab_size,
+        pages=GEOMETRY.pages,
+        page_size=GEOMETRY.page_size,
+        device="none",
+        dtype="-",
+        load_s=0.0,
+        incarnation=secrets.token_hex(8),
+    )
+
+
+if __name__ == "__main__":
+    child.main(_build)
