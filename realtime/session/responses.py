@@ -13,7 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,6 +38,7 @@ from realtime.session.window import Window
 from realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class _Origin(msgspec.Struct, frozen=True):
@@ -73,6 +74,7 @@ class Responses:
         self._makings: dict[str, Making] = {}
         self._connections: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._laying = asyncio.Lock()
 
     async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
         """Returns when it has begun. Raises Refusal; then nothing has changed."""
@@ -194,9 +196,17 @@ class Responses:
         chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))
         chars += chars_of_head(ask.settings)
         stored = ask.previous is not None and origin.point is None
-        if stored or chars > self.limits.off_loop_chars:
-            return await asyncio.to_thread(make)
-        return make()
+        return await self._laid(make, apart=stored or chars > self.limits.off_loop_chars)
+
+    async def _laid(self, work: Callable[[], T], *, apart: bool) -> T:
+        """What takes a millisecond or so is done on the event loop, but one in a round of it: a
+        client may ask for many at once. What takes longer is done `apart`, on a thread."""
+        if apart:
+            return await asyncio.to_thread(work)
+        async with self._laying:
+            done = work()
+            await asyncio.sleep(0)
+        return done
 
     # ------------------------------------------------------------ while it is made
 
@@ -232,9 +242,8 @@ class Responses:
         def settle() -> Conversation:
             return before.open(answer.id).settle(answer.id, answer.items, sampled)
 
-        if chars_of_head(making.ask.settings) > self.limits.off_loop_chars:
-            return await asyncio.to_thread(settle)
-        return settle()
+        large = chars_of_head(making.ask.settings) > self.limits.off_loop_chars
+        return await self._laid(settle, apart=large)
 
     def _settle(self, making: Making, made: Conversation, answer: core.Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""

@@ -3,9 +3,8 @@
 from typing import Any
 
 from tests.fuzz.corpus import SAMPLING, TOOL
+from tests.fuzz.doors import KNOWN
 
-KNOWN = "resp_known"
-"""Stands for the id of a response that was made a moment ago."""
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 3}},
@@ -23,13 +22,13 @@ ITEMS: list[dict[str, Any]] = [
     {"type": "function_call_output", "call_id": "c", "output": [{"type": "text", "text": "1"}]},
 ]
 ASKED: dict[str, Any] = {
-    "model": "test",
+    "model": "demo",
     "input": ITEMS,
     "instructions": "Say yes.",
     "tools": [TOOL, {"type": "web_search"}],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
-    "store": False,
+    "store": True,
     "max_output_tokens": 3,
     "metadata": {"topic": "greeting"},
     "text": {"format": {"type": "text"}, "verbosity": "low"},
@@ -47,12 +46,12 @@ FORMED: dict[str, Any] = {
 CALLED: dict[str, Any] = {**SHORT, "tools": [TOOL], "tool_choice": NAMED}
 REFERRING: dict[str, Any] = {**ON, "input": [{"type": "item_reference", "id": "msg_a"}]}
 BODIES: tuple[dict[str, Any], ...] = (
-    ASKED,
     SHORT,
     ON,
+    ASKED,
+    REFERRING,
     FORMED,
     CALLED,
-    REFERRING,
     {**ASKED, "stream": True},
     {**ON, "stream": True},
     {**FORMED, "stream": True},
@@ -88,11 +87,11 @@ MESSAGES: list[dict[str, Any]] = [
     {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
 ]
 CHAT: dict[str, Any] = {
-    "model": "test",
+    "model": "demo",
     "messages": MESSAGES,
     "tools": [{"type": "function", "function": TOOL}, {"type": "custom"}],
     "tool_choice": "auto",
-    "parallel_tool_calls": False,
+    "parallel_tool_calls": True,
     "max_completion_tokens": 3,
     "response_format": {"type": "text"},
     "n": 1,

@@ -1,11 +1,15 @@
 """Where spoilt frames are thrown: each door makes its own, and sees how they are taken."""
 
 import random
+import re
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Protocol
 
 Thrown = str | bytes
+KNOWN = "resp_known"
+"""Stands for the id of a response that was made a moment ago."""
+_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 
 
 class Door(Protocol):
@@ -32,6 +36,16 @@ class Tally:
         self.responses: deque[str] = deque(maxlen=8)
         """Ids of those made last."""
         self._markers = 0
+
+    def remember(self, said: bytes) -> None:
+        """The response it is about, if it says so at once."""
+        found = _ID.search(said[:200])
+        if found and found[1].decode() not in self.responses:
+            self.responses.append(found[1].decode())
+
+    def known(self, text: str) -> str:
+        """With an id that is known in the place of KNOWN."""
+        return text.replace(KNOWN, self.responses[-1]) if self.responses else text
 
     def marker(self) -> str:
         self._markers += 1

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tests.fuzz import mutate
-from tests.fuzz.corpus_responses import KNOWN
 from tests.fuzz.doors import Tally, Thrown
 
 ANSWER_S = 60.0
@@ -36,9 +35,8 @@ class Posts:
         return [mutate.event(source, self._corpus) for _ in range(source.randrange(1, 20))]
 
     def packed(self, thrown: Sequence[Thrown]) -> list[bytes]:
-        known = self._tally.responses[-1] if self._tally.responses else KNOWN
         return [
-            self._request(each.replace(KNOWN, known).encode(errors="replace"))
+            self._request(self._tally.known(each).encode(errors="replace"))
             for each in thrown
             if isinstance(each, str)
         ]
@@ -55,6 +53,7 @@ class Posts:
                 writer.write(request)
                 answer = await asyncio.wait_for(_answer(reader), ANSWER_S)
                 self._tally.codes[answer.status] += 1
+                self._tally.remember(answer.body)
                 wrong = wrong or judged(answer)
             if odd:
                 writer.write(packed[-1])

@@ -3,18 +3,16 @@
 import asyncio
 import json
 import random
-import re
 from collections.abc import Sequence
 
 from tests.fuzz import mutate
-from tests.fuzz.corpus_responses import EVENTS, KNOWN
+from tests.fuzz.corpus_responses import EVENTS
 from tests.fuzz.doors import Tally, Thrown
 from tests.support.frames import CLOSE, TEXT, Peer, frame
 
 CODES = {1007, 1009}
 """Too many frames that are no JSON, over-long."""
 ENDS = {"response.completed", "response.incomplete", "response.failed", "error"}
-_ID = re.compile(rb'"id":"(resp_[0-9a-f]+)"')
 
 
 class Lanes:
@@ -29,8 +27,7 @@ class Lanes:
         return [mutate.event(source, EVENTS) for _ in range(source.randrange(1, 60))]
 
     def packed(self, thrown: Sequence[Thrown]) -> list[bytes]:
-        known = self._tally.responses[-1] if self._tally.responses else KNOWN
-        return [frame(each.replace(KNOWN, known)) for each in thrown if isinstance(each, str)]
+        return [frame(self._tally.known(each)) for each in thrown if isinstance(each, str)]
 
     async def throw(self, packed: Sequence[bytes], odd: bool) -> str | None:
         peer = await Peer.connect(self._port, path="/v1/responses")
@@ -53,8 +50,7 @@ class Lanes:
                     return None if code in CODES else f"closed with {code}"
                 if b'"server_error"' in got.payload:
                     return f"a fault of the server: {got.payload[:2000]!r}"
-                if found := _ID.search(got.payload[:200]):
-                    self._remember(found[1].decode())
+                self._tally.remember(got.payload)
                 about = got.opcode == TEXT and marker.encode() in got.payload
                 if about and json.loads(got.payload)["type"] in ENDS:
                     return None
@@ -63,7 +59,3 @@ class Lanes:
         except ConnectionError as error:
             return f"reset: {error}"
         return "ended without a close frame"
-
-    def _remember(self, id: str) -> None:
-        if id not in self._tally.responses:
-            self._tally.responses.append(id)

@@ -1,5 +1,6 @@
 """Twenty thousand frames, and the ones made to hurt."""
 
+import json
 import os
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,6 +8,7 @@ from typing import NamedTuple
 import pytest
 
 from tests.fuzz import hostile
+from tests.fuzz.corpus_responses import BODIES, CHATS
 from tests.fuzz.doors import Door
 from tests.fuzz.fuzzer import Found, Fuzzer, shrink
 from tests.realtime.served import Running
@@ -29,6 +31,19 @@ async def test_spoilt_frames(server: Running) -> None:
             if found is not None:
                 raise AssertionError(told(await shrink(fuzzer, found)))
             seed += 1
+
+
+async def test_what_is_spoilt_was_good(server: Running) -> None:
+    """Else nothing would be seen of what comes after a refusal. The model here cannot be made to
+    call a tool."""
+    with Fuzzer(server.port) as fuzzer:
+        for door, corpus in ((fuzzer.responses, BODIES), (fuzzer.chats, CHATS)):
+            for body in corpus:
+                if isinstance(body.get("tool_choice"), dict):
+                    continue
+                found = await fuzzer.throw(door, [json.dumps(body)], seed=0)
+                assert found is None, told(found)
+        assert set(fuzzer.tally.codes) == {200}
 
 
 class Way(NamedTuple):
