@@ -62,6 +62,7 @@ class Front:
         self.say = say
         self.hang_up = hang_up
         """None: whoever is at the other end of it is there as long as the link is."""
+        self.name = ""
         self.heard_s = 0.0
         """When it last said something."""
 
@@ -138,6 +139,17 @@ class Fronts:
             here.call_later(config.detach_grace_s, self._pause, orphans)
             here.call_later(config.detach_keep_s, self._close, orphans)
 
+    def _knows(self, front: Front, name: str) -> None:
+        """Who is here by a new link is so by that alone, though the loss of the one before has not
+        been heard of yet."""
+        if not name or front.name == name:
+            return
+        front.name = name
+        for before in [other for other in self.all if other.name == name and other is not front]:
+            self.leave(before)
+            if before.hang_up is not None:
+                before.hang_up()
+
     def drop_silent(self, for_s: float) -> None:
         """Hangs up on fronts elsewhere that have not said anything for so long."""
         since_s = self._clock() - for_s
@@ -163,6 +175,7 @@ class Fronts:
         made = None
         match command:
             case Ping():
+                self._knows(front, command.front)
                 front.say([Pong(self._load())])
                 return
             case Locate():
@@ -219,7 +232,7 @@ class Fronts:
         if fence < hold.fence or (fence == hold.fence and hold.front not in (None, front)):
             raise _stale(session, fence, hold)
         if hold.front is not None and hold.front is not front:
-            hold.front.say([Superseded(session)])
+            hold.front.say([Superseded(session, fence)])
         hold.front, hold.fence = front, fence
         return None
 

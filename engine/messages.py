@@ -165,6 +165,10 @@ class Stats(Command, frozen=True):
 class Ping(Command, frozen=True):
     """Answered at once by a Pong, whatever the device does."""
 
+    front: str = ""
+    """Who asks, the same over all its links: of two of them the one before is lost. Empty: not
+    told."""
+
 
 class Locate(Command, frozen=True):
     """Answered at once: Done if the session is here, whoever holds it."""
@@ -344,6 +348,8 @@ class Superseded(msgspec.Struct, frozen=True, tag=True):
     """Another front holds the session now; this one hears no more of it."""
 
     session: str
+    fence: int
+    """Of the other: who has taken it back since has a higher one."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag=True):

@@ -38,6 +38,8 @@ HUNG_S = 60.0
 RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 """Before each attempt to start a child again; after the last one it is gone for good."""
 REDIAL_S_MAX = 2.0
+READY_S = 10.0
+"""From being connected to an engine elsewhere, which is loaded, until it says so."""
 DIAL_S = 3.0
 """To reach one address."""
 
@@ -70,6 +72,11 @@ class Security(msgspec.Struct, frozen=True):
 
 class Listener(Protocol):
     """Told what a peer does."""
+
+    @property
+    def name(self) -> str:
+        """Of the front."""
+        ...
 
     def on_events(self, peer: "Peer", events: list[AnyEvent]) -> None: ...
     def on_ready(self, ready: Ready) -> None:
@@ -167,12 +174,14 @@ class Peer:
         sock = await self._launch()
         hostname = security.hostname if security and tls else None
         await here.create_connection(lambda: link, sock=sock, ssl=tls, server_hostname=hostname)
-        ready = await self._becoming
         try:
+            async with asyncio.timeout(READY_S if security else None):
+                ready = await self._becoming
             self._listener.on_ready(ready)
-        except LinkRefused:
+        except (LinkRefused, TimeoutError):
             link.abort()
             raise
+        link.send(Ping(0, self._listener.name))
         self.ready = ready
         self.life += 1
         self.up = True
@@ -185,7 +194,7 @@ class Peer:
             return
         if late:
             self._heard_s = time.monotonic()
-        self.send([Ping(0)])
+        self.send([Ping(0, self._listener.name)])
         if self.silent_s > HUNG_S:
             self.hang_up(f"it has said nothing for {HUNG_S:.0f} s")
 

@@ -7,6 +7,7 @@ the first that is. Wherever it goes next it is attached first, from its log.
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import Callable
 
@@ -69,17 +70,20 @@ class Place:
 class Pending:
     """A command that is not answered. `peer` is None while nobody is there to take it."""
 
-    __slots__ = ("command", "life", "peer", "reply")
+    __slots__ = ("command", "life", "peer", "place", "reply")
 
     def __init__(self, command: AnyCommand) -> None:
         self.command = command
         self.reply: asyncio.Future[Done] = asyncio.get_running_loop().create_future()
         self.peer: Peer | None = None
+        self.place: Place | None = None
+        """Where its session was when it was sent."""
         self.life = 0
 
 
 class Routing:
     def __init__(self) -> None:
+        self.name = secrets.token_hex(8)
         self.peers: list[Peer] = []
         self.turns: dict[tuple[str, str], Turn] = {}
         self.mirror = Mirror()
@@ -203,6 +207,8 @@ class Routing:
         pending.life = peer.life
         try:
             self._send(peer, command)
+            if isinstance(command, Close):
+                pending.place = self._places.get(command.session)
         except EngineError as error:
             self._answer(command.n, error)
 
@@ -303,7 +309,7 @@ class Routing:
                     if turn := self.turns.get((event.session, event.turn)):
                         turn.put(event)
             case TurnEnded():
-                if self._is_at(event.session, peer):
+                if self._is_at(event.session, peer) and self._has_heard(event):
                     self.mirror.ended(event)
                     if turn := self.turns.pop((event.session, event.turn), None):
                         turn.put(event)
@@ -316,9 +322,16 @@ class Routing:
                     self._forget(event.session)
                     self.on_expired(event.session)
             case Superseded():
-                self._superseded(event.session)
+                if self.fence_of(event.session) < event.fence:
+                    self._superseded(event.session)
             case Ready() | Loading() | LoadFailed() | Pong():
                 pass
+
+    def _has_heard(self, ended: TurnEnded) -> bool:
+        """Whether all that the turn has said has come. If not, we are just taking it over from
+        another front: then both are told again."""
+        turn = self.turns.get((ended.session, ended.turn))
+        return turn is None or turn.said == ended.output_tokens
 
     def on_ready(self, ready: Ready) -> None:
         """All engines of a front serve the same model: its sessions move between them."""
@@ -406,7 +419,9 @@ class Routing:
         assert peer.ready is not None
         self.mirror.done(pending.command, done, peer.ready.max_model_len)
         if isinstance(pending.command, Close):
-            self._places.pop(pending.command.session, None)
+            session = pending.command.session
+            if self._places.get(session) is pending.place:  # else it was taken up again since
+                self._places.pop(session, None)
         self._answer(done.n, done)
 
     def _refused(self, refused: Refused) -> None:

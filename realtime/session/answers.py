@@ -110,7 +110,7 @@ class Answers:
         )
         answering = self._answering(answer, own=ask.apart or context is not None)
         accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._start(answering, self._run(answering, prompt, None, accepted))
+        running = self._start(answering, self._run(answering, prompt, None, accepted))
         asked = Asked(
             settings=None if ask.settings == self._history.settings else ask.settings,
             metadata=ask.metadata,
@@ -122,6 +122,10 @@ class Answers:
         assert seed is not None, "a prompt has one"
         try:
             await self._history.begin(answer, asked, seed, prompt.length, once)
+        except StoreError:
+            accepted.set_result(False)
+            await asyncio.wait([running])  # before anything else is asked of the same strand
+            raise
         except BaseException:
             accepted.set_result(False)
             raise
@@ -164,10 +168,13 @@ class Answers:
         else:
             self._main = answering
 
-    def _start(self, answering: Answering, run: Coroutine[None, None, None]) -> None:
+    def _start(
+        self, answering: Answering, run: Coroutine[None, None, None]
+    ) -> "asyncio.Task[None]":
         task = asyncio.create_task(run, name=answering.answer.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _prompt(
         self,

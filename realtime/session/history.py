@@ -143,12 +143,15 @@ class History:
                     raise _too_long(old, new, window.limit, param)
                 draft = self.draft if draft is None else draft
                 words = self._words_of(draft)
-                told = tells(new, new.rewound(old))
+                rewind = new.rewound(old)
+                told = tells(new, rewind)
                 whole = self._whole(new, words, settings or self.settings, told)
                 news = News(state=settings is not None, once=once)
                 await self._write_and_push(whole, news, (new, draft) if push() else None)
                 if self.conversation is not old:  # an answer being made has shown an item
                     new = window.fitted(edit(self.conversation))
+                    told = tells(new, rewind)
+                    self.ledger.retell(self.transcript.next)
                 self.conversation, self.window = new, window
                 self.draft, self._words = draft, words
                 self.settings = settings or self.settings

@@ -90,6 +90,14 @@ class Ledger:
             return
         if news.end is not None:
             self._ends.append(news.end)
+        try:
+            await self._write_or_give(whole, news)
+        except BaseException:
+            if news.begin is not None:  # it may have been begun all the same
+                self._ends.append(news.begin.id)
+            raise
+
+    async def _write_or_give(self, whole: Whole, news: News) -> None:
         if self._lost or self._told < whole.first:
             await self._give_again(whole)
         try:
@@ -103,7 +111,7 @@ class Ledger:
         at = common_prefix(self._sure, whole.pieces)
         moved = not at == len(self._sure) == len(whole.pieces)
         first = min(self._told, whole.next)
-        fresh = tuple(whole.events(first))
+        fresh = tuple(whole.events(first)) if first < whole.next else ()
         change = Change(
             at=at if moved else None,
             entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
@@ -147,6 +155,10 @@ class Ledger:
 
     def _state(self, whole: Whole) -> bytes:
         return pack_state(State(settings=whole.settings, first=self.base))
+
+    def retell(self, number: int) -> None:
+        """The records from this number on are written again, with the next write."""
+        self._told = min(self._told, number)
 
     async def repeated(self, once: Once) -> bytes | None:
         """What came of this request, if it was done before. Raises Conflict, StoreError."""

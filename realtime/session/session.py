@@ -220,17 +220,23 @@ class Session:
                 await self._do(ask)
         except EngineError as error:
             if isinstance(error, EngineLost):
-                self._history.strand.forget()
+                self._forget_strand()
             if isinstance(error, OtherFront):
                 self.on_replaced()
             raise refusal_of(error) from error
         except StoreError as error:
             raise self._refused(error) from error
         except TimeoutError:
-            self._history.strand.forget()
+            self._forget_strand()
             raise no_answer(self._limits.ask_s_max) from None
         finally:
             self._once = None
+
+    def _forget_strand(self) -> None:
+        """It is not known what the engine has done. While an answer is being made nothing else is
+        asked of it."""
+        if self._answers.main is None:
+            self._history.strand.forget()
 
     async def status(self) -> Status:
         """How it is. Raises Refusal."""
@@ -448,11 +454,11 @@ class Session:
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
-        state, _ = step(self._state, event)
+        step(self._state, event)
         await vet(ask.settings, self.conversation.template, "response.")
         with self._allowance.request():
             answer_id = await self._answers.begin(ask, self._once)
-        self._state = state
+        self._state, _ = step(self._state, event)  # another one may have ended meanwhile
         self._done(answer_id)
 
     async def _cancel(self, answer_id: str | None) -> None:

@@ -3,7 +3,7 @@ fewest tokens: rewinds to the first that differs, appends what follows."""
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -52,7 +52,7 @@ class Door(Protocol):
     async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int: ...
     async def rewind(self, session: str, to: int) -> int: ...
     async def fork(
-        self, session: str, at: int | None = None, *, child: str | None = None
+        self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str: ...
     async def info(self, session: str) -> SessionInfo: ...
     async def look(self, session: str) -> SessionInfo | None: ...
@@ -118,7 +118,7 @@ class Strand:
     ) -> Synced:
         """The engine's log becomes the ids of `spans` and `tail`, and behind them `draft` (None: as
         it is). Raises EngineError."""
-        async with self._lock:
+        async with self._sure():
             try:
                 return await self._sync(tuple(spans), list(tail), draft)
             except UnknownSession:
@@ -126,9 +126,19 @@ class Strand:
                 self._spans = None
                 return await self._sync(tuple(spans), list(tail), draft)
 
+    @contextlib.asynccontextmanager
+    async def _sure(self) -> AsyncGenerator[None]:
+        """One call at a time. Of one that was cancelled the engine may still do the rest."""
+        async with self._lock:
+            try:
+                yield
+            except asyncio.CancelledError:
+                self.forget()
+                raise
+
     def beside(self, session: str) -> "Strand":
         """Another one that begins with what both have in common."""
-        return Strand(self._door, session, scope=self._scope, parent=self)
+        return Strand(self._door, session, scope=self._scope, parent=self, fence=self._fence)
 
     def fenced(self, fence: int) -> None:
         """The right to it may be a new one."""
@@ -175,7 +185,7 @@ class Strand:
         """The engine's log becomes the ids of `spans` and `header`, and a turn starts there. Both
         are said to the engine at once, so that nothing of the prompt is prefilled in between: the
         turn finds in KV what was there before. Raises EngineError."""
-        async with self._lock:
+        async with self._sure():
             try:
                 return await self._answer(tuple(spans), list(header), sampling, turn)
             except UnknownSession:
@@ -261,38 +271,35 @@ class Strand:
     ) -> tuple[tuple[Span, ...], list[int]]:
         await self._drop_left()
         parent, self._parent = self._parent, None
-        try:
-            if parent is not None:
-                lent = await parent.lend(self.session, wanted, tail)
-                if lent is not None:
-                    return lent
-            if self._attaches:
-                self._attaches = False
-                await self._attach(wanted, tail)
-                return tuple(wanted), list(tail)
-            await self._door.open(self.session, cache_scope=self._scope, fence=self._fence)
-        except asyncio.CancelledError:
-            self.forget()  # the engine may have it open
-            raise
+        if parent is not None:
+            lent = await parent.lend(self.session, wanted, tail, self._fence)
+            if lent is not None:
+                return lent
+        if self._attaches:
+            self._attaches = False
+            await self._attach(wanted, tail)
+            return tuple(wanted), list(tail)
+        await self._door.open(self.session, cache_scope=self._scope, fence=self._fence)
         return (), []
 
     async def lend(
-        self, child: str, wanted: Sequence[Span], tail: Sequence[int]
+        self, child: str, wanted: Sequence[Span], tail: Sequence[int], fence: int
     ) -> tuple[tuple[Span, ...], list[int]] | None:
-        """Forks as much of the log as the child wants; gives its spans and what is behind them.
-        None: nothing. A turn that runs goes on meanwhile."""
+        """Forks as much of the log as the child wants, whose fence this is; gives its spans and
+        what is behind them. None: nothing. A turn that runs goes on meanwhile."""
         async with self._lock:
-            if self._spans is None:
+            spans = self._spans
+            if spans is None:
                 return None
-            same, old, _, keep = self._compare(self._spans, wanted, tail)
+            same, old, _, keep = self._compare(spans, wanted, tail)
             at = self.length - len(old) + keep
             if at == 0:
                 return None
             try:
-                await self._door.fork(self.session, at, child=child)
+                await self._door.fork(self.session, at, child=child, fence=fence)
             except UnknownSession:
                 return None
-            return self._spans[:same], old[:keep]
+            return spans[:same], old[:keep]
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
         """`final`: what was a draft may have become this; what both begin with keeps its KV."""

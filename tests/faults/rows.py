@@ -1,6 +1,16 @@
 """All rows, in the order of their ids."""
 
-from tests.faults import appends, clocks, deaths, draining, kv, peers, resuming, stores
+from tests.faults import (
+    appends,
+    clocks,
+    deaths,
+    draining,
+    kv,
+    peers,
+    resuming,
+    simulated,
+    stores,
+)
 
 _ALL = (
     *appends.ROWS,
@@ -10,6 +20,7 @@ _ALL = (
     *kv.ROWS,
     *peers.ROWS,
     *resuming.ROWS,
+    *simulated.ROWS,
     *stores.ROWS,
 )
 ROWS = {row.id: row for row in sorted(_ALL, key=lambda row: int(row.id[1:]))}

@@ -172,6 +172,7 @@ async def test_who_may_come_back(registry: Registry, token: str, tenant: str) ->
 
 
 async def test_an_answer_pauses_and_goes_on(bench: Bench) -> None:
+    bench.runner.step_s = 0.005
     registry = await registry_of(bench, Limits(detach_grace_s=0))
     client = Client(registry)
     client.connect()

@@ -34,7 +34,7 @@ it('says that the model failed, and keeps the words that came and those that are
   await visit.field.fill('typed meanwhile');
   breakable.signal('SIGUSR1');
   await unanswered.getByText('The model failed while it answered.').waitFor();
-  expect((await visit.wire.done(1)).at(-1)?.response.status).toBe('failed');
+  expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('failed');
   expect(await visit.page.locator('.message.cut .ending').innerText()).toBe('broke off');
   expect(await serious(visit)).toEqual([]);
   const came = deltas().join('');
@@ -52,13 +52,11 @@ it('says that the model failed, and keeps the words that came and those that are
   expect(await visit.said()).toEqual(['Hello?']);
   breakable.signal('SIGUSR2');
   await visit.limit(60);
-  await visit.wire.done(2);
   const before = deltas().length;
   await unanswered.getByRole('button', { name: 'Try again' }).click();
   await visit.page.locator('.message.assistant').waitFor();
   await visit.finished();
   expect(await unanswered.count()).toBe(0);
-  await visit.wire.done(3);
   const ending = visit.page.locator('.message.cut .ending');
   expect(await ending.innerText()).toBe('ends here: no longer answer is allowed');
   expect(await visit.said()).toEqual(['Hello?', deltas().slice(before).join('')]);
@@ -79,10 +77,9 @@ it('says that the engine died, and goes on where it was when another one is ther
   breakable.signal('SIGUSR2');
   await words.waitFor({ state: 'detached' });
   await visit.finished();
-  const [done] = await visit.wire.done(1);
   const deltas = visit.wire.heard('response.output_text.delta').map(({ delta }) => delta);
   expect(await visit.said()).toEqual(['Hello?', deltas.join('')]);
-  expect(done?.response.usage?.output_tokens).toBe(250);
+  expect(visit.wire.heard('response.done').at(-1)?.response.usage?.output_tokens).toBe(250);
   expect(visit.wire.asked('response.create')).toHaveLength(1);
   expect(await visit.field.inputValue()).toBe('typed meanwhile');
   expect(visit.complaints).toEqual([]);

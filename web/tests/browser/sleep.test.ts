@@ -37,7 +37,7 @@ it.each([
   // Who wakes up is told so by the browser, but not by CDP.
   await visit.page.evaluate(() => document.dispatchEvent(new Event('resume')));
   await visit.finished();
-  const [done] = await visit.wire.done(1);
+  const [done] = visit.wire.heard('response.done');
   expect(done?.response.output).toMatchObject([{ content: [{ text: (await visit.said())[1] }] }]);
   expect(done?.response.usage?.output_tokens).toBe(150);
   expect(await visit.field.inputValue()).toBe('typed before');

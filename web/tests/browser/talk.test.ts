@@ -52,6 +52,15 @@ it('stops at Escape, and goes on from there', async () => {
   expect(await visit.answers.first().innerText()).toBe(cut);
 });
 
+it('stops with its button, and says no more than was said then', async () => {
+  await visit.send(STORY);
+  await visit.under(20);
+  await visit.page.getByLabel('Stop (Escape)').click();
+  await visit.page.locator('.message.cut').getByText('stopped').waitFor();
+  await visit.finished();
+  expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('cancelled');
+});
+
 it('sends words while they are typed, and computes them before they are sent', async () => {
   const words = 'My name is Zorban and I live in Quiltown, which is a town.';
   await visit.field.pressSequentially(words, { delay: 5 });
@@ -60,9 +69,9 @@ it('sends words while they are typed, and computes them before they are sent', a
   await visit.field.press('Enter');
   await visit.page.locator('.message.assistant').waitFor();
   await visit.finished();
-  const usage = (await visit.wire.done(1)).at(-1)?.response.usage;
   const since = visit.wire.sent.slice(before).map(({ type }) => type);
   expect(since).toEqual(['input_text_buffer.commit', 'response.create']);
+  const usage = visit.wire.heard('response.done').at(-1)?.response.usage;
   expect((usage?.input_tokens ?? 0) - (usage?.input_token_details.cached_tokens ?? 0)).toBeLessThan(8);
 });
 
@@ -92,9 +101,10 @@ it('keeps a message that is not edited after all', async () => {
 it('answers again', async () => {
   await visit.say('What is 3 plus 4?');
   await visit.page.getByLabel('Answer again').click();
-  const again = (await visit.wire.done(2)).at(-1)?.response.output[0];
+  await expect.poll(() => visit.wire.heard('response.done').length).toBe(2);
   await visit.finished();
   expect(await visit.answers.count()).toBe(1);
+  const again = visit.wire.heard('response.done').at(-1)?.response.output[0];
   expect(await visit.page.locator('.message.assistant').getAttribute('data-id')).toBe(again?.id);
 });
 
@@ -180,7 +190,6 @@ it('begins a conversation with another model, and with the settings that were ch
   await visit.say('What is 2 plus 2?');
   await visit.page.reload();
   await visit.connected();
-  await expect.poll(() => visit.wire.resumed).toEqual(['exact']);
   expect(visit.wire.heard('session.updated').at(-1)?.session).toMatchObject(told);
   await visit.page.locator('.talks a').last().click();
   await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);

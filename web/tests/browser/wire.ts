@@ -1,7 +1,6 @@
 /** All that goes over the sockets of a page, in order, whichever connection it was. */
 
 import type { Page } from 'playwright-core';
-import { expect } from 'vitest';
 import type { ClientEvent, ServerEvent, ServerEventOf, ServerEventType } from '../../src/client/index.js';
 
 export class Wire {
@@ -23,12 +22,6 @@ export class Wire {
 
   heard<T extends ServerEventType>(type: T): ServerEventOf<T>[] {
     return this.received.filter((event): event is ServerEventOf<T> => event.type === type);
-  }
-
-  /** The ends of so many answers, when there are as many: the page may know of the last before us. */
-  async done(count: number): Promise<ServerEventOf<'response.done'>[]> {
-    await expect.poll(() => this.heard('response.done').length).toBe(count);
-    return this.heard('response.done');
   }
 
   /** How each connection after the first was taken up. */

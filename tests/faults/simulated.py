@@ -1,0 +1,36 @@
+"""F39: engines, gateways, a store and people on virtual time, with all that may befall them."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+
+from tests.faults.row import Row
+from tests.realtime.conftest import chat_folder
+from tests.simulation.world import simulate
+
+
+@contextlib.asynccontextmanager
+async def model(folder: Path) -> AsyncIterator[str]:
+    yield str(chat_folder(folder))
+
+
+async def life(folder: str, chance: Random) -> None:
+    """Beside this event loop: it has one of its own."""
+    await asyncio.to_thread(simulate, chance, folder)
+
+
+ROWS = (
+    Row(
+        id="F39",
+        fault="simulated: gateways and engines killed, paused, cut off, half open; a store that is "
+        "away, late, loses calls; clients that drop and repeat",
+        passes="nothing acknowledged is lost or doubled, answers are those of a fresh prefill and "
+        "end once, one owner, no page left over, everything closes",
+        world=model,
+        trial=life,
+        full=10_000,
+        few=2,
+    ),
+)

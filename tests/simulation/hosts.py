@@ -1,0 +1,185 @@
+"""Engines and gateways as processes of the simulation: the product's own parts, put together as its
+command line does, on a device of digests."""
+
+import asyncio
+import socket
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from engine import Engine
+from engine.batch import Geometry
+from engine.cache import SessionAwareCache
+from engine.config import EngineConfig, Listening
+from engine.fronts import Fronts
+from engine.listening import listen
+from engine.loop import Flight, Loop
+from engine.messages import Ready
+from engine.metrics import Counters
+from engine.schedule import Scheduler
+from engine.sessions import Sessions
+from engine.text import StopWatch, Text
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.protocol.closing import CloseCode
+from realtime.session import Fork, Guest, Registry, Return
+from realtime.transport import Connection, SocketClosed
+from tests.simulation.network import End
+from tests.simulation.storage import Handle
+from tests.simulation.virtual import Process, VirtualLoop
+from tests.support.digest_runner import DigestRunner
+
+LIMITS = Limits(
+    resume_window_s=90.0, detach_grace_s=2.0, ask_s_max=8.0, close_s_max=2.0, session_s_max=900.0
+)
+CONFIG = EngineConfig(detach_grace_s=3.0, detach_keep_s=20.0)
+
+
+class Host(NamedTuple):
+    """Where processes run."""
+
+    loop: VirtualLoop
+    folder: str
+    text: Text
+    step_s: float
+    ahead: int
+    pages: int
+
+
+class _Here:
+    """The device's thread, without one."""
+
+    def submit(self, work: Any, *args: Any) -> Any:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, **options: Any) -> None:
+        pass
+
+
+class TimedLoop(Loop[Any]):
+    """A step takes its time, while commands come in."""
+
+    step_s = 0.0
+
+    async def _answer(self, flight: Flight) -> Any:
+        await asyncio.sleep(self.step_s)
+        return await super()._answer(flight)
+
+
+class EngineHost:
+    def __init__(self, host: Host, name: str, life: int) -> None:
+        self.name = name
+        self.process = Process(host.loop, name)
+        geometry = Geometry(host.pages, 4, 600, 97, 64, host.ahead, 0)
+        self.runner, counters = DigestRunner(geometry), Counters()
+        self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
+        scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)
+        self._loop = TimedLoop(self.runner, self.cache, scheduler, counters, audit_every_step=True)
+        self._loop.step_s = host.step_s
+        self._loop._device = _Here()  # type: ignore[assignment]
+        clock = lambda: host.loop.now + 1000.0  # noqa: E731
+        self.sessions = Sessions(
+            self.cache,
+            scheduler,
+            geometry,
+            counters,
+            watch=lambda stops: StopWatch(stops, host.text.detokenizer()),
+            grammars=host.text.grammars(geometry.vocab_size, self._loop.wake),
+            emit=self._loop.emit,
+            clock=clock,
+        )
+        self.fronts = Fronts(self._loop.tell, self.sessions.load, CONFIG, clock, host.folder)
+        self._ready = Ready(
+            folder=host.folder,
+            model="test",
+            architecture="Test",
+            max_model_len=geometry.max_model_len,
+            vocab_size=geometry.vocab_size,
+            pages=geometry.pages,
+            page_size=geometry.page_size,
+            device="none",
+            dtype="-",
+            load_s=0.0,
+            incarnation=f"{name}-{life}",
+        )
+        self.running = self.process.run(self._run(), name)
+
+    async def _run(self) -> None:
+        await listen(Listening(fd=socket.socket().detach()), self.fronts, self._ready)
+        await self._loop.run(self.sessions, self.fronts.send_all)
+
+    def check_empty(self) -> None:
+        """Nothing of a session is left in it."""
+        self.cache.audit()
+        pool, tree = self.cache.pool, self.cache.tree
+        load = self.sessions.load()
+        assert load.sessions == 0, f"{self.name} has {load.sessions} sessions left"
+        assert pool.free + tree.size == pool.total, "pages are left over"
+
+
+class GatewayHost:
+    def __init__(self, host: Host, name: str, life: int, store: Handle, engines: list[str]) -> None:
+        self.name = name
+        self.process = Process(host.loop, name)
+        self.registry: Registry | None = None
+        """None: it is not ready yet."""
+        self.stopping = asyncio.Event()
+        self._store = store
+        self._engines = engines
+        self.running = self.process.run(self._run(), name)
+
+    async def _run(self) -> None:
+        engine = Engine()
+        for name in self._engines:
+            engine.add(name, 1)
+        await engine.when_ready()
+        template = engine.text.template
+        assert template is not None
+        registry = Registry(engine, template, core.Settings(), LIMITS, self._store, b"s" * 32)
+        engine.on_superseded = registry.superseded
+        async with registry.running():
+            self.registry = registry
+            await self.stopping.wait()
+            self.registry = None
+        await engine.stop()
+
+    def accept(self, end: End, wish: Fork | Return | None) -> None:
+        """A client is there. Within the process."""
+        if self.registry is None:
+            end.close((CloseCode.TRY_LATER, "not ready"))
+            return
+        wire = Wire(end)
+        connection = Connection(wire, self.registry, LIMITS, "demo", Guest(), wish)
+        self.process.run(connection.run(), "connection")
+
+
+class Wire:
+    """The socket of a connection."""
+
+    def __init__(self, end: End) -> None:
+        self._end = end
+        self._frames: asyncio.Queue[str | None] = asyncio.Queue()
+        end.on_data = self._frames.put_nowait
+        end.on_lost = lambda why: self._frames.put_nowait(None)
+
+    async def recv(self) -> str | bytes:
+        frame = await self._frames.get()
+        if frame is None:
+            raise SocketClosed
+        return frame
+
+    async def send(self, frame: str | bytes) -> None:
+        if not self._end.open:
+            raise SocketClosed
+        self._end.send(frame)
+
+    def send_now(self, frame: bytes, binary: bool) -> bool:
+        self._end.send(frame.decode())
+        return self._end.open
+
+    async def close(self, code: CloseCode, reason: str) -> None:
+        self._end.close((code, reason))

@@ -1,0 +1,178 @@
+"""The store as a server of its own: the real tables, behind a network that delays calls, loses
+them, does them late, and in another order."""
+
+from collections.abc import Callable
+from contextvars import Context
+from random import Random
+from typing import Any
+
+from realtime.store import (
+    Card,
+    Change,
+    Kept,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    Snapshot,
+    StoreLost,
+    StoreUnavailable,
+    Written,
+    keys,
+)
+from realtime.store.sqlite_file import connect, transaction
+from realtime.store.sqlite_tables import Tables
+from tests.simulation.virtual import HERE, VirtualLoop
+
+_NOWHERE = Context()
+"""Of what happens in no process that may die."""
+
+
+class Storage:
+    """The server. `away`: it refuses; `asleep`: it does what it was asked when it wakes; `shaky`:
+    this share of calls, and of answers, is lost, or done seconds late."""
+
+    def __init__(self, loop: VirtualLoop, chance: Random, told: Callable[[str], None]) -> None:
+        self._db = connect(None, "normal")
+        self._loop = loop
+        self._chance = chance
+        self._told = told
+        self.tables = Tables(self._db, lambda: loop.now + 1_800_000_000.0)
+        self.away = False
+        self.asleep = False
+        self.shaky = 0.0
+        self._waiting: list[Callable[[], None]] = []
+        self._queues: dict[str, list[float]] = {}
+        """Of each gateway, when what it asks arrives at the earliest: behind what is late."""
+
+    def wake(self) -> None:
+        self.asleep = False
+        waiting, self._waiting = self._waiting, []
+        for act in waiting:
+            act()
+
+    def do(self, act: Callable[..., Any], *args: Any) -> Any:
+        """As the product's thread does it."""
+        with transaction(self._db):
+            self._db.execute("SAVEPOINT call")
+            try:
+                return act(*args)
+            except StoreLost:
+                raise
+            except Exception:
+                self._db.execute("ROLLBACK TO call")
+                raise
+            finally:
+                self._db.execute("RELEASE call")
+
+    async def ask(self, act: Callable[..., Any], *args: Any) -> Any:
+        """One call of a gateway. Raises StoreUnavailable where it hears nothing in time; then it is
+        not known what becomes of it."""
+        loop, chance, here = self._loop, self._chance, HERE.get()
+        assert here is not None, "a process asks"
+        heard = loop.create_future()
+
+        def hear(value: Any, error: Exception | None) -> None:
+            if not heard.done() and error is not None:
+                heard.set_exception(error)
+            elif not heard.done():
+                heard.set_result(value)
+
+        def refuse() -> None:
+            hear(None, StoreUnavailable("the store does not answer"))
+
+        def arrive() -> None:
+            if self.asleep:
+                self._waiting.append(arrive)
+                return
+            value, error = None, None
+            try:
+                value = self.do(act, *args)
+            except Exception as raised:
+                error = raised
+            self._told(f"{here.name} {act.__name__} {type(error).__name__}")
+            if chance.random() >= self.shaky:
+                loop.call_later(self._delay_s(), hear, value, error, context=here.context)
+
+        queue = self._queues.setdefault(here.name, [0.0])
+
+        timer = loop.call_later(keys.TIMEOUT_S, refuse, context=here.context)
+        if self.away:
+            loop.call_later(self._delay_s(), refuse, context=here.context)
+        elif (lost := chance.random() < self.shaky) and chance.random() < 0.5:
+            pass
+        else:
+            late_s = chance.uniform(0.1, 4.0) if lost else 0.0
+            at_s = max(queue[0], loop.now + late_s + self._delay_s())
+            queue[0] = at_s + 1e-6 if lost else queue[0]
+            loop.call_at(at_s, arrive, context=_NOWHERE)
+        try:
+            return await heard
+        finally:
+            timer.cancel()
+
+    def _delay_s(self) -> float:
+        return self._chance.uniform(0.0002, 0.004)
+
+
+class Handle:
+    """The store as one gateway has it. Calls are not in order among each other."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._tables = storage.tables
+        self._ask = storage.ask
+
+    @property
+    def epoch(self) -> str:
+        return self._tables.epoch
+
+    async def check(self) -> None:
+        await self._ask(self._tables.verify)
+
+    async def create(self, new: NewSession) -> Lease:
+        return await self._ask(self._tables.create, new)
+
+    async def find(self, session: str) -> Card | None:
+        return await self._ask(self._tables.find, session)
+
+    async def load(self, session: str) -> Snapshot | None:
+        return await self._ask(self._tables.load, session)
+
+    async def claim(
+        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
+    ) -> Lease:
+        return await self._ask(self._tables.claim, session, owner, hold_s, secret)
+
+    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+        return await self._ask(self._tables.write, lease, change)
+
+    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
+        return await self._ask(self._tables.repeated, lease, once)
+
+    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
+        return await self._ask(self._tables.journal, lease, answer, first, ids)
+
+    async def confirm(self, lease: Lease) -> None:
+        await self._ask(self._tables.confirm, lease)
+
+    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
+        await self._ask(self._tables.hold, lease, for_s, parked)
+
+    async def close(self, lease: Lease) -> None:
+        await self._ask(self._tables.close, lease)
+
+    async def end(self, session: str) -> int:
+        return await self._ask(self._tables.end, session)
+
+    async def sweep(self, limit: int) -> list[str]:
+        return await self._ask(self._tables.sweep, limit)
+
+    async def keep(self, kept: Kept, for_s: float) -> None:
+        await self._ask(self._tables.keep, kept, for_s)
+
+    async def kept(self, response: str) -> Kept | None:
+        return await self._ask(self._tables.kept, response)
+
+    async def aclose(self) -> None:
+        pass

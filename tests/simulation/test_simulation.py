@@ -1,0 +1,62 @@
+"""Small worlds, each from a seed. One that fails is lived again by `make faults ROW=F39`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.realtime.conftest import chat_folder
+from tests.simulation.world import simulate
+
+SEEDS = 200
+TOGETHER = 10
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(chat_folder(tmp_path_factory.mktemp("chatty")))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, TOGETHER))
+def test_whatever_befalls_it(folder: str, first: int) -> None:
+    for seed in range(first, first + TOGETHER):
+        try:
+            simulate(Random(seed), folder)
+        except AssertionError as error:
+            again = f"make faults ROW=F39 ARGS='--seed {seed}'"
+            raise AssertionError(again) from error
+
+
+def test_a_seed_lives_the_same_life_again(folder: str) -> None:
+    first, other, again = (simulate(Random(seed), folder) for seed in (3, 4, 3))
+    assert first.trace == again.trace != other.trace
+    assert first.events == again.events > 100
+
+
+TWICE = """
+import sys
+from random import Random
+from tests.simulation.world import simulate
+print(*(simulate(Random(seed), sys.argv[1]).trace for seed in range(5)))
+"""
+
+
+def test_also_in_another_process(folder: str) -> None:
+    """Where hashes of strings, and addresses, are others."""
+    root = str(Path(__file__).parents[2])
+    traces = {
+        subprocess.run(
+            [sys.executable, "-c", TWICE, folder],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": root},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(traces) == 1
