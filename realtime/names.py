@@ -9,6 +9,11 @@ def fresh(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
+def conversation_of(session: str) -> str:
+    """The id of the one conversation of a session."""
+    return "conv_" + session.removeprefix("sess_")
+
+
 def within(source: str) -> Callable[[str], str]:
     """Names for the parts of something: the same ones when it is made again."""
     made = 0

@@ -145,9 +145,9 @@ class Answering:
                 input_tokens=ended.prompt_tokens,
                 cached_tokens=ended.cached_tokens,
                 output_tokens=ended.output_tokens,
-                queued_s=ended.queued_s,
-                prefill_s=ended.prefill_s,
-                model_s=ended.model_s,
+                queued_s=round(ended.queued_s, 6),
+                prefill_s=round(ended.prefill_s, 6),
+                model_s=round(ended.model_s, 6),
                 residency=ended.residency,
             ),
         )

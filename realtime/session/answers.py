@@ -13,7 +13,7 @@ import msgspec
 from engine import EngineError, StaleFence
 from realtime.errors import Refusal
 from realtime.limits import Limits
-from realtime.names import fresh, within
+from realtime.names import conversation_of, fresh, within
 from realtime.protocol import core
 from realtime.session.answering import Answering
 from realtime.session.calls import reader_for
@@ -151,7 +151,7 @@ class Answers:
 
     @property
     def conversation_id(self) -> str:
-        return "conv_" + self._session.removeprefix("sess_")
+        return conversation_of(self._session)
 
     def _answering(self, answer: core.Answer, *, own: bool) -> Answering:
         """`own`: not in the engine's session of the conversation."""

@@ -5,6 +5,7 @@ import msgspec
 
 from engine import ChatTemplate, SessionInfo
 from realtime.limits import Limits
+from realtime.names import conversation_of
 from realtime.session.history import History, Origin, Saved, wire_epoch
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
@@ -44,7 +45,8 @@ def loaded(house: House, lease: Lease, new: NewSession, found: Snapshot, scope: 
     state = unpack_state(found.state)
     log = log_of(found.log, house.template, state.settings)
     next = state.first + found.events.next
-    records = records_of(found.events.bodies, state.settings, log.conversation)
+    name = conversation_of(found.card.id)
+    records = records_of(found.events.bodies, state.settings, log.conversation, name)
     epoch = found.card.epoch
     transcript = Transcript(wire_epoch(lease.store, epoch), next - len(records), records)
     ledger = Ledger(house.store, lease, new, pieces=log.pieces, told=next, base=state.first)

@@ -7,12 +7,14 @@
 A place for an answer that is being made is a span without ids.
 """
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import Any, assert_never
+from typing import Any, assert_never, get_args
 
 import msgspec
 
 from engine import ChatTemplate, Sampling
+from realtime.names import within
 from realtime.protocol import core
 from realtime.session.conversation import Conversation
 from realtime.session.layout import Span
@@ -70,7 +72,7 @@ def _place(span: Span) -> Place:
 def entry_of(piece: Piece) -> Entry:
     match piece:
         case Span(ids=ids, items=items, answer=answer):
-            body = _Body(items=items, answer=answer, sampled=_within(piece))
+            body = _Body(items=_unnamed(items, answer), answer=answer, sampled=_within(piece))
             return Entry(_encode(body), ids)
         case Place(answer=answer):
             return Entry(_encode(_Body(answer=answer, open=True)))
@@ -80,6 +82,23 @@ def entry_of(piece: Piece) -> Entry:
             return Entry(_encode(_Body(words=text)))
         case _:
             assert_never(piece)
+
+
+def _unnamed(items: tuple[core.Item, ...], answer: str | None) -> tuple[core.Item, ...]:
+    """The id of an answer's first item follows from the answer's own: it is left out."""
+    if answer is None or not items or items[0].id != _first_of(answer):
+        return items
+    return (msgspec.structs.replace(items[0], id=""), *items[1:])
+
+
+def _named(items: tuple[core.Item, ...], answer: str | None) -> tuple[core.Item, ...]:
+    if answer is None or not items or items[0].id:
+        return items
+    return (msgspec.structs.replace(items[0], id=_first_of(answer)), *items[1:])
+
+
+def _first_of(answer: str) -> str:
+    return within(answer)("item")
 
 
 def _within(span: Span) -> tuple[int, int] | None:
@@ -136,8 +155,9 @@ def _piece(entry: Entry) -> Piece:
         assert body.answer is not None, "somebody's place"
         return Place(body.answer)
     sampled = None if body.sampled is None else entry.ids[slice(*body.sampled)]
-    message = message_of(body.items) if body.items else None
-    return Span(body.items, entry.ids, body.answer, sampled, message=message)
+    items = _named(body.items, body.answer)
+    message = message_of(items) if items else None
+    return Span(items, entry.ids, body.answer, sampled, message=message)
 
 
 # ---------------------------------------------------------------- state, answers
@@ -184,22 +204,85 @@ def asked_of(begun: Begun) -> Asked:
 
 # ---------------------------------------------------------------- records
 
+_Name = bytes
+"""An id: what it is of, one byte, and its digits; where it is a client's, how it is spelt."""
+_OURS = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
+_KINDS = ("item", "resp", "call")
+_SPELT = len(_KINDS)
+_STATUSES: tuple[core.AnswerStatus, ...] = get_args(core.AnswerStatus)
+"""New ones go to the end: their numbers are in the store."""
+
+
+def _short(name: str) -> _Name:
+    ours = _OURS.fullmatch(name)
+    if ours is None:
+        return bytes((_SPELT,)) + name.encode("utf-8", "surrogatepass")
+    return bytes((_KINDS.index(ours[1]),)) + bytes.fromhex(ours[2])
+
+
+def _long(name: _Name) -> str:
+    kind, rest = name[0], name[1:]
+    if kind == _SPELT:
+        return rest.decode("utf-8", "surrogatepass")
+    return f"{_KINDS[kind]}_{rest.hex()}"
+
+
+class _Usage(msgspec.Struct, frozen=True, array_like=True):
+    """Times in microseconds."""
+
+    input_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    queued_us: int
+    prefill_us: int
+    model_us: int
+    residency: core.Residency
+
+    @classmethod
+    def of(cls, usage: core.Usage) -> "_Usage":
+        queued_us, prefill_us, model_us = (
+            round(time * 1e6) for time in (usage.queued_s, usage.prefill_s, usage.model_s)
+        )
+        return cls(
+            usage.input_tokens,
+            usage.cached_tokens,
+            usage.output_tokens,
+            queued_us,
+            prefill_us,
+            model_us,
+            usage.residency,
+        )
+
+    def usage(self) -> core.Usage:
+        return core.Usage(
+            input_tokens=self.input_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.output_tokens,
+            queued_s=self.queued_us / 1e6,
+            prefill_s=self.prefill_us / 1e6,
+            model_s=self.model_us / 1e6,
+            residency=self.residency,
+        )
+
 
 class _Shape(msgspec.Struct, frozen=True, array_like=True):
     """An answer, as the wire says it, small."""
 
-    id: str
-    conversation: str | None
-    status: core.AnswerStatus
+    id: _Name
+    apart: bool
+    """Whether it is of no conversation."""
+    status: int
+    """Of _STATUSES."""
     metadata: dict[str, str] | None
     max_output_tokens: int | None
     sampling: dict[str, Any]
     extras: str
     reason: Any
     error: core.AnswerError | None
-    usage: core.Usage | None
+    usage: _Usage | None
     items: tuple[core.Item, ...]
-    named: tuple[str, ...]
+    named: tuple[_Name, ...]
+    """Empty: the name of an answer's first item."""
 
 
 class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -207,18 +290,18 @@ class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
 
 
 class _Added(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    item: str
-    previous: str | None
+    item: _Name
+    previous: _Name | None
     rewind: core.Rewind | None = None
 
 
 class _Gone(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    item: str
+    item: _Name
     rewind: core.Rewind | None = None
 
 
 class _Cut(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    item: str
+    item: _Name
     content_index: int
     audio_end_ms: int | None
     text_end: int | None
@@ -234,15 +317,15 @@ class _Cleared(msgspec.Struct, frozen=True, array_like=True, tag="x"):
 
 
 class _Committed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    item: str
-    previous: str | None
+    item: _Name
+    previous: _Name | None
 
 
-class _Started(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+class _Started(msgspec.Struct, frozen=True, array_like=True, tag="S"):
     answer: _Shape
 
 
-class _Ended(msgspec.Struct, frozen=True, array_like=True, tag="e"):
+class _Ended(msgspec.Struct, frozen=True, array_like=True, tag="E"):
     answer: _Shape
     began: int
 
@@ -260,17 +343,17 @@ def _event_of(record: Record) -> _Event:
         case core.Configured(rewind=rewind):
             return _Configured(rewind)
         case core.ItemAdded(item=item, previous=previous, rewind=rewind):
-            return _Added(item.id, previous, rewind)
+            return _Added(_short(item.id), _before(previous), rewind)
         case core.ItemDropped(item_id=item, rewind=rewind):
-            return _Gone(item, rewind)
+            return _Gone(_short(item), rewind)
         case core.ItemTruncated(item_id=item, content_index=index) as tell:
-            return _Cut(item, index, tell.audio_end_ms, tell.text_end, tell.rewind)
+            return _Cut(_short(item), index, tell.audio_end_ms, tell.text_end, tell.rewind)
         case core.TextAppended(length=length):
             return _Heard(length)
         case core.TextCleared():
             return _Cleared()
         case core.TextCommitted(item_id=item, previous=previous):
-            return _Committed(item, previous)
+            return _Committed(_short(item), _before(previous))
         case core.AnswerStarted(answer=answer):
             return _Started(_shape(answer))
         case core.AnswerEnded(answer=answer):
@@ -280,85 +363,100 @@ def _event_of(record: Record) -> _Event:
             raise AssertionError(f"{type(record.tell).__name__} is no record")
 
 
+def _before(item: str | None) -> _Name | None:
+    return None if item is None else _short(item)
+
+
 def records_of(
-    bodies: Sequence[bytes], settings: core.Settings, conversation: Conversation
+    bodies: Sequence[bytes], settings: core.Settings, conversation: Conversation, name: str
 ) -> list[Record]:
-    """The last ones: as many as can be told exactly."""
+    """The last ones: as many as can be told exactly. `name`: the conversation's id."""
     items = {item.id: item for item in conversation.items()}
     records: list[Record] = []
     configured = False
     for body in reversed(bodies):
-        event = _event.decode(body)
+        try:
+            event = _event.decode(body)
+        except msgspec.ValidationError:
+            break  # written by another version
         if isinstance(event, _Configured):
             if configured:
                 break  # these settings are not known any more
             configured = True
         try:
-            records.append(_record(event, settings, items))
+            records.append(_record(event, settings, items, name))
         except KeyError:
             break
     records.reverse()
     return records
 
 
-def _record(event: _Event, settings: core.Settings, items: dict[str, core.Item]) -> Record:
+def _record(
+    event: _Event, settings: core.Settings, items: dict[str, core.Item], name: str
+) -> Record:
     """Raises KeyError for an item that is not there any more."""
     match event:
         case _Configured(rewind=rewind):
             return Record(core.Configured(settings, rewind))
         case _Added(item=item, previous=previous, rewind=rewind):
-            return Record(core.ItemAdded(items[item], previous, rewind))
+            return Record(core.ItemAdded(items[_long(item)], _after(previous), rewind))
         case _Gone(item=item, rewind=rewind):
-            return Record(core.ItemDropped(item, rewind))
+            return Record(core.ItemDropped(_long(item), rewind))
         case _Cut(item=item, content_index=index, audio_end_ms=ms, text_end=end) as cut:
-            return Record(core.ItemTruncated(item, index, ms, end, cut.rewind))
+            return Record(core.ItemTruncated(_long(item), index, ms, end, cut.rewind))
         case _Heard(length=length):
             return Record(core.TextAppended(length))
         case _Cleared():
             return Record(core.TextCleared())
         case _Committed(item=item, previous=previous):
-            return Record(core.TextCommitted(item, previous))
+            return Record(core.TextCommitted(_long(item), _after(previous)))
         case _Started(answer=shape):
-            return Record(core.AnswerStarted(_answer(shape, items)))
+            return Record(core.AnswerStarted(_answer(shape, items, name)))
         case _Ended(answer=shape, began=began):
-            return Record(core.AnswerEnded(_answer(shape, items)), began)
+            return Record(core.AnswerEnded(_answer(shape, items, name)), began)
         case _:
             assert_never(event)
 
 
+def _after(item: _Name | None) -> str | None:
+    return None if item is None else _long(item)
+
+
 def _shape(answer: core.Answer) -> _Shape:
-    apart = answer.conversation is None
+    apart, first = answer.conversation is None, _first_of(answer.id)
     plain = msgspec.structs.asdict(Sampling())
     sampling = msgspec.structs.asdict(answer.settings.sampling)
     return _Shape(
-        id=answer.id,
-        conversation=answer.conversation,
-        status=answer.status,
+        id=_short(answer.id),
+        apart=apart,
+        status=_STATUSES.index(answer.status),
         metadata=answer.metadata,
         max_output_tokens=answer.settings.max_output_tokens,
         sampling={key: value for key, value in sampling.items() if value != plain[key]},
         extras=answer.settings.extras,
         reason=answer.reason,
         error=answer.error,
-        usage=answer.usage,
+        usage=None if answer.usage is None else _Usage.of(answer.usage),
         items=answer.items if apart else (),
-        named=() if apart else tuple(item.id for item in answer.items),
+        named=() if apart else tuple(b"" if i.id == first else _short(i.id) for i in answer.items),
     )
 
 
-def _answer(shape: _Shape, items: dict[str, core.Item]) -> core.Answer:
+def _answer(shape: _Shape, items: dict[str, core.Item], name: str) -> core.Answer:
+    id = _long(shape.id)
     return core.Answer(
-        id=shape.id,
-        conversation=shape.conversation,
+        id=id,
+        conversation=None if shape.apart else name,
         settings=core.Settings(
             max_output_tokens=shape.max_output_tokens,
             sampling=msgspec.convert(shape.sampling, Sampling),
             extras=shape.extras,
         ),
         metadata=shape.metadata,
-        status=shape.status,
+        status=_STATUSES[shape.status],
         reason=shape.reason,
         error=shape.error,
-        items=shape.items or tuple(items[name] for name in shape.named),
-        usage=shape.usage,
+        items=shape.items
+        or tuple(items[_long(item) if item else _first_of(id)] for item in shape.named),
+        usage=None if shape.usage is None else shape.usage.usage(),
     )

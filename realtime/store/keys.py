@@ -19,7 +19,7 @@ eighth is forgotten."""
 ONCE_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Of a session, kept for replay; the oldest are dropped."""
-EVENTS_BYTES_MAX = 3 * 1024
+EVENTS_BYTES_MAX = 960
 ENDED_S = 3600.0
 """How long it is remembered that a session was ended, so that whoever had it before, and slept,
 does not make it again."""

@@ -2,6 +2,7 @@
 
     entry:  one byte: 16 S + W │ length, S bytes │ ids │ blob        little-endian
             W = 2, 3, 4: bytes an id      W = 1: as UTF-16, frequent ids in 2 bytes, others in 4
+            W = 0: bits an id, one byte, and the ids, the first highest, padded below
     blob:   0 │ bytes as they are      1 │ deflated with the dictionary below
 
 Short texts do not deflate by themselves; with a dictionary of what items look like they do. A
@@ -60,6 +61,8 @@ _QUICK_BYTES = 16 * 1024
 _SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
 _UTF16_IDS = 0x110000 - _SURROGATES_COUNT
 _TYPES = {2: "H", 4: "I"}
+_BITS_MIN = 9
+"""More than the bits of padding that may follow: so the length tells how many ids there are."""
 
 
 def pack(data: bytes) -> bytes:
@@ -86,6 +89,9 @@ def pack_entry(entry: Entry) -> bytes:
         short = _as_utf16(ids)
         if len(short) < len(packed):
             width, packed = 1, short
+    tight = _as_bits(ids, max(top.bit_length(), _BITS_MIN))
+    if len(tight) < len(packed):
+        width, packed = 0, tight
     size = (len(packed).bit_length() + 7) // 8
     return (
         bytes((16 * size + width,))
@@ -100,8 +106,32 @@ def unpack_entry(data: bytes) -> Entry:
     start = 1 + size
     end = start + int.from_bytes(data[1:start], "little")
     packed = data[start:end]
-    ids = _from_utf16(packed) if width == 1 else unpack_ids(packed, width)
-    return Entry(unpack(data[end:]), ids)
+    return Entry(unpack(data[end:]), _ids_of(packed, width))
+
+
+def _ids_of(packed: bytes, width: int) -> tuple[int, ...]:
+    match width:
+        case 0:
+            return _from_bits(packed)
+        case 1:
+            return _from_utf16(packed)
+        case _:
+            return unpack_ids(packed, width)
+
+
+def _as_bits(ids: Sequence[int], bits: int) -> bytes:
+    size = -(-len(ids) * bits // 8)
+    if not ids:
+        return b""
+    digits = "".join([f"{id:0{bits}b}" for id in ids]).ljust(8 * size, "0")
+    return bytes((bits,)) + int(digits, 2).to_bytes(size, "big")
+
+
+def _from_bits(packed: bytes) -> tuple[int, ...]:
+    bits, size = packed[0], len(packed) - 1
+    digits = f"{int.from_bytes(packed[1:], 'big'):0{8 * size}b}"
+    count = 8 * size // bits
+    return tuple([int(digits[n * bits : (n + 1) * bits], 2) for n in range(count)])
 
 
 def _as_utf16(ids: Sequence[int]) -> bytes:
