@@ -428,7 +428,8 @@ async def test_an_answer_begun_again_has_said_nothing(store: Store) -> None:
 # ---------------------------------------------------------------- events
 
 
-async def test_the_last_events_are_kept(store: Store) -> None:
+async def test_the_last_events_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 1 << 20)  # their number is what counts here
     lease = await store.create(fresh_session())
     bodies = tuple(f"event {n}".encode() for n in range(keys.EVENTS_MAX + 10))
     for first in range(0, len(bodies), 100):
