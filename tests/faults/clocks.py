@@ -132,8 +132,8 @@ async def wrong(world: World, chance: Random) -> None:
     async with asyncio.timeout(2 * TIMES):
         while abs(await world.told_s(whose) - time.time() - shift_s) > HOUR_S / 2:
             await asyncio.sleep(0.05)
-    await never.drop()
     left_s = time.monotonic()
+    await never.drop()
     await back.come_back()
     await back.drop()
     if chance.random() < 0.4:
