@@ -6,9 +6,7 @@ greeting; nothing else is read or sent before it is over.
 """
 
 import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
@@ -54,8 +52,6 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         self.refused: LinkRefused | None = None
         """Why the greeting came to nothing, if it did."""
         self._transport: asyncio.Transport | None = None
-        self._socket: int | None = None
-        """Where bytes may be written at once: the descriptor of a socket that has no TLS."""
         self._received = bytearray()
         self._to_send: list[Sent] = []
 
@@ -79,22 +75,18 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
     def close(self) -> None:
         """Sends what is queued, then hangs up."""
         self._flush()
-        self._socket = None
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Hangs up at once; what is queued is lost."""
         self._to_send.clear()
-        self._socket = None
         if self._transport is not None:
             transport, self._transport = self._transport, None
             transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
-        if transport.get_extra_info("ssl_object") is None:
-            self._socket = transport.get_extra_info("socket").fileno()
         if self._greeting is None:
             self._on_greeted()
             return
@@ -138,7 +130,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._on_greeted()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._socket = None
+        self._transport = None
         self._calm()
         self._on_lost()
 
@@ -153,11 +145,5 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._write(self._encoder.encode(messages))
 
     def _write(self, body: bytes) -> None:
-        """At once where that can be; else in a later turn of the event loop."""
         assert self._transport is not None
-        frame, sent = len(body).to_bytes(4, "little") + body, 0
-        if self._socket is not None and not self._transport.get_write_buffer_size():
-            with contextlib.suppress(OSError):  # it is full, or lost: the transport will tell
-                sent = os.write(self._socket, frame)
-        if sent < len(frame):
-            self._transport.write(frame[sent:])
+        self._transport.write(len(body).to_bytes(4, "little") + body)

@@ -1,0 +1,51 @@
+"""The link carries what is sent in order, also where the other end reads slowly."""
+
+import asyncio
+import socket
+import threading
+
+import msgspec
+
+from engine.link import Link
+from engine.messages import AnyCommand, AnyEvent, Tokens
+
+MESSAGES = 20_000
+
+
+async def test_messages_keep_their_order_when_the_socket_is_full() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    lost = asyncio.Event()
+    link: Link[AnyEvent, AnyCommand] = Link(
+        msgspec.msgpack.Decoder(list[AnyCommand]), lambda _: None, lost.set
+    )
+    heard: list[int] = []
+    reader = threading.Thread(target=_read, args=(theirs, heard))
+    reader.start()
+    await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+    for number in range(MESSAGES):
+        message = Tokens("s" * (number * 37 % 3000), "t", number, [1, 2, 3])
+        if number % 7:
+            link.send_now([message])
+        else:
+            link.send(message)
+        if number % 500 == 499:
+            await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    link.close()
+    await asyncio.to_thread(reader.join, 60)
+    assert heard == list(range(MESSAGES))
+    await lost.wait()
+
+
+def _read(end: socket.socket, heard: list[int]) -> None:
+    """In small bites, until it is closed."""
+    decoder = msgspec.msgpack.Decoder(list[Tokens])
+    buffer = bytearray()
+    with end:
+        while bite := end.recv(3000 + len(heard) % 5000):
+            buffer += bite
+            while len(buffer) >= 4 and len(buffer) >= 4 + int.from_bytes(buffer[:4], "little"):
+                size = int.from_bytes(buffer[:4], "little")
+                heard += [message.first for message in decoder.decode(buffer[4 : 4 + size])]
+                del buffer[: 4 + size]
