@@ -29,8 +29,9 @@ from realtime.protocol.core import (
 )
 from realtime.session.conversation import Conversation
 from realtime.session.ledger import Ledger, News, Whole
+from realtime.session.records import event_of
 from realtime.session.rendering import stable
-from realtime.session.stored import Asked, Words, event_of, pack_asked, pieces_of
+from realtime.session.stored import Asked, Words, pack_asked, pieces_of
 from realtime.session.strand import Strand
 from realtime.session.transcript import Transcript
 from realtime.session.window import Window

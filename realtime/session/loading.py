@@ -9,10 +9,11 @@ from realtime.names import conversation_of
 from realtime.session.history import History, Origin, Saved, wire_epoch
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
+from realtime.session.records import records_of
 from realtime.session.session import Session
 from realtime.session.state import State
 from realtime.session.status import Status
-from realtime.session.stored import log_of, records_of, unpack_state
+from realtime.session.stored import log_of, unpack_state
 from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Transcript
 from realtime.session.window import Window
