@@ -54,8 +54,7 @@ it('stops at Escape, and goes on from there', async () => {
 
 it('stops with its button, and says no more than was said then', async () => {
   await visit.send(STORY);
-  await visit.under(20);
-  await visit.page.getByLabel('Stop (Escape)').click();
+  await visit.stop(20);
   await visit.page.locator('.message.cut').getByText('stopped').waitFor();
   await visit.finished();
   expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('cancelled');

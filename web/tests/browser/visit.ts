@@ -106,6 +106,21 @@ export class Visit {
     await this.page.locator('dialog').waitFor({ state: 'detached' });
   }
 
+  /** Presses the stop button the moment the answer is so long: it is soon over. */
+  async stop(characters: number): Promise<void> {
+    await this.page.waitForFunction(
+      (characters) => {
+        const body = document.querySelector('.message.open .body');
+        if ((body?.textContent.length ?? 0) < characters) return false;
+        const button = document.querySelector<HTMLElement>('[aria-label="Stop (Escape)"]');
+        button?.click();
+        return button !== null;
+      },
+      characters,
+      { polling: 10 },
+    );
+  }
+
   /** Resolves when the answer under way is so long. */
   async under(characters: number): Promise<void> {
     await this.page.waitForFunction(
