@@ -14,7 +14,10 @@ from tests.simulation.world import simulate
 SEEDS = 200
 TOGETHER = 10
 
-pytestmark = pytest.mark.timeout(240)
+KILLED = "ignore:coroutine .* was never awaited:RuntimeWarning"
+"""A process that is killed leaves what it was about to do."""
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.filterwarnings(KILLED)]
 
 
 @pytest.fixture(scope="module")
