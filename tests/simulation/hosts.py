@@ -13,7 +13,6 @@ from engine.config import EngineConfig, Listening
 from engine.fronts import Fronts
 from engine.listening import listen
 from engine.loop import Flight, Loop
-from engine.messages import Ready
 from engine.metrics import Counters
 from engine.schedule import Scheduler
 from engine.sessions import Sessions
@@ -26,7 +25,7 @@ from realtime.transport import Connection, SocketClosed
 from tests.simulation.network import End
 from tests.simulation.storage import Handle
 from tests.simulation.virtual import Process, VirtualLoop
-from tests.support.digest_runner import DigestRunner
+from tests.support.digest_runner import DigestRunner, ready
 
 LIMITS = Limits(
     resume_window_s=90.0, detach_grace_s=2.0, ask_s_max=8.0, close_s_max=2.0, session_s_max=900.0
@@ -81,7 +80,10 @@ class EngineHost:
         self._loop = TimedLoop(self.runner, self.cache, scheduler, counters, audit_every_step=True)
         self._loop.step_s = host.step_s
         self._loop._device = _Here()  # type: ignore[assignment]
-        clock = lambda: host.loop.now + 1000.0  # noqa: E731
+
+        def clock() -> float:
+            return host.loop.now + 1000.0
+
         self.sessions = Sessions(
             self.cache,
             scheduler,
@@ -93,19 +95,7 @@ class EngineHost:
             clock=clock,
         )
         self.fronts = Fronts(self._loop.tell, self.sessions.load, CONFIG, clock, host.folder)
-        self._ready = Ready(
-            folder=host.folder,
-            model="test",
-            architecture="Test",
-            max_model_len=geometry.max_model_len,
-            vocab_size=geometry.vocab_size,
-            pages=geometry.pages,
-            page_size=geometry.page_size,
-            device="none",
-            dtype="-",
-            load_s=0.0,
-            incarnation=f"{name}-{life}",
-        )
+        self._ready = ready(geometry, host.folder, f"{name}-{life}")
         self.running = self.process.run(self._run(), name)
 
     async def _run(self) -> None:

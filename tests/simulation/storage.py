@@ -4,26 +4,15 @@ them, does them late, and in another order."""
 from collections.abc import Callable
 from contextvars import Context
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from realtime.store import (
-    Card,
-    Change,
-    Kept,
-    Lease,
-    NewSession,
-    Once,
-    Repeated,
-    Snapshot,
-    StoreLost,
-    StoreUnavailable,
-    Written,
-    keys,
-)
+from realtime.store import StoreLost, StoreUnavailable, keys
+from realtime.store.sqlite import SqliteStore
 from realtime.store.sqlite_file import connect, transaction
 from realtime.store.sqlite_tables import Tables
 from tests.simulation.virtual import HERE, VirtualLoop
 
+T = TypeVar("T")
 _NOWHERE = Context()
 """Of what happens in no process that may die."""
 
@@ -115,64 +104,15 @@ class Storage:
         return self._chance.uniform(0.0002, 0.004)
 
 
-class Handle:
+class Handle(SqliteStore):
     """The store as one gateway has it. Calls are not in order among each other."""
 
     def __init__(self, storage: Storage) -> None:
-        self._storage = storage
         self._tables = storage.tables
         self._ask = storage.ask
 
-    @property
-    def epoch(self) -> str:
-        return self._tables.epoch
-
-    async def check(self) -> None:
-        await self._ask(self._tables.verify)
-
-    async def create(self, new: NewSession) -> Lease:
-        return await self._ask(self._tables.create, new)
-
-    async def find(self, session: str) -> Card | None:
-        return await self._ask(self._tables.find, session)
-
-    async def load(self, session: str) -> Snapshot | None:
-        return await self._ask(self._tables.load, session)
-
-    async def claim(
-        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
-    ) -> Lease:
-        return await self._ask(self._tables.claim, session, owner, hold_s, secret)
-
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
-        return await self._ask(self._tables.write, lease, change)
-
-    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
-        return await self._ask(self._tables.repeated, lease, once)
-
-    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
-        return await self._ask(self._tables.journal, lease, answer, first, ids)
-
-    async def confirm(self, lease: Lease) -> None:
-        await self._ask(self._tables.confirm, lease)
-
-    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
-        await self._ask(self._tables.hold, lease, for_s, parked)
-
-    async def close(self, lease: Lease) -> None:
-        await self._ask(self._tables.close, lease)
-
-    async def end(self, session: str) -> int:
-        return await self._ask(self._tables.end, session)
-
-    async def sweep(self, limit: int) -> list[str]:
-        return await self._ask(self._tables.sweep, limit)
-
-    async def keep(self, kept: Kept, for_s: float) -> None:
-        await self._ask(self._tables.keep, kept, for_s)
-
-    async def kept(self, response: str) -> Kept | None:
-        return await self._ask(self._tables.kept, response)
+    async def _run(self, call: Callable[..., T], *args: Any) -> T:
+        return await self._ask(call, *args)
 
     async def aclose(self) -> None:
-        pass
+        """The server stays."""

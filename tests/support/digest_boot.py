@@ -13,7 +13,7 @@ from engine import child
 from engine.batch import Geometry
 from engine.config import EngineConfig
 from engine.messages import Ready
-from tests.support.digest_runner import VOCABULARY, DigestRunner
+from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 STEP_S = 0.002
 """An answer gives a fault time to happen."""
@@ -24,19 +24,7 @@ def _build(
     config: EngineConfig, progress: Callable[[str, float], None]
 ) -> tuple[DigestRunner, Ready]:
     runner = DigestRunner(GEOMETRY, step_s=STEP_S)
-    return runner, Ready(
-        folder=config.model,
-        model="digests",
-        architecture="Digests",
-        max_model_len=GEOMETRY.max_model_len,
-        vocab_size=GEOMETRY.vocab_size,
-        pages=GEOMETRY.pages,
-        page_size=GEOMETRY.page_size,
-        device="none",
-        dtype="-",
-        load_s=0.0,
-        incarnation=secrets.token_hex(8),
-    )
+    return runner, ready(GEOMETRY, config.model, secrets.token_hex(8))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Sample, Sampled
+from engine.messages import Ready
 from engine.text import Matcher
 
 VOCABULARY = 97
@@ -68,6 +69,23 @@ def logprobs(past: Digest, id: int, count: int) -> Logprobs:
     """They tell of the whole past too."""
     drawn = -past[0] / 32
     return Logprobs(drawn, [((id + n) % VOCABULARY, drawn - n) for n in range(count)])
+
+
+def ready(geometry: Geometry, folder: str, incarnation: str) -> Ready:
+    """What an engine on this device says of itself."""
+    return Ready(
+        folder=folder,
+        model="test",
+        architecture="Test",
+        max_model_len=geometry.max_model_len,
+        vocab_size=geometry.vocab_size,
+        pages=geometry.pages,
+        page_size=geometry.page_size,
+        device="none",
+        dtype="-",
+        load_s=0.0,
+        incarnation=incarnation,
+    )
 
 
 class DigestRunner:

@@ -24,7 +24,7 @@ from engine.messages import AnyCommand, AnyEvent, Ready
 from engine.parts import assemble
 from engine.schedule import Scheduler
 from engine.text import Text
-from tests.support.digest_runner import VOCABULARY, DigestRunner
+from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 
 def tiny_tokenizer() -> Tokenizer:
@@ -169,19 +169,7 @@ class Bench:
             await self._running
 
     def _ready(self, geometry: Geometry) -> Ready:
-        return Ready(
-            folder=self._folder,
-            model="test",
-            architecture="Test",
-            max_model_len=geometry.max_model_len,
-            vocab_size=geometry.vocab_size,
-            pages=geometry.pages,
-            page_size=geometry.page_size,
-            device="none",
-            dtype="-",
-            load_s=0.0,
-            incarnation=f"{id(self):x}-{self.launches}",
-        )
+        return ready(geometry, self._folder, f"{id(self):x}-{self.launches}")
 
 
 @contextlib.asynccontextmanager
