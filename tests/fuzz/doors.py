@@ -3,8 +3,10 @@
 import random
 import re
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Protocol
+
+from tests.support.frames import CLOSE, Frame, Peer
 
 Thrown = str | bytes
 KNOWN = "resp_known"
@@ -50,3 +52,22 @@ class Tally:
     def marker(self) -> str:
         self._markers += 1
         return f"marker_{self._markers}"
+
+    async def heard(
+        self, peer: Peer, codes: Container[int], judge: Callable[[Frame], str | None]
+    ) -> str | None:
+        """Until `judge` says what was wrong, or nothing (""), of a message, or the connection is
+        closed, with one of `codes`; what was wrong."""
+        try:
+            while (got := await peer.recv()) is not None:
+                if got.opcode == CLOSE:
+                    code = int.from_bytes(got.payload[:2], "big")
+                    self.codes[code] += 1
+                    return None if code in codes else f"closed with {code}"
+                if (verdict := judge(got)) is not None:
+                    return verdict or None
+        except TimeoutError:
+            return "it answers no more"
+        except ConnectionError as error:
+            return f"reset: {error}"
+        return "ended without a close frame"

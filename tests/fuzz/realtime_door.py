@@ -12,7 +12,7 @@ import msgspec
 from tests.fuzz import mutate
 from tests.fuzz.corpus import EVENTS
 from tests.fuzz.doors import Tally, Thrown
-from tests.support.frames import BINARY, CLOSE, TEXT, Peer, frame
+from tests.support.frames import BINARY, TEXT, Frame, Peer, frame
 
 EVENT_CODES = {1000, 1007, 1009}
 """session.close said, too many frames that are no JSON, over-long."""
@@ -68,31 +68,18 @@ class Events:
         question = {"type": "conversation.item.retrieve", "item_id": marker, "event_id": marker}
         asked = frame(self._codec.write(question), self._codec.opcode)
         throwing = asyncio.create_task(peer.send(*packed, asked))
-        wrong = await self._hear(peer, marker)
+        wrong = await self._tally.heard(peer, EVENT_CODES, lambda got: self._judge(got, marker))
         await throwing
         peer.reset() if odd else peer.close()
         return wrong
 
-    async def _hear(self, peer: Peer, marker: str) -> str | None:
-        """Until the marker comes back, or the end; what was wrong."""
-        try:
-            while (got := await peer.recv()) is not None:
-                if got.opcode == CLOSE:
-                    code = int.from_bytes(got.payload[:2], "big")
-                    self._tally.codes[code] += 1
-                    return None if code in EVENT_CODES else f"closed with {code}"
-                if got.opcode != self._codec.opcode or self._codec.error not in got.payload:
-                    continue
-                error = self._codec.read(got.payload)["error"]
-                if error["type"] == "server_error":
-                    return f"a fault of the server: {error['message']}"
-                if error["event_id"] == marker:
-                    return None
-        except TimeoutError:
-            return "it answers no more"
-        except ConnectionError as error:
-            return f"reset: {error}"
-        return "ended without a close frame"
+    def _judge(self, got: Frame, marker: str) -> str | None:
+        if got.opcode != self._codec.opcode or self._codec.error not in got.payload:
+            return None
+        error = self._codec.read(got.payload)["error"]
+        if error["type"] == "server_error":
+            return f"a fault of the server: {error['message']}"
+        return "" if error["event_id"] == marker else None
 
 
 class Wire:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tests.fuzz import mutate
 from tests.fuzz.corpus_responses import EVENTS
 from tests.fuzz.doors import Tally, Thrown
-from tests.support.frames import CLOSE, TEXT, Peer, frame
+from tests.support.frames import TEXT, Frame, Peer, frame
 
 CODES = {1007, 1009}
 """Too many frames that are no JSON, over-long."""
@@ -36,26 +36,14 @@ class Lanes:
         last = {"type": "response.cancel", "response_id": marker}
         last = last if odd else {**asked, "stream_id": marker}
         throwing = asyncio.create_task(peer.send(*packed, frame(json.dumps(last))))
-        wrong = await self._hear(peer, marker)
+        wrong = await self._tally.heard(peer, CODES, lambda got: self._judge(got, marker))
         await throwing
         peer.reset() if odd else peer.close()
         return wrong
 
-    async def _hear(self, peer: Peer, marker: str) -> str | None:
-        try:
-            while (got := await peer.recv()) is not None:
-                if got.opcode == CLOSE:
-                    code = int.from_bytes(got.payload[:2], "big")
-                    self._tally.codes[code] += 1
-                    return None if code in CODES else f"closed with {code}"
-                if b'"server_error"' in got.payload:
-                    return f"a fault of the server: {got.payload[:2000]!r}"
-                self._tally.remember(got.payload)
-                about = got.opcode == TEXT and marker.encode() in got.payload
-                if about and json.loads(got.payload)["type"] in ENDS:
-                    return None
-        except TimeoutError:
-            return "it answers no more"
-        except ConnectionError as error:
-            return f"reset: {error}"
-        return "ended without a close frame"
+    def _judge(self, got: Frame, marker: str) -> str | None:
+        if b'"server_error"' in got.payload:
+            return f"a fault of the server: {got.payload[:2000]!r}"
+        self._tally.remember(got.payload)
+        about = got.opcode == TEXT and marker.encode() in got.payload
+        return "" if about and json.loads(got.payload)["type"] in ENDS else None
