@@ -38,6 +38,30 @@ class Refusal(RealtimeError):
         self.event_id = event_id
         self.retry_after_s = retry_after_s
 
+    @property
+    def status(self) -> int:
+        """The HTTP status it has, or would have. A fault of ours is one that may be gone later,
+        but for a bug."""
+        if self.code in _STATUS:
+            return _STATUS[self.code]
+        if self.kind == "server_error":
+            return 503
+        return 400 if self.retry_after_s is None else 429
+
+
+_STATUS = {
+    "model_not_found": 404,
+    "response_not_found": 404,
+    "body_too_large": 413,
+    "server_error": 500,
+}
+
+
+def bug() -> Refusal:
+    """What a client hears of one of ours."""
+    message = "The server had a fault. The connection is still good."
+    return Refusal(message, code="server_error", kind="server_error")
+
 
 class BadFrame(Refusal):
     pass

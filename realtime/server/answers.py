@@ -3,10 +3,12 @@
 import math
 
 import msgspec
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from realtime.errors import Fault, Refusal
+from realtime.errors import Fault, Refusal, bug
 from realtime.server.auth import Denied, Gate
 from realtime.session import Guest
 
@@ -26,19 +28,25 @@ def error(
     return json(body, status)
 
 
-_STATUS = {"model_not_found": 404, "response_not_found": 404, "body_too_large": 413}
-
-
-def refused(refusal: Refusal, status: int = 400) -> Response:
-    """A fault of ours is one that may be gone later."""
-    status = 503 if refusal.kind == "server_error" else _STATUS.get(refusal.code, status)
-    if refusal.retry_after_s is None:
-        return error(status, refusal.code, refusal.message, refusal.param, refusal.kind)
-    if refusal.kind != "server_error":
-        status = 429
-    response = error(status, refusal.code, refusal.message, refusal.param, refusal.kind)
-    response.headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
+def refused(refusal: Refusal) -> Response:
+    response = error(refusal.status, refusal.code, refusal.message, refusal.param, refusal.kind)
+    if refusal.retry_after_s is not None:
+        response.headers["Retry-After"] = str(math.ceil(refusal.retry_after_s))
     return response
+
+
+async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+    """An ASGI application: what is asked for a path that there is not."""
+    unknown = error(404, "not_found", f"There is nothing at {scope['path'][:200]}.")
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).send_denial_response(unknown)
+    else:
+        await unknown(scope, receive, send)
+
+
+def broke(request: Request, error: Exception) -> Response:
+    """A bug of ours; whoever calls this logs it."""
+    return refused(bug())
 
 
 def admitted(gate: Gate, connection: HTTPConnection) -> Guest | Response:

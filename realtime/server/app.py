@@ -21,6 +21,7 @@ from engine import Engine, Sampling
 from realtime.errors import SetupError
 from realtime.limits import Limits
 from realtime.protocol.core import Settings as SessionSettings
+from realtime.server import answers
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import KeptSecrets, SealedSecrets
 from realtime.server.completions import CompletionRoutes
@@ -79,7 +80,11 @@ def build(
         *ResponseRoutes(responses, gate, served).all(),
         *CompletionRoutes(responses, gate, served).all(),
     ]
-    app = Starlette(routes=[*routes.all(), *stats.all(), *sessions.all(), *answering, *page])
+    app = Starlette(
+        routes=[*routes.all(), *stats.all(), *sessions.all(), *answering, *page],
+        exception_handlers={Exception: answers.broke},
+    )
+    app.router.default = answers.nothing_here
     app.state.responses = responses
     app.state.registry = registry
     return app

@@ -82,7 +82,7 @@ class Routes:
         if (denied := self._guard(request)) is not None:
             return denied
         if known is None:
-            return answers.refused(self._served.unknown(name), 404)
+            return answers.refused(self._served.unknown(name))
         return answers.json(known)
 
     async def health(self, request: Request) -> Response:

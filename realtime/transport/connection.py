@@ -13,7 +13,7 @@ import logging
 
 import msgspec
 
-from realtime.errors import BadFrame, Hangup, Refusal
+from realtime.errors import BadFrame, Hangup, Refusal, bug
 from realtime.limits import Limits
 from realtime.names import fresh
 from realtime.protocol.closing import CloseCode
@@ -194,12 +194,7 @@ class Connection:
             self._outbox.put(self._voice.refuse(refusal, event_id, session.aside()))
         except Exception:
             log.exception("session %s", self._id)
-            fault = Refusal(
-                "The server had a fault. The connection is still good.",
-                code="server_error",
-                kind="server_error",
-            )
-            self._outbox.put(self._voice.refuse(fault, event_id, session.aside()))
+            self._outbox.put(self._voice.refuse(bug(), event_id, session.aside()))
 
     def _check_size(self, frame: str | bytes) -> None:
         limit = self._limits.frame_bytes_max

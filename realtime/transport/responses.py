@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from realtime.errors import BadFrame, Hangup, Refusal
+from realtime.errors import BadFrame, Hangup, Refusal, bug
 from realtime.names import fresh
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.responses_api import (
@@ -88,7 +88,7 @@ class ResponsesConnection:
             code="websocket_connection_limit_reached",
         )
         with contextlib.suppress(SocketClosed, Hangup):
-            await self._send(error_out(refusal, 400))
+            await self._send(error_out(refusal))
         return CloseCode.NORMAL, "the connection has reached its maximum duration"
 
     def _hang_up(self, end: tuple[CloseCode, str] | None) -> None:
@@ -121,7 +121,7 @@ class ResponsesConnection:
             try:
                 await self._take(frame)
             except Refusal as refusal:
-                await self._send(error_out(refusal, _status(refusal), stream_id_of(frame)))
+                await self._send(error_out(refusal, stream_id_of(frame)))
                 self._count_bad_frame(refusal)
 
     async def _take(self, frame: str) -> None:
@@ -183,7 +183,11 @@ class ResponsesConnection:
             ask = msgspec.structs.replace(ask, input=waiting + ask.input)
             making = await self._responses.begin(ask, self._visitor)
         except Refusal as refusal:
-            await self._send(error_out(refusal, _status(refusal), create.stream_id))
+            await self._send(error_out(refusal, create.stream_id))
+            return
+        except Exception:
+            log.exception("connection %s", self._id)
+            await self._send(error_out(bug(), create.stream_id))
             return
         self._steering.used(ask.previous)
         following: Making | None = making
@@ -211,12 +215,3 @@ class ResponsesConnection:
                 await self._socket.send(encode(event).decode())
         except TimeoutError:
             raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
-
-
-def _status(refusal: Refusal) -> int:
-    """The HTTP status it would have."""
-    if refusal.code == "model_not_found":
-        return 404
-    if refusal.kind == "server_error":
-        return 503
-    return 400 if refusal.retry_after_s is None else 429

@@ -378,6 +378,21 @@ async def test_bad_chats(running: Running, body: Event, code: str, param: str) -
     assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param)
 
 
+async def test_a_fault_of_ours_is_500(
+    running: Running, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(response: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(store, "kept", broken)
+    status, body = await ask(running, "GET", "/v1/responses/resp_none")
+    assert (status, body["error"]["type"], body["error"]["code"]) == (
+        *(500, "server_error"),
+        "server_error",
+    )
+    await post(running, input="hello")
+
+
 async def test_nothing_is_begun_without_an_engine(
     running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -353,6 +353,20 @@ async def test_bad_frames_are_answered_and_forgotten(caller: Caller) -> None:
     await caller.turn("still good")
 
 
+async def test_a_fault_of_ours_is_an_error_of_its_lane(
+    caller: Caller, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(response: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(store, "kept", broken)
+    event = await caller.refused(input="x", previous_response_id="resp_none", stream_id="a")
+    assert (event["status"], event["stream_id"]) == (500, "a")
+    assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "server_error")
+    assert "ZeroDivisionError" in caplog.text
+    await caller.turn("hello")
+
+
 async def test_frames_that_are_never_json_close_the_call(caller: Caller) -> None:
     for _ in range(Limits().bad_frames_max):
         await caller.socket.send("{")

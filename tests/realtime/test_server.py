@@ -39,6 +39,18 @@ async def test_health_is_for_everyone_and_models_are_not(running: Running) -> No
         assert denied["error"]["code"] == "missing_api_key"
 
 
+async def test_an_unknown_path_is_404(running: Running) -> None:
+    for path in ("/v1/nothing", "/v2/responses"):
+        status, body = await running.get(path, **BEARER)
+        assert isinstance(body["error"], dict)
+        assert (status, body["error"]["code"]) == (404, "not_found")
+        url = f"ws://127.0.0.1:{running.port}{path}"
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(url, additional_headers=BEARER):
+                pass
+        assert refused.value.response.status_code == 404
+
+
 # ---------------------------------------------------------------- the handshake
 
 

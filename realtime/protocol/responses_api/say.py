@@ -128,9 +128,9 @@ class _Numbered(TypedDict):
     stream_id: str | UnsetType
 
 
-def error_out(refusal: Refusal, status: int, stream_id: str | None = None) -> server.Error:
+def error_out(refusal: Refusal, stream_id: str | None = None) -> server.Error:
     return server.Error(
-        status=status,
+        status=refusal.status,
         error=server.ErrorBody(
             type=refusal.kind, code=refusal.code, message=refusal.message, param=refusal.param
         ),
