@@ -101,29 +101,29 @@ class ToolParser:
         self._owes_close = False
         """A call ended without its closing marker, which may still come."""
         self._behind_call = False
-        self._state: Callable[[], bool] = self._text
+        self._state: Callable[[ToolParser], bool] = ToolParser._text
         if format is None:
-            self._state = self._all_text
+            self._state = ToolParser._all_text
         elif format.bare:
-            self._state = self._beginning
+            self._state = ToolParser._beginning
 
     def push(self, text: str) -> list[ToolEvent]:
         self._rest += text
-        while self._state():
+        while self._state(self):
             pass
         return self._take()
 
     def finish(self) -> list[ToolEvent]:
         """What was held back; ends a call that is still open."""
-        while self._state in (self._head, self._list):
+        while self._state in (ToolParser._head, ToolParser._list):
             self._no_call()
-            while self._state():
+            while self._state(self):
                 pass
-        if self._state == self._arguments:
+        if self._state == ToolParser._arguments:
             self._events.append(CallDone(complete=False))
-        elif self._state == self._remainder:
+        elif self._state == ToolParser._remainder:
             self._events.append(CallDone())
-        elif self._state != self._after or not self._the.close.startswith(self._rest.strip()):
+        elif self._state != ToolParser._after or not self._the.close.startswith(self._rest.strip()):
             self._say(self._rest)
         self._rest = ""
         return self._take()
@@ -143,10 +143,10 @@ class ToolParser:
         if stripped[0] == "{":
             self._raw = self._rest[: len(self._rest) - len(stripped)]
             self._rest = stripped
-            self._state = self._head
+            self._state = ToolParser._head
         else:
             self._raw = ""
-            self._state = self._text
+            self._state = ToolParser._text
         return True
 
     def _text(self) -> bool:
@@ -164,7 +164,7 @@ class ToolParser:
         self._raw = self._rest[len(before) : at + len(marker)]
         self._rest = self._rest[at + len(marker) :]
         if marker == self._the.marker:
-            self._state = self._list if self._the.array else self._head
+            self._state = ToolParser._list if self._the.array else ToolParser._head
         else:
             self._owes_close = False
         return True
@@ -181,7 +181,7 @@ class ToolParser:
         elif stripped[0] != "{":
             self._no_call()
             return True
-        self._state = self._head
+        self._state = ToolParser._head
         return True
 
     def _head(self) -> bool:
@@ -241,13 +241,13 @@ class ToolParser:
         if self._scanner.broken:
             self._events.append(CallDone(complete=False))
             self._behind_call = self._owes_close = bool(self._the.close)
-            self._state = self._text
+            self._state = ToolParser._text
         elif self._the.args_marker:
             self._events.append(CallDone())
             self._called(0)
         else:
             self._scanner = _Value(inside="{")
-            self._state = self._remainder
+            self._state = ToolParser._remainder
         return True
 
     def _remainder(self) -> bool:
@@ -275,17 +275,17 @@ class ToolParser:
         close = self._the.close
         if close and stripped.startswith(close):
             self._rest = stripped[len(close) :]
-            self._state = self._text
+            self._state = ToolParser._text
         elif close and close.startswith(stripped):
             return False
         elif (stripped[0] == "," and self._the.array) or (stripped[0] == ";" and self._the.bare):
             self._raw = self._rest[: len(self._rest) - len(stripped) + 1]
             self._rest = stripped[1:]
-            self._state = self._head
+            self._state = ToolParser._head
         else:
             self._rest = stripped[1:] if stripped[0] == "]" and self._the.array else self._rest
             self._owes_close = bool(close)
-            self._state = self._text
+            self._state = ToolParser._text
         return True
 
     # --- steps between them ---
@@ -306,19 +306,19 @@ class ToolParser:
         self._events.append(CallStarted(name))
         self._rest = self._rest[end:]
         self._scanner = _Value()
-        self._state = self._arguments
+        self._state = ToolParser._arguments
         return True
 
     def _called(self, end: int) -> None:
         self._rest = self._rest[end:]
         self._behind_call = True
-        self._state = self._after
+        self._state = ToolParser._after
 
     def _no_call(self) -> bool:
         """The markup was text."""
         self._say(self._raw)
         self._raw = ""
-        self._state = self._text
+        self._state = ToolParser._text
         return True
 
     def _say(self, text: str) -> None:

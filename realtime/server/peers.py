@@ -55,6 +55,7 @@ class GuardedHttp(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._disarm()
         super().handle_websocket_upgrade()
+        self.parser = None  # type: ignore[assignment]  # which refers to us
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -154,6 +155,7 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
+        self.scope.get("extensions", {}).pop(SEND_NOW, None)  # which refers to us
         if not self.writable.is_set():
             self.transport.abort()
 

@@ -25,6 +25,7 @@ from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.rates import Allowance
 from realtime.session.refusals import check_engine
 from realtime.session.rendering import chars_of, chars_of_head
+from realtime.session.state import Action, Event, Standing
 from realtime.session.stored import Asked, asked_of
 from realtime.session.strand import Door
 from realtime.store import Answer, Begun, Once, Store, StoreError
@@ -34,9 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Answers:
-    """`ended` is called when the answer of the conversation has its place in it, and says whether
-    the engine shall hear what came meanwhile; `replaced` when somebody else turns out to own the
-    session."""
+    """`standing` is where the session is: the end of an answer is a step of it."""
 
     def __init__(
         self,
@@ -47,8 +46,7 @@ class Answers:
         limits: Limits,
         allowance: Allowance,
         scope: str,
-        ended: Callable[[], bool],
-        replaced: Callable[[], None],
+        standing: Standing,
     ) -> None:
         self._session = session
         self._door = door
@@ -57,8 +55,7 @@ class Answers:
         self._limits = limits
         self._allowance = allowance
         self._scope = scope
-        self._ended = ended
-        self._replaced = replaced
+        self._standing = standing
         self._main: Answering | None = None
         self._apart: dict[str, Answering] = {}
         self._journals: dict[str, Journal] = {}
@@ -230,7 +227,7 @@ class Answers:
             answer_id,
             answering.sampled,
             len(said or ()),
-            self._replaced,
+            lambda: ledger.on_replaced(),
         )
         self._journals[answer_id] = journal
         tell = partial(self._history.transcript.of, answer_id)
@@ -239,7 +236,7 @@ class Answers:
             with journal.kept():
                 await answering.run(prompt, tell, accepted, said)
         except StaleFence:
-            self._replaced()
+            self._history.ledger.on_replaced()
             return
         finally:
             del self._journals[answer_id]
@@ -276,12 +273,12 @@ class Answers:
         try:
             await self._history.end(answer, answering.sampled)
         except Replaced:
-            self._replaced()
+            self._history.ledger.on_replaced()
         if answer.conversation is None:
             del self._apart[answer.id]
         else:
             self._main = None
-            if self._ended():
+            if Action.PUSH in self._standing.step(Event.ENDED):
                 await self._history.push()
         self._look_for_none()
 

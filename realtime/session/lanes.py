@@ -4,27 +4,19 @@ as far as there may be. Knows not what is done."""
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Generic, TypeVar
 
 from realtime.errors import Refusal
 from realtime.limits import Limits
 
-Job = TypeVar("Job")
+Job = Callable[[], Awaitable[None]]
+"""Raises nothing: its lane goes on."""
 
 
-class Lanes(Generic[Job]):
+class Lanes:
     """A lane is there while it has work. None names the one that has no name."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        do: Callable[[Job], Awaitable[None]],
-        broke: Callable[[BaseException], None],
-    ) -> None:
-        """`broke` hears of what `do` raises; its lane goes on."""
+    def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._do = do
-        self._broke = broke
         self._lanes: dict[str | None, deque[Job]] = {}
         self._running = asyncio.Semaphore(limits.running_responses_max)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,9 +56,6 @@ class Lanes(Generic[Job]):
         try:
             while jobs:
                 async with self._running:
-                    try:
-                        await self._do(jobs.popleft())
-                    except Exception as error:
-                        self._broke(error)
+                    await jobs.popleft()()
         finally:
             del self._lanes[lane]

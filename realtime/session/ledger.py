@@ -83,6 +83,8 @@ class Ledger:
         """Answers whose end is not written yet."""
         self._lost = False
         self._left = False
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when another gateway turns out to own the session."""
 
     async def write(self, whole: Whole, news: News) -> None:
         """Raises StoreError."""

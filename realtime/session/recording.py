@@ -11,8 +11,8 @@ class Recording:
     def __init__(self, told: Sequence[Told] = ()) -> None:
         self.told: list[Told] = list(told)
         self.followers = 0
-        self.on_left: Callable[[], None] = lambda: None
-        """Called when the last follower goes before the end."""
+        self.on_left: Callable[[], None] = _nothing
+        """Called when the last follower goes before the end; not kept after that."""
         self._more = asyncio.Event()
 
     @property
@@ -32,6 +32,8 @@ class Recording:
     def tell(self, told: Told) -> None:
         assert not self.ended, "nothing follows the end"
         self.told.append(told)
+        if self.ended:
+            self.on_left = _nothing
         self._more.set()
 
     async def follow(self) -> AsyncGenerator[Told, None]:
@@ -58,3 +60,7 @@ class Recording:
         async for _ in self.follow():
             pass
         return self.answer
+
+
+def _nothing() -> None:
+    pass

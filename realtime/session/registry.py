@@ -304,8 +304,7 @@ class Registry:
         self._sessions[session.id] = entry
         if hang_up is None:
             self._parked[session.id] = None
-        session.on_replaced = lambda: self._replaced(entry)
-        session.on_gap(lambda: self._again(entry))
+        session.watch(partial(self._replaced, entry), partial(self._again, entry))
         return entry
 
     def _again(self, entry: _Open) -> None:
@@ -526,6 +525,7 @@ class Registry:
         del self._sessions[session.id]
         self._parked.pop(session.id, None)
         entry.unpark()
+        session.unwatch()
 
     def _later(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

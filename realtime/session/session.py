@@ -27,7 +27,7 @@ from realtime.session.rates import Allowance
 from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.requests import Requests
-from realtime.session.state import Action, Event, State, step
+from realtime.session.state import Action, Event, Standing, State
 from realtime.session.status import Status
 from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Gap, Listener
@@ -59,7 +59,7 @@ class Session:
         self._door = door
         self._limits = limits
         self._allowance = allowance
-        self._state = State.IDLE
+        self._standing = Standing()
         self._history = history
         self._transcript = history.transcript
         self._requests = Requests(history.ledger, all_here=not left)
@@ -74,11 +74,8 @@ class Session:
             limits,
             allowance,
             scope,
-            ended=self._answer_ended,
-            replaced=lambda: self.on_replaced(),
+            self._standing,
         )
-        self.on_replaced: Callable[[], None] = lambda: None
-        """Called when another gateway turns out to own the session."""
 
     @property
     def settings(self) -> core.Settings:
@@ -90,7 +87,7 @@ class Session:
 
     @property
     def state(self) -> State:
-        return self._state
+        return self._standing.state
 
     # ------------------------------------------------------------ who listens
 
@@ -150,9 +147,15 @@ class Session:
         """Nobody listens; what runs goes on."""
         self._transcript.detach()
 
-    def on_gap(self, act: Callable[[], None]) -> None:
-        """`act` is called when what a client has seen turns out not to be what is said here."""
-        self._transcript.on_gap = act
+    def watch(self, replaced: Callable[[], None], gap: Callable[[], None]) -> None:
+        """`replaced` is called when another gateway turns out to own the session, `gap` when what a
+        client has seen turns out not to be what is said here."""
+        self._history.ledger.on_replaced = replaced
+        self._transcript.on_gap = gap
+
+    def unwatch(self) -> None:
+        """Neither is called any more, nor kept."""
+        self.watch(_nothing, _nothing)
 
     def when_quiet(self, act: Callable[[], None]) -> None:
         """`act` is called when no answer is being made: at once if none is."""
@@ -199,7 +202,7 @@ class Session:
 
     def _refused(self, error: StoreError) -> Refusal:
         if isinstance(error, StaleFence):
-            self.on_replaced()
+            self._history.ledger.on_replaced()
         return not_kept(error)
 
     def fork(self, at: str | None) -> Origin:
@@ -222,7 +225,7 @@ class Session:
             if isinstance(error, EngineLost):
                 self._forget_strand()
             if isinstance(error, OtherFront):
-                self.on_replaced()
+                self._history.ledger.on_replaced()
             raise refusal_of(error) from error
         except StoreError as error:
             raise self._refused(error) from error
@@ -254,7 +257,7 @@ class Session:
     def status_with(self, infos: Mapping[str, SessionInfo]) -> Status:
         """How it is, by what the engine says of its sessions."""
         info = infos.get(self._history.strand.session)
-        return Status.of(self._state.value, self.conversation, info)
+        return Status.of(self.state.value, self.conversation, info)
 
     async def close(self) -> None:
         """Ends it: it was never there. Stops what runs, within a step. Never raises; where engine
@@ -275,7 +278,7 @@ class Session:
         if not (taken and list(self._answers)):
             await self._release()
             return
-        self._state, _ = step(self._state, Event.CLOSE)
+        self._standing.step(Event.CLOSE)
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(self._limits.close_s_max):
                 await self._answers.pause()
@@ -283,7 +286,7 @@ class Session:
 
     async def _release(self) -> None:
         """Stops what runs, and lets go of the engine."""
-        self._state, _ = step(self._state, Event.CLOSE)
+        self._standing.step(Event.CLOSE)
         strands = {self._history.strand, *(answering.strand for answering in self._answers)}
         try:
             async with asyncio.timeout(self._limits.close_s_max):
@@ -311,7 +314,7 @@ class Session:
     async def _do(self, ask: core.Ask) -> None:
         match ask:
             case core.Configure(settings=settings):
-                step(self._state, Event.CONFIGURE)
+                self._standing.may(Event.CONFIGURE)
                 await vet(settings, self.conversation.template, "session.")
                 await self._change(
                     lambda now: now.configured(settings),
@@ -324,11 +327,11 @@ class Session:
             case core.AddItem():
                 await self._add(ask)
             case core.FetchItem(item_id=item_id):
-                step(self._state, Event.LOOK)
+                self._standing.may(Event.LOOK)
                 item = self._history.find(item_id, "item_retrieve_invalid_item_id")
                 self._transcript.aside(core.ItemFetched(item))
             case core.DropItem(item_id=item_id):
-                step(self._state, Event.EDIT)
+                self._standing.may(Event.EDIT)
                 self._history.find_whole(item_id, "item_delete_invalid_item_id")
                 await self._change(
                     lambda now: now.drop(item_id),
@@ -348,19 +351,19 @@ class Session:
 
     def _pushes(self) -> bool:
         """Whether what changes now goes to the engine at once."""
-        return Action.PUSH in step(self._state, Event.EDIT)[1]
+        return Action.PUSH in self._standing.may(Event.EDIT)
 
     async def _truncate(self, ask: core.TruncateItem) -> None:
-        step(self._state, Event.LOOK)
+        self._standing.may(Event.LOOK)
         code = "item_truncate_invalid_item_id"
         item = self._history.find(ask.item_id, code)
         end = ask.text_end
         told = core.ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, end)
         spoken(item)
         if end is not None:
-            if self._state is State.CANCELLING and self.conversation.is_open(ask.item_id):
+            if self.state is State.CANCELLING and self.conversation.is_open(ask.item_id):
                 await self._answers.settled()
-            step(self._state, Event.EDIT)
+            self._standing.may(Event.EDIT)
             item = spoken(self._history.find_whole(ask.item_id, code))
             short = shortened(item, ask, end)
             if short is not item:
@@ -373,7 +376,7 @@ class Session:
         self._transcript.aside(told)
 
     async def _draft(self, ask: core.TextBuffer) -> None:
-        step(self._state, Event.EDIT)
+        self._standing.may(Event.EDIT)
         match ask:
             case core.AppendText(text=text):
                 await self._set_draft(self._history.draft + text)
@@ -427,7 +430,7 @@ class Session:
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
-        step(self._state, Event.EDIT)
+        self._standing.may(Event.EDIT)
         known = self.conversation.find(item.id)
         if known is not None and known != item:
             raise Refusal(
@@ -454,11 +457,11 @@ class Session:
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
-        step(self._state, event)
+        self._standing.may(event)
         await vet(ask.settings, self.conversation.template, "response.")
         with self._allowance.request():
             answer_id = await self._answers.begin(ask, self._once)
-        self._state, _ = step(self._state, event)  # another one may have ended meanwhile
+        self._standing.step(event)  # another one may have ended meanwhile
         self._done(answer_id)
 
     async def _cancel(self, answer_id: str | None) -> None:
@@ -473,20 +476,15 @@ class Session:
                 code="response_cancel_not_active",
                 param="response_id",
             )
-        state, _ = step(self._state, Event.CANCEL)
+        self._standing.step(Event.CANCEL)
         assert running is not None, "answering is what the state says"
-        self._state = state
         await running.cancel()
-
-    def _answer_ended(self) -> bool:
-        self._state, actions = step(self._state, Event.ENDED)
-        return Action.PUSH in actions
 
     def go_on(self, answers: Sequence[Answer]) -> None:
         """With what was being made when the session was left."""
         self._answers.go_on(answers)
         if self._answers.main is not None:
-            self._state = State.ANSWERING
+            self._standing.state = State.ANSWERING
 
     # ------------------------------------------------------------ asked twice
 
@@ -547,6 +545,10 @@ async def _release(strands: Iterable[Strand]) -> None:
     for strand in strands:
         with contextlib.suppress(EngineError):
             await strand.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _same(conversation: Conversation) -> Conversation:

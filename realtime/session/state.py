@@ -96,3 +96,19 @@ def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
         ("invalid_state", f"{event.value} is not possible while the session is {state.value}."),
     )
     raise Refusal(message, code=code)
+
+
+class Standing:
+    """Where one session is in the table."""
+
+    def __init__(self) -> None:
+        self.state = State.IDLE
+
+    def may(self, event: Event) -> tuple[Action, ...]:
+        """What is to be done about it. Raises Refusal."""
+        return step(self.state, event)[1]
+
+    def step(self, event: Event) -> tuple[Action, ...]:
+        """The same, and it is where that leads. Raises Refusal."""
+        self.state, actions = step(self.state, event)
+        return actions

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -42,6 +43,20 @@ CheckModel = Callable[[str | None], str]
 """The name to answer under. Raises Refusal for a model that is not served."""
 
 
+class Sender:
+    def __init__(self, socket: Socket, send_s_max: float) -> None:
+        self._socket = socket
+        self._send_s_max = send_s_max
+
+    async def send(self, event: ServerEvent) -> None:
+        """Raises SocketClosed, or Hangup over a reader that does not read."""
+        try:
+            async with asyncio.timeout(self._send_s_max):
+                await self._socket.send(encode(event).decode())
+        except TimeoutError:
+            raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
+
+
 class ResponsesConnection:
     def __init__(
         self, socket: Socket, responses: Responses, tenant: str, check_model: CheckModel
@@ -52,8 +67,9 @@ class ResponsesConnection:
         self._id = responses.enter()
         self._visitor = Visitor(tenant, self._id)
         self._check_model = check_model
-        self._lanes: Lanes[Create] = Lanes(self._limits, self._serve, self._broke)
+        self._lanes = Lanes(self._limits)
         self._running: dict[str, Making] = {}
+        self._send = Sender(socket, self._limits.send_s_max).send
         self._steering = Steering(responses, self._visitor, self._running, self._send)
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
@@ -131,7 +147,7 @@ class ResponsesConnection:
         self._bad_frames = 0
         match event:
             case Create():
-                self._lanes.put(event.stream_id, event)
+                self._lanes.put(event.stream_id, partial(self._serve, event))
             case Cancel():
                 await self._cancel(event)
             case Steer():
@@ -174,6 +190,13 @@ class ResponsesConnection:
     # ------------------------------------------------------------ a response
 
     async def _serve(self, create: Create) -> None:
+        """As `_answer`; what that raises ends the connection."""
+        try:
+            await self._answer(create)
+        except Exception as error:
+            self._broke(error)
+
+    async def _answer(self, create: Create) -> None:
         """To its end, and that of those that follow from what was said to it meanwhile."""
         try:
             model = self._check_model(create.model)
@@ -205,13 +228,3 @@ class ResponsesConnection:
         finally:
             del self._running[making.id]
         return await self._steering.follow_up(making, voice)
-
-    # ------------------------------------------------------------ what goes out
-
-    async def _send(self, event: ServerEvent) -> None:
-        """Raises SocketClosed, or Hangup over a reader that does not read."""
-        try:
-            async with asyncio.timeout(self._limits.send_s_max):
-                await self._socket.send(encode(event).decode())
-        except TimeoutError:
-            raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
