@@ -202,7 +202,11 @@ class SessionInfo(msgspec.Struct, frozen=True):
     """Tokens of it whose KV is on the device."""
     held_pages: int
     host_pages: int
-    """Pages of it in the host tier."""
+    """Pages of it in the host tier, ..."""
+    host_tokens: int
+    """... and the tokens whose KV they hold."""
+    lost_tokens: int
+    """Tokens whose KV there was, and is not any more: they are computed again."""
     turn: str | None
     idle_s: float
     """Since the end of the last turn or append."""

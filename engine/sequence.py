@@ -223,7 +223,8 @@ class Sequence:
         self.aside: array[int] = array("i")
         """A provisional span that waits for the turn to end."""
         self.reached = 0
-        """How far KV has ever reached into the present ids; committed less: KV was lost."""
+        """How far KV has ever reached into the present ids, here or where the session was before;
+        committed less: KV was lost."""
         self.deferred: deque[Append | Attach | Generate | Rewind | Fork] = deque()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None

@@ -247,12 +247,15 @@ class Sessions:
             )
         log.take_span()
         sequence.aside = array("i")
+        anew = not log.ids
         if goes_on and sequence.ended is not None:
             self._changed(sequence, log.rewind(sequence.ended.length))
         else:
             kept = log.rewind(common_prefix(log.ids, ids))
             log.ids.extend(ids[kept:])
             self._changed(sequence, kept)
+        if anew:
+            sequence.reached = log.length  # its KV was elsewhere
         log.put_span(array("i", command.provisional))
         self._schedule(sequence)
         self._rest(sequence)
@@ -317,7 +320,7 @@ class Sessions:
         copy.ids.extend(log.ids[:at])
         child = Sequence(command.child, lease, copy, sequence.timeout_s, self._clock())
         child.turns = sequence.turns
-        child.reached = lease.committed
+        child.reached = min(sequence.reached, at)
         self._add(child)
         self._schedule(child)
         self._emit(Done(command.n, at))
@@ -516,6 +519,7 @@ class Sessions:
         sequence.touched_s = self._clock()
 
     def _info(self, sequence: Sequence) -> SessionInfo:
+        known = sequence.lease.known
         return SessionInfo(
             session=sequence.id,
             streaming=sequence.log.history is None,
@@ -525,6 +529,8 @@ class Sessions:
             committed=sequence.committed,
             held_pages=len(sequence.lease.pages),
             host_pages=len(sequence.lease.host),
+            host_tokens=known - sequence.committed,
+            lost_tokens=max(sequence.reached - known, 0),
             turn=sequence.turn.id if sequence.turn else None,
             idle_s=self._clock() - sequence.touched_s,
         )

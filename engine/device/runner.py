@@ -199,7 +199,7 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
         token_bytes = kv.bytes_per_token(model.kv, dtype)
         pages, length = kv.size(config, token_bytes, limit, device)
         spare = kv.host_pages(config, token_bytes)
-        pool = KVPool(model.kv, pages, config.block_size, empty(dtype, device), spare)
+        pool = _pool(model, pages, config.block_size, empty(dtype, device), spare)
     geometry = _geometry(config, device, pages, length, model.vocab, spare)
     loaded = Loaded(
         folder=str(folder),
@@ -221,6 +221,15 @@ def _native(model: Model, pool: KVPool, *others: Any) -> TorchRunner | None:
     geometry: Geometry = others[1]
     decoder = None if geometry.steps_ahead else NativeDecoder.of(model, pool)
     return None if decoder is None else NativeRunner(decoder, model, pool, *others)
+
+
+def _pool(model: Model, pages: int, page_size: int, like: Tensor, host_pages: int) -> KVPool:
+    try:
+        return KVPool(model.kv, pages, page_size, like, host_pages)
+    except RuntimeError as error:
+        raise ModelError(
+            f"no memory for {pages:,} KV pages on the device and {host_pages:,} on the host"
+        ) from error
 
 
 def _check_bounds(config: EngineConfig) -> None:

@@ -166,12 +166,11 @@ class Scheduler:
         and what is shared is taken where the lease has nothing, or when told to `look`."""
         cache, lease = self.cache, sequence.lease
         cache.wake(lease)
-        spilled = bool(lease.host)
-        cache.recall(lease)
-        lost = lease.committed < min(sequence.reached, limit)
+        recalled = bool(lease.host) and cache.recall(lease)
         if not lease.committed or look:
             cache.match(lease, sequence.ids, limit)
-        found = _residency(lost, spilled, lease.committed)
+        lost = lease.committed < min(sequence.reached, limit)
+        found = _residency(lost, recalled, lease.committed)
         if RESIDENCIES.index(found) > RESIDENCIES.index(sequence.found):
             sequence.found = found
 
@@ -281,9 +280,9 @@ class Scheduler:
                 del self._appends[sequence]
 
 
-def _residency(lost: bool, spilled: bool, committed: int) -> Residency:
+def _residency(lost: bool, recalled: bool, committed: int) -> Residency:
     if lost:
         return "recomputed"
-    if spilled:
+    if recalled:
         return "host"
     return "hot" if committed else "none"

@@ -57,6 +57,14 @@ OPTIONS: tuple[Option, ...] = (
     Option("block-size", "integer", "engine", "tokens in one KV page", "TOKENS"),
     Option("num-gpu-blocks-override", "integer", "engine", "KV pages in the pool", "PAGES"),
     Option("kv-cache-memory-bytes", "integer", "engine", "bytes for the KV pool", "BYTES"),
+    Option(
+        "kv-offloading-size",
+        "number",
+        "engine",
+        "GiB of host memory for KV of idle sessions that the pool has no room for (default: 0, it "
+        "is computed again)",
+        "GIB",
+    ),
     Option("max-num-seqs", "integer", "engine", "sequences in one step at most", "N"),
     Option("max-num-batched-tokens", "integer", "engine", "tokens in one step at most", "TOKENS"),
     Option("threads", "integer", "engine", "CPU threads of the model (default: all cores)", "N"),

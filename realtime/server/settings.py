@@ -1,5 +1,6 @@
 """What `serve`, `gateway` or `engine` was asked to be, checked."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -161,11 +162,16 @@ _ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__)
 
 def _engine(options: Mapping[str, Value]) -> EngineConfig:
     try:
-        return msgspec.convert(
+        engine = msgspec.convert(
             {key: value for key, value in options.items() if key in _ENGINE_FIELDS}, EngineConfig
         )
     except msgspec.ValidationError as error:
         raise SetupError(str(error)) from None
+    if not 0 <= engine.kv_offloading_size < math.inf:
+        raise SetupError(
+            f"--kv-offloading-size {engine.kv_offloading_size}: expected 0 GiB or more"
+        )
+    return engine
 
 
 def _limits(options: Mapping[str, Value]) -> Limits:

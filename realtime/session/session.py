@@ -28,7 +28,7 @@ from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.requests import Requests
 from realtime.session.state import Action, Event, Standing, State
-from realtime.session.status import Status
+from realtime.session.status import KV, Status
 from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
@@ -187,11 +187,7 @@ class Session:
                 info = await self._door.info(strand.session)
         except (EngineError, TimeoutError):
             info = None
-        if not self.conversation.spans:
-            return "none"
-        if info is None or not info.committed + info.host_pages:
-            return "recomputed"
-        return "host" if info.host_pages else "hot"
+        return KV.of(self.conversation, info).residency
 
     async def _kept(self, write: Awaitable[None]) -> None:
         """Raises Refusal where the store does."""

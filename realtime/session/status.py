@@ -5,16 +5,46 @@ from typing import Literal
 import msgspec
 
 from engine import SessionInfo
+from realtime.protocol.core import Residency
 from realtime.session.conversation import Conversation
 
 
 class KV(msgspec.Struct, frozen=True, kw_only=True):
     """Where the KV of a conversation is, in tokens and pages of the engine."""
 
-    place: Literal["device", "none"]
+    place: Literal["device", "host", "none"]
+    """`host`: some of it must come back from there."""
     tokens: int
     pages: int
+    """On the device, as `tokens`."""
+    host_tokens: int
     host_pages: int
+    lost_tokens: int
+    """Their KV was there, and is computed again."""
+
+    @classmethod
+    def of(cls, conversation: Conversation, info: SessionInfo | None) -> "KV":
+        """`info`: what the engine says of it, if one has it."""
+        if info is None:
+            lost = conversation.length if conversation.spans else 0
+            return cls(
+                place="none", tokens=0, pages=0, host_tokens=0, host_pages=0, lost_tokens=lost
+            )
+        return cls(
+            place="host" if info.host_tokens else "device" if info.committed else "none",
+            tokens=info.committed,
+            pages=info.held_pages,
+            host_tokens=info.host_tokens,
+            host_pages=info.host_pages,
+            lost_tokens=info.lost_tokens,
+        )
+
+    @property
+    def residency(self) -> Residency:
+        """What the next answer would say of it."""
+        if self.lost_tokens:
+            return "recomputed"
+        return "hot" if self.place == "device" else self.place
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,12 +62,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             tokens=conversation.length,
             items=sum(1 for _ in conversation.items()),
             dropped_items=len(conversation.dropped),
-            kv=KV(
-                place="none" if info is None or not info.committed else "device",
-                tokens=0 if info is None else info.committed,
-                pages=0 if info is None else info.held_pages,
-                host_pages=0 if info is None else info.host_pages,
-            ),
+            kv=KV.of(conversation, info),
         )
 
     def fields(self) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,14 @@ def test_a_broken_checkpoint_says_in_one_line_what_is_wrong(folder: Path, name: 
     with pytest.raises(ModelError) as refused:
         build(EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4), quiet)
     assert message in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("more", [{"kv_cache_memory_bytes": 10**16}, {"kv_offloading_size": 1e7}])
+def test_pages_that_memory_cannot_hold_are_refused(folder: Path, more: dict[str, Any]) -> None:
+    config = EngineConfig(model=str(folder), device="cpu", max_model_len=16, **more)
+    with pytest.raises(ModelError, match=r"no memory for .* KV pages") as refused:
+        build(config, quiet)
     assert "\n" not in refused.value.message
 
 
