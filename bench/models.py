@@ -3,9 +3,9 @@
     S   6.8 M parameters   hidden 256,  6 layers,  8 query and 4 KV heads of 32
     M   100 M parameters   hidden 768, 10 layers, 12 query and 4 KV heads of 64
 
-The text never matters here, only the ids: the tokenizer reads bytes. What they say greedily varies,
-so that two ways to serve them can be compared by their ids: a tied head or small weights would
-make a random model repeat one id for ever.
+The text never matters here, only the ids: each is one character, so that what was said is the same
+ids when it is read again. What they say greedily varies, so that two ways to serve them can be
+compared by their ids: a tied head or small weights would make a random model repeat one id.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ CONTEXT = 131_072
 VOCABULARY = 4096
 SPREAD = 0.05
 """Standard deviation of the weights."""
-MADE = 2
+MADE = 3
 """Counts the ways these were made: a checkpoint made another way is not taken for this one."""
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -58,7 +58,7 @@ def folder(name: str) -> Path:
 
 def save(shape: Mapping[str, int], path: Path) -> None:
     """A checkpoint of this shape in the folder; the same one each time."""
-    _save_tokenizer(path)
+    save_tokenizer(path)
     _save_weights(shape, path)
 
 
@@ -80,18 +80,17 @@ def _save_weights(shape: Mapping[str, int], path: Path) -> None:
     model.bfloat16().save_pretrained(path)
 
 
-def _save_tokenizer(path: Path) -> None:
+def save_tokenizer(path: Path) -> None:
+    """With its chat template."""
     from tokenizers import Tokenizer
-    from tokenizers.decoders import ByteLevel as Decoder
+    from tokenizers.decoders import Fuse
     from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
 
-    letters = sorted(ByteLevel.alphabet())
-    vocabulary = {letter: n for n, letter in enumerate(letters)}
-    vocabulary |= {f"<{n}>": n for n in range(len(letters), VOCABULARY)}
-    tokenizer = Tokenizer(BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = Decoder()
+    ascii = [chr(code) for code in range(32, 127)]
+    others = [chr(ord("\u4e00") + n) for n in range(VOCABULARY - len(ascii) - 1)]
+    letters = [others[0], "\n", *ascii, *others[1:]]
+    tokenizer = Tokenizer(BPE({letter: n for n, letter in enumerate(letters)}, []))
+    tokenizer.decoder = Fuse()
     tokenizer.save(str(path / "tokenizer.json"))
     template = (
         "{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '|' }}{% endfor %}"

@@ -36,7 +36,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=int, default=5, help="alternating runs of each mode")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--peers", action="store_true", help="measure peers as well")
+    parser.add_argument(
+        "--peers", nargs="*", help="measure peers as well: these, as 'llama-cpp-python', or all"
+    )
     parser.add_argument(
         "--peer-limit-s", type=float, default=600.0, help="a slower peer stops and says so"
     )
@@ -73,11 +75,14 @@ async def _run(options: argparse.Namespace) -> Report:
             runs[mode].append(await measure(engine, mode, prompts, f"{mode} {number}"))
             print(f"{mode}, run {number + 1} of {options.runs}", flush=True)
     rows = [row(mode, "Engine", runs[mode]) for mode in MODES]
+    facts: dict[str, Any] = {"outputs_equal": _equal(runs)}
     if not options.no_wire:
-        rows += await _over_the_wire(options, folder, settings)
-    if options.peers:
+        wired = await _over_the_wire(options, folder, settings)
+        rows += [row(mode, "WebSocket", found) for mode, found in wired.items()]
+        facts["outputs_equal_over_the_wire"] = _equal(wired)
+    if options.peers is not None:
         rows += _peers(options, folder, prompts, runs["streaming"][0].said)
-    facts = {"ratios": ratios(rows), "outputs_equal": _equal(runs)}
+    facts["ratios"] = ratios(rows)
     notes = [f"{name}: {value}" for name, value in facts.items()]
     title = f"Turn latency, {options.sessions} sessions x {options.turns} turns, 16 in / 8 out"
     return Report(title, rows, key="modes", notes=notes, facts=facts)
@@ -116,11 +121,11 @@ async def _session(
 
 async def _over_the_wire(
     options: argparse.Namespace, folder: Path, settings: dict[str, Any]
-) -> list[Row]:
+) -> dict[str, list[Turns]]:
     """The same through `continuo serve` and its Realtime WebSocket, with texts of 13 characters;
-    the bench models' template makes them about 30 ids. Over the wire a session is streaming."""
+    the bench models' template makes them 31 ids. Over the wire a session is streaming."""
     settings = settings | {
-        name: 3 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
+        name: 2 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
     }
     runs: dict[str, list[Turns]] = {"no_session": [], "streaming": []}
     async with wire.served(folder, **settings) as url:
@@ -128,7 +133,7 @@ async def _over_the_wire(
         for number, mode in itertools.product(range(options.runs), runs):
             runs[mode].append(await wire.measure(url, mode, options.sessions, options.turns))
             print(f"{mode} over the WebSocket, run {number + 1} of {options.runs}", flush=True)
-    return [row(mode, "WebSocket", found) for mode, found in runs.items()]
+    return runs
 
 
 def row(mode: str, through: str, runs: list[Turns]) -> Row:
@@ -180,7 +185,7 @@ def _peers(
         ids_in=IDS_IN,
         ids_out=IDS_OUT,
         prompts=prompts,
-        names=None,
+        names=options.peers or None,
         threads=2,
         expected=said,
         limit_s=options.peer_limit_s,

@@ -12,7 +12,7 @@ class Turns:
 
     wall: list[list[float]]
     outside: list[list[float]]
-    """Less the time the device worked while the turn lasted."""
+    """Less the time the device worked while the turn lasted; perhaps of some sessions only."""
     said: list[list[Any]]
 
     @classmethod

@@ -6,7 +6,9 @@ import json
 import re
 import sys
 import time
-from collections.abc import AsyncIterator
+import urllib.request
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +53,51 @@ async def served(folder: Path | str, *options: str, **config: Any) -> AsyncItera
 
 
 async def measure(url: str, mode: str, sessions: int, turns: int) -> Turns:
-    lives = await asyncio.gather(*(_session(url, mode, n, turns) for n in range(sessions)))
-    return Turns.of(list(lives))
+    """How long each turn took; and how long the device did nothing in a turn of the first session,
+    as the mean over turns 2 to 11, over the last ten, and over those between. A turn says itself
+    how long the device worked since it was asked for, but a client has waited before."""
+    looks = [1, *({11, turns - 10} if turns > 21 else ()), turns]
+    lives = await asyncio.gather(
+        *(_session(url, mode, n, turns, () if n else looks) for n in range(sessions))
+    )
+    seen = lives[0].seen
+    idle = [
+        (later.at_s - seen[n].at_s - (later.worked_s - seen[n].worked_s))
+        / (looks[n + 1] - looks[n])
+        for n, later in enumerate(seen[1:])
+    ]
+    spread = [s for n, s in enumerate(idle) for _ in range(looks[n], looks[n + 1])]
+    return Turns([life.wall[1:] for life in lives], [spread], [life.said for life in lives])
 
 
-async def _session(
-    url: str, mode: str, number: int, turns: int
-) -> tuple[list[float], list[float], list[Any]]:
-    wall, outside, said = list[float](), list[float](), list[Any]()
+@dataclass
+class _Look:
+    at_s: float
+    worked_s: float
+    """Of the device, since it was started."""
+
+
+@dataclass
+class _Life:
+    wall: list[float] = field(default_factory=list[float])
+    said: list[str] = field(default_factory=list[str])
+    seen: list[_Look] = field(default_factory=list[_Look])
+
+
+async def _look(url: str) -> _Look:
+    http = url.replace("ws://", "http://").replace("/realtime", "/stats")
+
+    def read() -> float:
+        with urllib.request.urlopen(http, timeout=30) as answer:
+            return json.load(answer)["engine"]["model_s"]
+
+    worked_s = await asyncio.to_thread(read)
+    return _Look(time.perf_counter(), worked_s)
+
+
+async def _session(url: str, mode: str, number: int, turns: int, looks: Collection[int]) -> _Life:
+    """Looks at what the device has done before these turns; `turns`: after the last."""
+    life = _Life()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:
         await _until(socket, "session.created")
@@ -66,6 +105,8 @@ async def _session(
         await socket.send(json.dumps({"type": "session.update", "session": session}))
         await _until(socket, "session.updated")
         for turn in range(turns):
+            if turn in looks:
+                life.seen.append(await _look(url))
             start = (number * 7 + turn * 3) % len(WORDS)
             item = _message("user", (WORDS + WORDS)[start : start + 13])
             began = time.perf_counter()
@@ -77,12 +118,13 @@ async def _session(
                 response = {"conversation": "none", "input": history}
                 await _send(socket, {"type": "response.create", "response": response})
             done = (await _until(socket, "response.done"))["response"]
-            wall.append(time.perf_counter() - began)
+            life.wall.append(time.perf_counter() - began)
             text = "".join(p["text"] for x in done["output"] for p in x["content"])
             history.append(_message("assistant", text))
-            said.append(text)
-            outside.append(wall[-1] - done["usage"]["timing"]["model_s"])
-    return wall, outside, said
+            life.said.append(text)
+        if turns in looks:
+            life.seen.append(await _look(url))
+    return life
 
 
 def _message(role: str, text: str) -> dict[str, Any]:

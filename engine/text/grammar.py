@@ -136,14 +136,20 @@ class Grammars:
         wake: Callable[[], None],
     ) -> None:
         """Reads the vocabulary, which takes a second if it is large. `wake` is called, on another
-        thread, whenever a grammar has been compiled."""
+        thread, whenever a grammar has been compiled. A tokenizer that is neither of bytes nor falls
+        back to them serves all but grammars, which are refused."""
         self._ends = tuple(stop_ids) or (0,)
         self._wake = wake
-        self._vocabulary = llguidance.LLTokenizer(
-            tokenizer.raw.to_str(),
-            n_vocab=max(vocab_size, tokenizer.size),
-            eos_token=[*self._ends],
-        )
+        self._vocabulary: llguidance.LLTokenizer | None = None
+        self._unreadable = ""
+        try:
+            self._vocabulary = llguidance.LLTokenizer(
+                tokenizer.raw.to_str(),
+                n_vocab=max(vocab_size, tokenizer.size),
+                eos_token=[*self._ends],
+            )
+        except ValueError as error:
+            self._unreadable = f"none can with this model's tokenizer: {_line(str(error))}"
         self._compiler = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
         self._kept: OrderedDict[str, _Compiled] = OrderedDict()
@@ -193,6 +199,8 @@ class Grammars:
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
         """Also on the compiler's thread."""
+        if self._vocabulary is None:
+            return _Compiled(None, self._unreadable, size)
         try:
             source = _lark(grammar)
         except SchemaError as error:

@@ -3,6 +3,7 @@
 import json
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench import models
 from engine.errors import BadRequest
 from engine.messages import Grammar
 from engine.text import Grammars, Text, schema_problem
@@ -186,6 +188,16 @@ def test_compiled_grammars_are_kept_up_to_a_bound() -> None:
         kept.matcher(Grammar("lark", f'start: "{n}" // {"#" * size}'), (0,))
     assert kept._bytes <= CACHE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
     assert len(kept._kept) == CACHE_BYTES_MAX // (size + 15)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_a_tokenizer_of_neither_bytes_nor_fallback_serves_all_but_grammars(tmp_path: Path) -> None:
+    models.save_tokenizer(tmp_path)
+    text = Text(str(tmp_path))
+    said = "two words, 两字"
+    assert text.decode(text.encode(said)) == said
+    kept = text.grammars(models.VOCABULARY, lambda: None)
+    with pytest.raises(BadRequest, match="none can with this model's tokenizer"):
+        kept.matcher(Grammar("json", ""), (0,))
 
 
 def test_too_long_is_refused_at_once() -> None:

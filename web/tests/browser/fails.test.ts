@@ -35,17 +35,17 @@ it('says that the model failed, and keeps the words that came and those that are
   breakable.signal('SIGUSR1');
   await unanswered.getByText('The model failed while it answered.').waitFor();
   expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('failed');
-  expect(await visit.page.locator('.message.cut .ending').innerText()).toBe('broke off');
+  await expect.poll(() => visit.page.locator('.message.cut .ending').innerText()).toBe('broke off');
   expect(await serious(visit)).toEqual([]);
   const came = deltas().join('');
   expect(await visit.said()).toEqual(['Hello?', came]);
-  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
 
   await visit.page.reload();
   await visit.connected();
   await unanswered.getByText('The model failed while it answered.').waitFor();
   expect(await visit.said()).toEqual(['Hello?', came]);
-  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
 
   await unanswered.getByRole('button', { name: 'Try again' }).click();
   await unanswered.getByText('The model failed before it answered.').waitFor();
@@ -56,11 +56,11 @@ it('says that the model failed, and keeps the words that came and those that are
   await unanswered.getByRole('button', { name: 'Try again' }).click();
   await visit.page.locator('.message.assistant').waitFor();
   await visit.finished();
-  expect(await unanswered.count()).toBe(0);
+  await expect.poll(() => unanswered.count()).toBe(0);
   const ending = visit.page.locator('.message.cut .ending');
-  expect(await ending.innerText()).toBe('ends here: no longer answer is allowed');
+  await expect.poll(() => ending.innerText()).toBe('ends here: no longer answer is allowed');
   expect(await visit.said()).toEqual(['Hello?', deltas().slice(before).join('')]);
-  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
   expect(visit.complaints).toEqual([]);
   await visit.close();
 });
@@ -81,7 +81,7 @@ it('says that the engine died, and goes on where it was when another one is ther
   expect(await visit.said()).toEqual(['Hello?', deltas.join('')]);
   expect(visit.wire.heard('response.done').at(-1)?.response.usage?.output_tokens).toBe(250);
   expect(visit.wire.asked('response.create')).toHaveLength(1);
-  expect(await visit.field.inputValue()).toBe('typed meanwhile');
+  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
   expect(visit.complaints).toEqual([]);
   await visit.close();
 });
@@ -102,8 +102,8 @@ it('says why no answer is begun, and asks again when it is told to', async () =>
   await unanswered.getByRole('button', { name: 'Try again' }).click();
   await visit.page.locator('.message.assistant').nth(1).waitFor();
   await visit.finished();
-  expect(await unanswered.count()).toBe(0);
-  expect(await visit.questions.allInnerTexts()).toEqual(['Hello?', 'And now?']);
+  await expect.poll(() => unanswered.count()).toBe(0);
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['Hello?', 'And now?']);
   expect(visit.complaints).toEqual([]);
   await visit.close();
   await patient.stop();
@@ -121,7 +121,7 @@ it('keeps what is too long for the model, or for the wire, until it is made shor
     await visit.field.fill(text);
     await visit.field.press('Enter');
     await notice.getByText(words).waitFor();
-    expect((await visit.field.inputValue()).trim() === text.trim()).toBe(true);
+    await expect.poll(async () => (await visit.field.inputValue()).trim() === text.trim()).toBe(true);
   }
   await visit.field.fill('Anybody?');
   await visit.field.press('Enter');

@@ -26,7 +26,7 @@ it('shows latency and tokens of each turn, where its KV is, and what the server 
   const { page, wire } = visit;
   const fact = (name: string) => page.locator('.panel .facts > div', { hasText: name }).locator('dd');
   const [latency, tokens] = [page.locator('.chart').first(), page.locator('.chart').last()];
-  expect(await latency.innerText()).toContain('Nothing was said yet.');
+  await expect.poll(() => latency.innerText()).toContain('Nothing was said yet.');
 
   for (const [n, words] of ['Hello?', 'Is it you?'].entries()) {
     await visit.say(words);
@@ -38,8 +38,8 @@ it('shows latency and tokens of each turn, where its KV is, and what the server 
     const times = new RegExp(`^Turn ${n + 1}: first token \\d.* m?s, then \\d.* m?s each$`);
     await latency.getByText(times).waitFor();
   }
-  expect(await latency.locator('.legend').innerText()).toMatch(/first token\s*each next token/);
-  expect(await tokens.locator('.legend').innerText()).toMatch(/reused from KV\s*prefilled/);
+  await expect.poll(() => latency.locator('.legend').innerText()).toMatch(/first token\s*each next token/);
+  await expect.poll(() => tokens.locator('.legend').innerText()).toMatch(/reused from KV\s*prefilled/);
   for (const chart of [latency, tokens]) {
     const colours = await chart.locator('canvas').evaluate((canvas: HTMLCanvasElement) => {
       const drawn = canvas.getContext('2d')?.getImageData(0, 0, canvas.width, canvas.height).data;
@@ -48,14 +48,14 @@ it('shows latency and tokens of each turn, where its KV is, and what the server 
     expect(colours).toBeGreaterThan(2);
   }
   const figure = page.locator('.message.assistant .cost').last();
-  expect(await figure.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from KV/);
+  await expect.poll(() => figure.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from KV/);
 
   expect(wire.heard('response.done').at(-1)?.response.usage?.residency).toBe('hot');
   await fact('At the last turn').getByText('was on the device').waitFor();
   await fact('On the device').getByText(/^\d+ of \d+ tokens$/).waitFor();
   await fact('In host memory').getByText('none').waitFor();
   await page.locator('.panel .facts dd', { hasText: /^[\d,]+ of 1,024 free$/ }).waitFor();
-  expect(await page.locator('.panel .pages').getAttribute('aria-label')).toMatch(/Pages: [1-9]\d* held/);
+  await expect.poll(() => page.locator('.panel .pages').getAttribute('aria-label')).toMatch(/Pages: [1-9]\d* held/);
 
   await visit.limit(1000);
   await visit.send('And now?');
@@ -75,7 +75,7 @@ it('can be put away, and stays so', async () => {
   await panel.waitFor({ state: 'hidden' });
   await visit.page.reload();
   await visit.connected();
-  expect(await panel.isVisible()).toBe(false);
+  await expect.poll(() => panel.isVisible()).toBe(false);
   await visit.page.getByRole('button', { name: 'Live figures' }).click();
   await panel.waitFor();
   await visit.close();
@@ -90,8 +90,8 @@ it('logs the events, filtered, opened and exported', async () => {
   await visit.page.getByLabel('Filter events').fill('response.done');
   await expect.poll(() => rows.count()).toBe(1);
   await rows.locator('summary').click();
-  const shown: unknown = JSON.parse(await rows.locator('pre').innerText());
-  expect(shown).toEqual(visit.wire.heard('response.done').at(-1));
+  const done = visit.wire.heard('response.done').at(-1);
+  await expect.poll(() => rows.locator('pre').innerText()).toBe(JSON.stringify(done, null, 2));
   await visit.page.getByLabel('Filter events').fill('');
   await rows.locator('.times', { hasText: /× \d+/ }).first().waitFor();
   const [download] = await Promise.all([

@@ -63,8 +63,8 @@ it('keeps what is said before there is a key', async () => {
   await key.press('Enter');
   await visit.page.locator('.message.assistant').waitFor();
   expect(await visit.finished()).toContain('7');
-  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
-  expect(await visit.field.inputValue()).toBe('and typed');
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+  await expect.poll(() => visit.field.inputValue()).toBe('and typed');
   await visit.close();
 });
 
@@ -82,7 +82,7 @@ it('shows the server to its operator', async () => {
   const working = drawn.getByText(/^[1-9]\d* a second$/).waitFor();
   await talking.say('Tell me a short story.');
   await working;
-  expect(await visit.page.locator('main button, main input, main form').count()).toBe(0);
+  await expect.poll(() => visit.page.locator('main button, main input, main form').count()).toBe(0);
   expect(visit.complaints).toEqual([]);
   await talking.close();
   await visit.close();

@@ -70,11 +70,11 @@ it('covers a small conversation with nothing that stays in the way', async () =>
   await visit.page.getByRole('button', { name: 'Conversations' }).click();
   await others.getByText('New conversation').click();
   await expect.poll(() => others.isVisible()).toBe(false);
-  expect(await visit.questions.count()).toBe(0);
+  await expect.poll(() => visit.questions.count()).toBe(0);
   await visit.page.getByRole('button', { name: 'Conversations' }).click();
   await others.locator('a').last().click();
   await expect.poll(() => others.isVisible()).toBe(false);
-  expect(await visit.questions.count()).toBe(1);
+  await expect.poll(() => visit.questions.count()).toBe(1);
   await visit.page.getByRole('button', { name: 'Live figures' }).click();
   await figures.waitFor();
   await visit.page.locator('.scroller').click({ position: { x: 5, y: 300 } });
@@ -90,7 +90,7 @@ it('stays smooth in a conversation of five hundred turns', async () => {
   await visit.page.reload();
   await visit.connected();
   await visit.finished();
-  expect(await visit.page.locator('.chart .caption').first().innerText()).toContain('Turn 500');
+  await expect.poll(() => visit.page.locator('.chart .caption').first().innerText()).toContain('Turn 500');
   await visit.page.evaluate(() => {
     const longest = { ms: 0 };
     Object.assign(window, { longest });

@@ -40,7 +40,7 @@ it.each([
   const [done] = visit.wire.heard('response.done');
   expect(done?.response.output).toMatchObject([{ content: [{ text: (await visit.said())[1] }] }]);
   expect(done?.response.usage?.output_tokens).toBe(150);
-  expect(await visit.field.inputValue()).toBe('typed before');
+  await expect.poll(() => visit.field.inputValue()).toBe('typed before');
   expect(visit.wire.asked('response.create')).toHaveLength(1);
   expect(visit.wire.heard('session.created')).toHaveLength(1);
   expect(visit.wire.resumed.filter((how) => how !== 'exact')).toEqual([]);

@@ -59,7 +59,7 @@ it('hears words as they are said, and keeps of an answer what was spoken aloud',
   await visit.connected();
   await visit.page.getByLabel('Speak').click();
   await hear(visit, 'Tell me a', false);
-  expect(await visit.field.inputValue()).toBe('Tell me a');
+  await expect.poll(() => visit.field.inputValue()).toBe('Tell me a');
   await hear(visit, 'Tell me a short story.', true);
   await visit.page.locator('.message.assistant').waitFor();
   const story = await visit.finished();
@@ -76,7 +76,7 @@ it('hears words as they are said, and keeps of an answer what was spoken aloud',
   await hear(visit, 'What is 3 plus 4?', true);
   await visit.page.locator('.message.assistant').nth(1).waitFor();
   expect(await visit.finished()).toContain('7');
-  expect((await visit.answers.first().innerText()).trim()).toMatch(/^Once upon(\s*stopped)?$/);
+  await expect.poll(async () => (await visit.answers.first().innerText()).trim()).toMatch(/^Once upon(\s*stopped)?$/);
   expect(visit.complaints).toEqual([]);
   await visit.close();
 });
@@ -88,6 +88,6 @@ it('is not offered where the browser cannot', async () => {
   });
   const visit = await Visit.tab(context, server.url);
   await visit.connected();
-  expect(await visit.page.getByLabel('Speak').count()).toBe(0);
+  await expect.poll(() => visit.page.getByLabel('Speak').count()).toBe(0);
   await visit.close();
 });

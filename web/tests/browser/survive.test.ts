@@ -31,8 +31,8 @@ const STORY = 'Tell me a short story.';
 /** It went on where it was: one answer, asked for once, and nothing told anew. */
 async function told(): Promise<void> {
   expect(await visit.finished()).toBe(story);
-  expect(await visit.questions.allInnerTexts()).toEqual([STORY]);
-  expect(await visit.answers.count()).toBe(1);
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual([STORY]);
+  await expect.poll(() => visit.answers.count()).toBe(1);
   const { wire } = visit;
   expect(wire.asked('response.create')).toHaveLength(1);
   expect(new Set(wire.heard('response.created').map(({ response }) => response.id)).size).toBe(1);
@@ -66,7 +66,7 @@ it('goes on after a time offline, and keeps what was written meanwhile', async (
   await visit.field.fill('What is 2 plus 2?');
   await visit.context.setOffline(false);
   expect(await visit.finished()).toBe(story);
-  expect(await visit.field.inputValue()).toBe('What is 2 plus 2?');
+  await expect.poll(() => visit.field.inputValue()).toBe('What is 2 plus 2?');
   await visit.field.press('Enter');
   await visit.page.locator('.message').nth(3).waitFor();
   expect(await visit.finished()).toContain('4');
@@ -83,7 +83,7 @@ it('sends later what was sent offline, also after a reload', async () => {
   await visit.page.unroute('**/v1/**');
   await visit.page.locator('.message.assistant').nth(1).waitFor();
   expect(await visit.finished()).toContain('4');
-  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
 });
 
 it('goes on when the server was killed in the middle of an answer, and came back', async () => {
@@ -94,7 +94,7 @@ it('goes on when the server was killed in the middle of an answer, and came back
   await visit.field.fill('still typing');
   await server.start();
   expect(await visit.finished()).toBe(story);
-  expect(await visit.field.inputValue()).toBe('still typing');
+  await expect.poll(() => visit.field.inputValue()).toBe('still typing');
   await visit.field.fill('');
   await told();
 });
@@ -122,7 +122,7 @@ it('is in one tab at a time, and can be taken back', async () => {
   await visit.page.getByRole('button', { name: 'Continue here' }).click();
   await other.banner.getByText('another tab').waitFor();
   await expect.poll(() => visit.answers.count()).toBe(2);
-  expect(await visit.field.inputValue()).toBe('written here meanwhile');
+  await expect.poll(() => visit.field.inputValue()).toBe('written here meanwhile');
   await visit.field.fill('');
   expect(await visit.say('What is 1 plus 1?')).toContain('2');
   const question = other.page.locator('.message.user').first();

@@ -33,9 +33,11 @@ it('talks for ten turns, and computes little for the last one', async () => {
   await visit.say('What is 2 plus 2?');
   await visit.say('What is 5 plus 1?');
   await visit.say('Thank you.');
-  expect(await visit.answers.count()).toBe(10);
-  const caption = await visit.page.locator('.chart .caption').last().innerText();
-  const [, prefilled, reused] = /Turn 10: (\d+) prefilled, (\d+) reused/.exec(caption) ?? [];
+  await expect.poll(() => visit.answers.count()).toBe(10);
+  const caption = visit.page.locator('.chart .caption').last();
+  const tenth = /Turn 10: (\d+) prefilled, (\d+) reused/;
+  await expect.poll(() => caption.innerText()).toMatch(tenth);
+  const [, prefilled, reused] = tenth.exec(await caption.innerText()) ?? [];
   expect(Number(prefilled)).toBeLessThan(32);
   expect(Number(reused)).toBeGreaterThan(150);
   expect(visit.complaints).toEqual([]);
@@ -49,7 +51,7 @@ it('stops at Escape, and goes on from there', async () => {
   await visit.page.locator('.message.cut').waitFor();
   const cut = await visit.finished();
   expect(await visit.say('What is 3 plus 4?')).toContain('7');
-  expect(await visit.answers.first().innerText()).toBe(cut);
+  await expect.poll(() => visit.answers.first().innerText()).toBe(cut);
 });
 
 it('stops with its button, and says no more than was said then', async () => {
@@ -85,7 +87,7 @@ it('takes back what followed an edited message', async () => {
   await field.press('Enter');
   await visit.page.getByText('What is 2 plus 6?').waitFor();
   expect(await visit.finished()).toContain('8');
-  expect(await visit.questions.allInnerTexts()).toEqual(['What is 2 plus 6?']);
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 2 plus 6?']);
 });
 
 it('keeps a message that is not edited after all', async () => {
@@ -94,7 +96,7 @@ it('keeps a message that is not edited after all', async () => {
   const field = visit.page.getByLabel('Edit message');
   await field.fill('something else');
   await field.press('Escape');
-  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
 });
 
 it('answers again', async () => {
@@ -102,9 +104,9 @@ it('answers again', async () => {
   await visit.page.getByLabel('Answer again').click();
   await expect.poll(() => visit.wire.heard('response.done').length).toBe(2);
   await visit.finished();
-  expect(await visit.answers.count()).toBe(1);
+  await expect.poll(() => visit.answers.count()).toBe(1);
   const again = visit.wire.heard('response.done').at(-1)?.response.output[0];
-  expect(await visit.page.locator('.message.assistant').getAttribute('data-id')).toBe(again?.id);
+  await expect.poll(() => visit.page.locator('.message.assistant').getAttribute('data-id')).toBe(again?.id);
 });
 
 it('branches, and switches between branches', async () => {
@@ -142,7 +144,7 @@ it('branches at a question, which can then be asked again', async () => {
   await unanswered.getByRole('button', { name: 'Ask for one' }).click();
   await visit.page.locator('.message.assistant').nth(1).waitFor();
   expect(await visit.finished()).toContain('Zorban');
-  expect(await unanswered.count()).toBe(0);
+  await expect.poll(() => unanswered.count()).toBe(0);
 });
 
 it('shows a tool call, whose result can be changed', async () => {
@@ -153,11 +155,11 @@ it('shows a tool call, whose result can be changed', async () => {
   await visit.send('What is the weather in Paris?');
   const result = visit.page.getByLabel('Result of get_weather');
   await result.waitFor();
-  expect(await visit.page.locator('.call .arguments').innerText()).toContain('Paris');
+  await expect.poll(() => visit.page.locator('.call .arguments').innerText()).toContain('Paris');
   await result.fill('{"temperature": 7, "conditions": "snow"}');
   await visit.page.getByRole('button', { name: 'Return this' }).click();
   expect(await visit.finished()).toMatch(/7|snow/);
-  expect(await visit.page.locator('.call .output').innerText()).toContain('snow');
+  await expect.poll(() => visit.page.locator('.call .output').innerText()).toContain('snow');
 });
 
 it('says beside the field what is wrong with a setting, and changes nothing', async () => {
@@ -177,7 +179,7 @@ it('begins a conversation with another model, and with the settings that were ch
   await visit.say('What is 3 plus 4?');
   await visit.page.getByLabel('Settings', { exact: true }).click();
   const model = visit.page.getByRole('combobox', { name: 'Model' });
-  expect(await model.inputValue()).toBe('demo');
+  await expect.poll(() => model.inputValue()).toBe('demo');
   await model.selectOption('second');
   await visit.page.getByLabel('Instructions').fill('Be brief.');
   await visit.page.getByLabel('Temperature').fill('0.5');
@@ -185,7 +187,7 @@ it('begins a conversation with another model, and with the settings that were ch
   await expect.poll(() => visit.wire.heard('session.created').at(-1)?.session.model).toBe('second');
   const told = { instructions: 'Be brief.', temperature: 0.5, model: 'second' };
   await expect.poll(() => visit.wire.heard('session.updated').at(-1)?.session).toMatchObject(told);
-  expect(await visit.questions.count()).toBe(0);
+  await expect.poll(() => visit.questions.count()).toBe(0);
   await visit.say('What is 2 plus 2?');
   await visit.page.reload();
   await visit.connected();
@@ -198,18 +200,18 @@ it('draws Markdown, and nothing that is not safe', async () => {
   const wicked = '<img src=x onerror="document.title=1"> **bold** [x](javascript:alert(1))';
   await visit.send(wicked);
   await visit.finished();
-  expect(await visit.questions.first().innerText()).toBe(wicked);
+  await expect.poll(() => visit.questions.first().innerText()).toBe(wicked);
   await visit.page.evaluate(answered, `${wicked}\n\n\`\`\`js\n1 < 2\n\`\`\`\n\n[y](https://x.test/)`);
   await visit.page.reload();
   await visit.connected();
   const answer = visit.answers.first();
-  expect(await answer.locator('strong').innerText()).toBe('bold');
-  expect(await answer.locator('pre code').innerText()).toBe('1 < 2\n');
+  await expect.poll(() => answer.locator('strong').innerText()).toBe('bold');
+  await expect.poll(() => answer.locator('pre code').innerText()).toBe('1 < 2\n');
   const links = await answer.locator('a').evaluateAll((all) => all.map((a) => a.outerHTML));
   expect(links).toHaveLength(1);
   expect(links[0]).toMatch(/href="https:\/\/x\.test\/".*rel="noopener/);
-  expect(await answer.innerText()).toContain('<img src=x');
-  expect(await visit.page.locator('.transcript img').count()).toBe(0);
+  await expect.poll(() => answer.innerText()).toContain('<img src=x');
+  await expect.poll(() => visit.page.locator('.transcript img').count()).toBe(0);
   expect(await visit.page.title()).not.toBe('1');
   expect(visit.complaints).toEqual([]);
 });

@@ -24,12 +24,12 @@ it('tells a server the conversation again when its session has expired', async (
   await expect.poll(there, { timeout: 30_000 }).toBe(404);
   await visit.context.setOffline(false);
   await visit.banner.getByText('was told it again').waitFor();
-  expect(await visit.field.inputValue()).toBe('What is 2 plus 2?');
+  await expect.poll(() => visit.field.inputValue()).toBe('What is 2 plus 2?');
   await visit.field.press('Enter');
   await visit.page.locator('.message.assistant').nth(1).waitFor();
   expect(await visit.finished()).toContain('4');
-  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
-  expect((await visit.answers.first().innerText()).trim()).toBe(answer);
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
+  await expect.poll(async () => (await visit.answers.first().innerText()).trim()).toBe(answer);
   expect(visit.wire.asked('response.create')).toHaveLength(2);
   expect(visit.complaints).toEqual([]);
   await visit.close();
@@ -52,8 +52,8 @@ it('says that the server is not there, and keeps what is written until it is', a
   if (await now.isVisible()) await now.click({ timeout: 2000 }).catch(() => undefined); // or it has
   await visit.page.locator('.message.assistant').nth(1).waitFor();
   expect(await visit.finished()).toContain('4');
-  expect(await visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
-  expect(await visit.field.inputValue()).toBe('and typed, not sent');
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
+  await expect.poll(() => visit.field.inputValue()).toBe('and typed, not sent');
   expect(visit.complaints).toEqual([]);
   await visit.close();
   await admin.close();
