@@ -12,7 +12,7 @@ const POLL_MS = 2000;
 
 class Admin {
   readonly #note = h('p', { class: 'banner', role: 'status', hidden: true });
-  readonly #pages = h('div', { class: 'pages', role: 'img' });
+  readonly #pages = h('div', { class: 'bar pages', role: 'img' });
   readonly #held = h('dl', { class: 'facts' });
   readonly #work = h('dl', { class: 'facts' });
   readonly #server = h('dl', { class: 'facts' });

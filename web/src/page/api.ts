@@ -38,13 +38,24 @@ export interface ServerStats {
   warnings: { at: number; level: string; message: string }[];
 }
 
+/** Tokens, and pages of the engine. */
+export interface SessionKV {
+  place: 'device' | 'host' | 'none';
+  tokens: number;
+  pages: number;
+  host_tokens: number;
+  host_pages: number;
+  /** Their KV was there, and is computed again. */
+  lost_tokens: number;
+}
+
 export interface SessionStatus {
   id: string;
   state: string;
   tokens: number;
   items: number;
   dropped_items: number;
-  kv: { place: 'device' | 'none'; tokens: number; pages: number; host_pages: number };
+  kv: SessionKV;
 }
 
 /** The server answered, and refused. */

@@ -74,6 +74,9 @@ export class App {
         this.#talk?.type(text);
       },
       said: () => void this.#send(),
+      failed: (why) => {
+        this.#notify(why);
+      },
     });
   }
 

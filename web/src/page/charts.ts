@@ -4,7 +4,7 @@ import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { h } from './dom.js';
 import type { TurnMetrics } from './storage.js';
-import { count, ms } from './words.js';
+import { count, ms, WHERE } from './words.js';
 
 const HEIGHT = 120;
 
@@ -138,6 +138,7 @@ export class Charts {
       (index) => {
         const turn = at(index);
         if (!turn) return '';
+        if (turn.ttft === null) return `Turn ${index + 1}: not timed, the page was not there all along`;
         return `Turn ${index + 1}: first token ${ms(turn.ttft)}, then ${ms(turn.itl)} each`;
       },
     );
@@ -151,8 +152,10 @@ export class Charts {
       (index) => {
         const turn = at(index);
         if (!turn) return '';
-        const { prefilled, reused } = turn;
-        return `Turn ${index + 1}: ${count(prefilled)} prefilled, ${count(reused)} reused`;
+        const { prefilled, reused, residency } = turn;
+        const moved = residency === 'host' || residency === 'recomputed';
+        const where = moved ? `; KV ${WHERE[residency]}` : '';
+        return `Turn ${index + 1}: ${count(prefilled)} prefilled, ${count(reused)} reused${where}`;
       },
     );
     this.element = h('div', {}, this.#latency.element, this.#tokens.element);

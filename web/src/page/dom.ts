@@ -30,6 +30,7 @@ const ICONS = {
   again: 'M20 12a8 8 0 1 1-2.5-5.8M20 4v4h-4',
   branch: 'M7 4v16M7 14c0-5 10-3 10-8M17 6V4',
   copy: 'M9 9h10v11H9zM15 9V4H5v11h4',
+  done: 'M5 13l4 4L19 7',
   cut: 'M4 12h5M15 12h5M9 8l-2-3M15 16l2 3M12 7V4M12 20v-3',
   settings: 'M4 8h9M17 8h3M4 16h3M11 16h9M15 6v4M9 14v4',
   panel: 'M4 5h16v14H4zM14 5v14',
@@ -59,6 +60,35 @@ export function iconButton(name: Icon, label: string, act: () => void): HTMLButt
     { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick: act },
     icon(name),
   );
+}
+
+const TICK_MS = 1200;
+
+/** The button shows for a moment that it has done it. */
+export function tick(button: HTMLElement): void {
+  const before = [...button.childNodes];
+  if (button.classList.contains('done')) return;
+  button.classList.add('done');
+  button.replaceChildren(icon('done'));
+  setTimeout(() => {
+    button.classList.remove('done');
+    button.replaceChildren(...before);
+  }, TICK_MS);
+}
+
+/** Also where the page came over plain HTTP, and browsers give it no clipboard. */
+export async function copyText(text: string): Promise<void> {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    const field = h('textarea', { 'aria-hidden': 'true', class: 'unseen' });
+    field.value = text;
+    document.body.append(field);
+    field.select();
+    // eslint-disable-next-line @typescript-eslint/no-deprecated
+    document.execCommand('copy');
+    field.remove();
+  }
 }
 
 /** Runs `draw` once before the next frame, however often it is asked for. */

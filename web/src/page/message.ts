@@ -1,7 +1,7 @@
 /** One message of the transcript, and what can be done with it. */
 
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
-import { h, icon, iconButton } from './dom.js';
+import { copyText, h, icon, iconButton, tick } from './dom.js';
 import { Growing } from './markdown.js';
 import type { Unanswered } from './outcome.js';
 import type { TurnMetrics } from './storage.js';
@@ -74,7 +74,7 @@ class MessageView implements View {
 
   #frame(item: MessageItem, look: Look): void {
     const { metrics } = look;
-    const shape = JSON.stringify([item.role, look.cut, look.open, look.last, metrics?.ttft]);
+    const shape = JSON.stringify([item.role, look.cut, look.open, look.last, metrics?.id]);
     if (shape === this.#shape) return;
     this.#shape = shape;
     this.element.className = `message ${item.role}`;
@@ -82,7 +82,7 @@ class MessageView implements View {
     const names = { user: 'You', assistant: 'Model', system: 'System' };
     this.#who.textContent = names[item.role];
     this.element.setAttribute('aria-label', names[item.role]);
-    this.#cost.textContent = metrics ? ms(metrics.ttft) : '';
+    this.#cost.textContent = metrics && metrics.ttft !== null ? ms(metrics.ttft) : '';
     this.#cost.title = metrics ? costOf(metrics) : '';
     this.#cut.textContent = look.cut;
     this.#cut.hidden = !look.cut;
@@ -93,7 +93,9 @@ class MessageView implements View {
 
   #buttons(item: MessageItem, look: Look): Node[] {
     const copy = iconButton('copy', 'Copy', () => {
-      void navigator.clipboard.writeText(this.#item ? textOf(this.#item) : '');
+      void copyText(this.#item ? textOf(this.#item) : '').then(() => {
+        tick(copy);
+      });
     });
     const branch = iconButton('branch', 'Branch from here', () => {
       this.#acts.branch(item.id);
@@ -212,8 +214,9 @@ export function unansweredView({ why, way }: Unanswered, ask: () => void): HTMLE
 function costOf(metrics: TurnMetrics): string {
   const { ttft, itl, tokens, prefilled, reused } = metrics;
   const after = itl === null ? '' : `, then ${ms(itl)} a token`;
+  const time = ttft === null ? '' : `First token after ${ms(ttft)}${after}. `;
   return (
-    `First token after ${ms(ttft)}${after}. ${count(tokens)} tokens; ` +
+    `${time}${count(tokens)} tokens; ` +
     `${count(prefilled)} prefilled, ${count(reused)} reused from KV.`
   );
 }

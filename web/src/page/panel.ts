@@ -4,26 +4,20 @@ import { type ServerStats, session, type SessionStatus, stats } from './api.js';
 import { Charts } from './charts.js';
 import { h } from './dom.js';
 import { EventLog } from './eventlog.js';
-import { drawPages, facts } from './figures.js';
+import { drawKV, drawPages, facts } from './figures.js';
 import type { Talk } from './talk.js';
-import { count } from './words.js';
+import { count, WHERE } from './words.js';
 
 const POLL_MS = 2000;
-
-const RESIDENCY: Record<string, string> = {
-  hot: 'was on the device',
-  host: 'came back from host memory',
-  recomputed: 'was computed again',
-  none: 'was not there before',
-};
 
 export class Panel {
   readonly element: HTMLElement;
   readonly #talk: Talk;
   readonly #charts = new Charts();
+  readonly #where = h('div', { class: 'bar kv', role: 'img', hidden: true });
   readonly #kv = h('dl', { class: 'facts' });
   readonly #server = h('dl', { class: 'facts' });
-  readonly #pages = h('div', { class: 'pages', role: 'img' });
+  readonly #pages = h('div', { class: 'bar pages', role: 'img' });
   readonly #polling: ReturnType<typeof setInterval>;
 
   constructor(talk: Talk) {
@@ -32,7 +26,7 @@ export class Panel {
       'aside',
       { class: 'panel', 'aria-label': 'Live figures' },
       this.#charts.element,
-      h('section', {}, h('h3', {}, 'This conversation’s KV'), this.#kv),
+      h('section', {}, h('h3', {}, 'This conversation’s KV'), this.#where, this.#kv),
       h('section', {}, h('h3', {}, 'Server'), this.#pages, this.#server),
       new EventLog(talk).element,
     );
@@ -78,18 +72,23 @@ export class Panel {
 
   #drawKV(own: SessionStatus | null): void {
     const last = this.#talk.kept.metrics.at(-1)?.residency;
-    const where = last ? (RESIDENCY[last] ?? last) : '–';
+    const where = last ? WHERE[last] : '–';
+    this.#where.hidden = own === null;
     if (!own) {
       facts(this.#kv, [['At the last turn', where]]);
       return;
     }
     const { kv } = own;
+    // An answer that is being made is counted there first.
+    const whole = Math.max(kv.tokens + kv.host_tokens + kv.lost_tokens, own.tokens);
+    const some = (n: number): string => (n > 0 ? `${count(n)} tokens` : 'none');
+    drawKV(this.#where, kv, whole);
     facts(this.#kv, [
       ['At the last turn', where],
-      // An answer that is being made is counted there first.
-      ['On the device', `${count(kv.tokens)} of ${count(Math.max(kv.tokens, own.tokens))} tokens`],
+      ['On the device', `${count(kv.tokens)} of ${count(whole)} tokens`, 'accent'],
+      ['In host memory', some(kv.host_tokens), 'second'],
+      ['To be computed again', some(kv.lost_tokens), 'lost'],
       ['Pages', count(kv.pages)],
-      ['In host memory', kv.host_pages ? `${count(kv.host_pages)} pages` : 'none'],
     ]);
   }
 

@@ -32,7 +32,18 @@ export interface Speaking {
   heard(text: string): void;
   /** The message is finished. */
   said(): void;
+  /** It does not listen any more, and why. */
+  failed(why: string): void;
 }
+
+/** After these it goes on to listen. */
+const PASSING = new Set(['no-speech', 'aborted']);
+const WHY: Record<string, string> = {
+  'not-allowed': 'The browser does not let this page use the microphone. Allow it, and try again.',
+  'service-not-allowed': 'The browser does not let this page turn speech into words.',
+  'audio-capture': 'There is no microphone, or it cannot be used.',
+  network: 'The browser cannot reach the service that turns speech into words. Typing still works.',
+};
 
 /** The end of a sentence, behind which its speaking may begin. */
 const SENTENCE = /[.!?…]["')\]]?\s|\n/g;
@@ -101,7 +112,9 @@ export class Speech {
       this.#hear(event);
     };
     recognition.onerror = ({ error }) => {
-      if (error === 'not-allowed' || error === 'service-not-allowed') this.stop();
+      if (PASSING.has(error)) return;
+      this.stop();
+      this.#speaking.failed(WHY[error] ?? `This browser cannot hear you: ${error}.`);
     };
     recognition.onend = () => {
       if (recognition === this.#recognition) recognition.start(); // browsers end it after a silence

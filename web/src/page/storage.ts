@@ -12,8 +12,9 @@ import type {
 /** What one answer cost. Times in milliseconds, seen from here. */
 export interface TurnMetrics {
   id: string;
-  ttft: number;
-  /** Mean time between tokens after the first; null where all came at once. */
+  /** null where nobody was here to see it asked for. */
+  ttft: number | null;
+  /** Mean time between tokens after the first; null where all came at once, or nobody was here. */
   itl: number | null;
   tokens: number;
   prefilled: number;

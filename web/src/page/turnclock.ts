@@ -34,13 +34,14 @@ export class TurnClock {
   #end({ id, usage }: Response): TurnMetrics | null {
     const [asked, first, last] = [this.#asked, this.#first, this.#last];
     this.#asked = this.#first = 0;
-    if (!usage || !asked || !first) return null;
-    const tokens = usage.output_tokens;
+    const tokens = usage?.output_tokens ?? 0;
+    if (!usage || !tokens) return null;
+    const timed = asked > 0 && first > 0;
     const reused = usage.input_token_details.cached_tokens;
     return {
       id,
-      ttft: first - asked,
-      itl: last > first && tokens > 1 ? (last - first) / (tokens - 1) : null,
+      ttft: timed ? first - asked : null,
+      itl: timed && last > first && tokens > 1 ? (last - first) / (tokens - 1) : null,
       tokens,
       prefilled: usage.input_tokens - reused,
       reused,

@@ -1,4 +1,14 @@
-/** Numbers as people read them. */
+/** Numbers, and what they are about, as people read them. */
+
+import type { Residency } from '../client/index.js';
+
+/** Where an answer has found the KV of what was said before. */
+export const WHERE: Record<Residency, string> = {
+  hot: 'was on the device',
+  host: 'came back from host memory',
+  recomputed: 'was computed again',
+  none: 'was not there before',
+};
 
 export function ms(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–';
