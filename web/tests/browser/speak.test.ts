@@ -91,3 +91,25 @@ it('is not offered where the browser cannot', async () => {
   await expect.poll(() => visit.page.getByLabel('Speak').count()).toBe(0);
   await visit.close();
 });
+
+it('says why it cannot hear, and listens no more', async () => {
+  const context = await browser.newContext();
+  await context.addInitScript(script);
+  const visit = await Visit.tab(context, server.url);
+  await visit.connected();
+  const button = visit.page.getByLabel('Speak');
+  const fail = (error: string) =>
+    visit.page.evaluate((error) => {
+      const { recogniser } = window as unknown as { recogniser: { onerror(event: unknown): void } };
+      recogniser.onerror({ error });
+    }, error);
+  await button.click();
+  await expect.poll(() => button.getAttribute('aria-pressed')).toBe('true');
+  await fail('no-speech');
+  await expect.poll(() => button.getAttribute('aria-pressed')).toBe('true');
+  await fail('audio-capture');
+  await visit.page.locator('.notice').getByText('There is no microphone').waitFor();
+  await expect.poll(() => button.getAttribute('aria-pressed')).toBe('false');
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+});

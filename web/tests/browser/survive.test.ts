@@ -48,6 +48,13 @@ it('goes on after a reload in the middle of an answer', async () => {
   await visit.under(20);
   await visit.page.reload();
   await told();
+  const [latency, tokens] = [visit.page.locator('.chart').first(), visit.page.locator('.chart').last()];
+  await tokens.getByText(/^Turn 2: /).waitFor(); // also the one whose beginning this page has not seen
+  await latency.getByText(/^Turn 2: first token/).waitFor();
+  await visit.page.locator('.message.assistant .cost').first().waitFor({ state: 'attached' });
+  await expect
+    .poll(() => visit.page.locator('.message.assistant .cost').first().getAttribute('title'))
+    .toMatch(/^\d+ tokens; \d+ prefilled, \d+ reused from KV\.$/);
 });
 
 it('goes on when the connection was cut in the middle of an answer', async () => {

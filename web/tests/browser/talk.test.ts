@@ -229,3 +229,17 @@ function answered(text: string): void {
   // What the page stores when it is left would undo it.
   Storage.prototype.setItem = () => undefined;
 }
+
+it('copies an answer, also where the browser gives the page no clipboard', async () => {
+  await visit.page.addInitScript(() => {
+    Object.defineProperty(navigator, 'clipboard', { value: undefined });
+  });
+  await visit.page.reload();
+  await visit.connected();
+  const said = await visit.say('What is 3 plus 4?');
+  await visit.page.locator('.message.assistant').getByLabel('Copy').click();
+  await visit.page.locator('.message.assistant .icon-button.done').waitFor();
+  await visit.field.click();
+  await visit.page.keyboard.press('Control+V');
+  await expect.poll(() => visit.field.inputValue()).toBe(said);
+});
