@@ -67,13 +67,14 @@ def settings_for(options: argparse.Namespace) -> dict[str, Any]:
 async def _run(options: argparse.Namespace) -> Report:
     folder, settings = folder_of(options.model), settings_for(options)
     runs: dict[str, list[Turns]] = {mode: [] for mode in MODES}
-    async with live.engine(folder, **settings) as engine:
-        vocabulary = engine.ready.vocab_size
-        prompts = live.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
-        await measure(engine, "streaming", [p[:5] for p in prompts], "warm-up")
-        for number, mode in itertools.product(range(options.runs), MODES):
+    prompts: live.Prompts = []
+    for number, mode in itertools.product(range(options.runs), MODES):
+        async with live.engine(folder, **settings) as engine:  # what others published is gone
+            vocabulary = engine.ready.vocab_size
+            prompts = live.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
+            await measure(engine, mode, [p[:5] for p in prompts], "warm-up")
             runs[mode].append(await measure(engine, mode, prompts, f"{mode} {number}"))
-            print(f"{mode}, run {number + 1} of {options.runs}", flush=True)
+        print(f"{mode}, run {number + 1} of {options.runs}", flush=True)
     rows = [row(mode, "Engine", runs[mode]) for mode in MODES]
     facts: dict[str, Any] = {"outputs_equal": _equal(runs)}
     if not options.no_wire:
