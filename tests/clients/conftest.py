@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 SDK = ROOT / ".venv-openai/bin/python"
 KEY = "sk-test-1234"
 ENVIRON = {"CONTINUO_API_KEY": KEY}
+NODE = Path(__file__).with_name("node")
+NODE_MIN = 20
 LIMITS = ("--requests-per-minute", "1000000", "--tokens-per-minute", "1000000000")
 """Never reached, but told."""
 
@@ -71,7 +74,7 @@ class Told(TypedDict):
 def flows(server: Server) -> dict[str, Told]:
     assert SDK.exists(), "make test prepares .venv-openai"
     run = subprocess.run(
-        [SDK, "-m", "tests.clients.flows", server.url, KEY],
+        [SDK, "-m", "tests.clients.flows", KEY, f"main={server.url}"],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -79,3 +82,29 @@ def flows(server: Server) -> dict[str, Told]:
     )
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
+
+
+@pytest.fixture(scope="session")
+def node() -> list[str]:
+    """How Node is run here, the packages being in place."""
+    program = shutil.which("node")
+    if program is None or shutil.which("npm") is None:
+        pytest.skip("there is no Node here (node and npm)")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    major = int(version.stdout.removeprefix("v").partition(".")[0])
+    if major < NODE_MIN:
+        pytest.skip(f"Node is {version.stdout.strip()} here; the SDK needs {NODE_MIN}")
+    lock, installed = NODE / "package-lock.json", NODE / "node_modules/.package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        install = ["npm", "ci", "--ignore-scripts"]
+        run = subprocess.run(install, cwd=NODE, capture_output=True, text=True, timeout=300)
+        if run.returncode:
+            pytest.skip(f"npm could not install the SDK: {run.stderr.strip()[-300:]}")
+    # From 22 on the WebSocket of browsers is there by itself.
+    return [program, *(["--experimental-websocket"] if major < 22 else [])]
+
+
+@pytest.fixture(scope="session")
+def record(request: pytest.FixtureRequest) -> bool:
+    """Whether transcripts are written, not compared."""
+    return bool(request.config.getoption("--record"))

@@ -1,4 +1,5 @@
-"""The real OpenAI SDK for Node against a real server with TLS: one test a flow of `node/flows.mjs`.
+"""The real OpenAI SDK for Node against a real server with TLS: one test a flow of
+`node/realtime.mjs` and `node/responses.mjs`.
 
 It connects with `wss:` alone, so the server has a certificate made for the run.
 """
@@ -15,38 +16,22 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.clients import transcripts
-from tests.clients.conftest import KEY, Server, Told, start, stop
+from tests.clients import node_types, transcripts
+from tests.clients.conftest import KEY, NODE, Server, Told, start, stop
 from tests.clients.cutting import Wire, heard_by, text
+from tests.clients.error_rows import errors_of
 
-FOLDER = Path(__file__).with_name("node")
-NAMES = re.findall(r"^  async (\w+)\(client\)", (FOLDER / "flows.mjs").read_text(), re.MULTILINE)
-BUNDLED_ONLY = {"a_tool_is_called_and_its_result_used"}
-NO_FRAMES = {"a_chat_completion", "a_response_over_http", "a_wrong_key", "models_are_listed"}
+SOURCE = "".join((NODE / name).read_text() for name in ("realtime.mjs", "responses.mjs"))
+NAMES = re.findall(r"^  async (\w+)\(client\)", SOURCE, re.MULTILINE)
+BUNDLED_ONLY = {
+    "a_response_calls_a_tool",
+    "a_tool_is_called_and_its_result_used",
+    "steering_waits_for_what_a_call_gives",
+}
+NO_FRAMES = {"a_wrong_key"}
 RECORDED = [name for name in NAMES if name not in NO_FRAMES]
 STREAMS = {"lanes_beside_each_other"}
 """Flows with responses that are made beside each other."""
-NODE_MIN = 20
-
-
-@pytest.fixture(scope="module")
-def node() -> list[str]:
-    """How Node is run here, the packages being in place."""
-    program = shutil.which("node")
-    if program is None or shutil.which("npm") is None:
-        pytest.skip("there is no Node here (node and npm)")
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
-    major = int(version.stdout.removeprefix("v").partition(".")[0])
-    if major < NODE_MIN:
-        pytest.skip(f"Node is {version.stdout.strip()} here; the SDK needs {NODE_MIN}")
-    lock, installed = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        install = ["npm", "ci", "--ignore-scripts"]
-        run = subprocess.run(install, cwd=FOLDER, capture_output=True, text=True, timeout=300)
-        if run.returncode:
-            pytest.skip(f"npm could not install the SDK: {run.stderr.strip()[-300:]}")
-    # From 22 on the WebSocket of browsers is there by itself.
-    return [program, *(["--experimental-websocket"] if major < 22 else [])]
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +66,8 @@ def secure(model: str, certificate: tuple[Path, Path]) -> Iterator[Server]:
 def node_flows(node: list[str], secure: Server, certificate: tuple[Path, Path]) -> dict[str, Told]:
     assert secure.url.startswith("https://")
     run = subprocess.run(
-        [*node, "flows.mjs", secure.url, KEY],
-        cwd=FOLDER,
+        [*node, "flows.mjs", KEY, f"main={secure.url}"],
+        cwd=NODE,
         env={**os.environ, "NODE_EXTRA_CA_CERTS": str(certificate[0])},
         capture_output=True,
         text=True,
@@ -102,22 +87,26 @@ def test_flow(name: str, node_flows: dict[str, Told], model: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RECORDED)
-def test_transcript(
-    name: str, node_flows: dict[str, Told], model: str, request: pytest.FixtureRequest
-) -> None:
+def test_transcript(name: str, node_flows: dict[str, Told], model: str, record: bool) -> None:
     if model != "demo":
         pytest.skip("the recorded transcripts are of the bundled model")
-    record = bool(request.config.getoption("--record"))
     transcript = node_flows[name]["transcript"]
     if name in STREAMS:
         transcript = transcripts.by_stream(transcript)
     transcripts.check("node", name, transcript, record=record)
 
 
+@pytest.mark.timeout(600)
+def test_every_frame_is_of_the_sdks_own_types(
+    node: list[str], node_flows: dict[str, Told], tmp_path: Path
+) -> None:
+    assert node_types.check(node, node_flows, tmp_path) > 300
+
+
 def test_no_flow_is_forgotten(node_flows: dict[str, Told]) -> None:
     assert sorted(node_flows) == sorted(NAMES)
     recorded = {path.stem for path in (transcripts.GOLDEN / "node").iterdir()}
-    assert recorded == set(RECORDED)
+    assert recorded == {*RECORDED, *errors_of("node").values()}
 
 
 @pytest.mark.timeout(200)
@@ -129,7 +118,7 @@ async def test_cut_again_and_again_over_tls(
     async def hear(port: int) -> str:
         url = f"https://127.0.0.1:{port}/v1"
         trust = {"NODE_EXTRA_CA_CERTS": str(certificate[0])}
-        return text(await heard_by(*node, FOLDER / "returning.mjs", url, KEY, "7", env=trust))
+        return text(await heard_by(*node, NODE / "returning.mjs", url, KEY, "7", env=trust))
 
     port = urlsplit(secure.url).port
     assert port is not None

@@ -5,11 +5,13 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 
+from starlette.applications import Starlette
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
 from engine import Engine
 from realtime.server.app import Server, bind, build
+from realtime.server.entrance import Entrance
 from realtime.server.settings import Settings
 from realtime.session import Registry
 from realtime.store import Store
@@ -51,13 +53,22 @@ async def serve(
 async def serving(
     engine: Engine, settings: Settings, store: Store, port: int = 0
 ) -> AsyncIterator[Running]:
-    sock = bind("127.0.0.1", port)
-    listening = asyncio.Event()
     app = build(engine, settings, store)
-    server = Server(app, settings, listening.set)
-    async with app.state.registry.running():
+    async with listening(app, app.state.registry, settings, port) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: Starlette | Entrance, registry: Registry, settings: Settings, port: int = 0
+) -> AsyncIterator[Running]:
+    """`app` is or becomes the application with that registry."""
+    sock = bind("127.0.0.1", port)
+    ready = asyncio.Event()
+    server = Server(app, settings, ready.set)
+    async with registry.running():
         serving = asyncio.create_task(server.serve([sock]))
-        await listening.wait()
+        await ready.wait()
         yield Running(sock.getsockname()[1], server)
         server.should_exit = True
         await asyncio.wait_for(serving, 20)

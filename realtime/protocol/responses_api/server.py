@@ -102,6 +102,7 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
 class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["response"] = "response"
+    access_programs: None = None
     created_at: int
     completed_at: int | None = None
     status: Status

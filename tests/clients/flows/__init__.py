@@ -1,4 +1,4 @@
 """Conversations with the real OpenAI SDK, by family. They run in .venv-openai, where it is:
 
-python -m tests.clients.flows URL KEY
+python -m tests.clients.flows KEY main=URL ...
 """

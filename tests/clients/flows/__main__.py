@@ -1,4 +1,5 @@
-"""Prints a JSON object: of each flow what went wrong, or null, and its transcript."""
+"""Prints a JSON object: of each flow of the servers that are named what went wrong, or null, and
+its transcript."""
 
 import asyncio
 import importlib
@@ -9,15 +10,19 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from tests.clients.flows.talk import FLOWS, Client
+from tests.clients.flows.talk import FLOWS, SERVERS, Client
 
 
-async def main(url: str, key: str) -> None:
+async def main(key: str, *servers: str) -> None:
     for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
         if module.name != "__main__":
             importlib.import_module(f"tests.clients.flows.{module.name}")
     told: dict[str, Any] = {}
+    urls = dict(server.split("=", 1) for server in servers)
     for name, run in FLOWS.items():
+        url = urls.get(SERVERS.get(name, "main"))
+        if url is None:
+            continue
         client, problem = Client(url, key), None
         try:
             await asyncio.wait_for(run(client), 120)

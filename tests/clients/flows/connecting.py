@@ -1,7 +1,9 @@
 """Keys, models, and the end of a session."""
 # pyright: reportMissingImports=false
 
-from openai import AsyncOpenAI, PermissionDeniedError
+from typing import Any
+
+from openai import NotFoundError, PermissionDeniedError
 from websockets.exceptions import InvalidStatus
 
 from tests.clients.flows.talk import Client, Talk, flow
@@ -9,7 +11,7 @@ from tests.clients.flows.talk import Client, Talk, flow
 
 @flow
 async def an_unknown_model(client: Client) -> None:
-    api = AsyncOpenAI(base_url=client.url, api_key=client.key)
+    api = client.api()
     async with api.realtime.connect(model="gpt-9") as connection:
         talk = Talk(connection, client)
         error = (await talk.expect("error"))["error"]
@@ -20,7 +22,7 @@ async def an_unknown_model(client: Client) -> None:
 
 @flow
 async def client_secrets_open_sessions(client: Client) -> None:
-    api = AsyncOpenAI(base_url=client.url, api_key=client.key)
+    api = client.api()
     secret = await api.realtime.client_secrets.create(
         expires_after={"anchor": "created_at", "seconds": 60},
         session={"type": "realtime", "instructions": "Be kind.", "max_output_tokens": 3},
@@ -34,7 +36,7 @@ async def client_secrets_open_sessions(client: Client) -> None:
         assert (await talk.ask("hello"))["usage"]["output_tokens"] <= 3
     code = None
     try:
-        browser = AsyncOpenAI(base_url=client.url, api_key=secret.value)
+        browser = client.api(secret.value)
         await browser.realtime.client_secrets.create()
     except PermissionDeniedError as denied:
         code = denied.code
@@ -51,6 +53,40 @@ async def session_close_ends_the_session(client: Client) -> None:
 
 
 @flow
+async def a_session_is_looked_at_and_ended(client: Client) -> None:
+    api = client.api()
+    async with client.talk() as talk:
+        await talk.ask("hello", max_output_tokens=2)
+        path = f"/realtime/sessions/{talk.session}"
+        looked: Any = await api.get(path, cast_to=object)
+        assert (looked["id"], looked["items"], looked["state"]) == (talk.session, 2, "idle")
+        deleted: Any = await api.delete(path, cast_to=object)
+        assert deleted["deleted"]
+        assert await talk.closed() == 4003
+    code = None
+    try:
+        await api.get(path, cast_to=object)
+    except NotFoundError as unknown:
+        code = unknown.code
+    assert code == "session_not_found"
+
+
+@flow
+async def a_fork_goes_on_from_an_item(client: Client) -> None:
+    async with client.talk() as talk:
+        first = await talk.say("My name is Ada. Remember it.")
+        await talk.ask("What is the capital of France?", max_output_tokens=8)
+        async with client.talk(fork=talk.session, at=first["item"]["id"]) as fork:
+            assert fork.session != talk.session
+            assert (await fork.expect("conversation.item.added"))["item"] == first["item"]
+            await fork.expect("conversation.item.done")
+            usage = (await fork.ask("And of Italy?", max_output_tokens=8))["usage"]
+            cached = usage["input_token_details"]["cached_tokens"]
+            assert usage["input_tokens"] - 24 < cached, "KV is shared"
+        await talk.usable()
+
+
+@flow
 async def a_wrong_key(client: Client) -> None:
     status = None
     try:
@@ -63,7 +99,7 @@ async def a_wrong_key(client: Client) -> None:
 
 @flow
 async def a_wrong_key_for_responses(client: Client) -> None:
-    api, status = AsyncOpenAI(base_url=client.url, api_key="sk-wrong"), None
+    api, status = client.api("sk-wrong"), None
     try:
         async with api.responses.connect():
             pass
@@ -74,7 +110,7 @@ async def a_wrong_key_for_responses(client: Client) -> None:
 
 @flow
 async def models_are_listed(client: Client) -> None:
-    api = AsyncOpenAI(base_url=client.url, api_key=client.key)
+    api = client.api()
     models = [model.id async for model in api.models.list()]
     assert models == ["demo"]
     assert (await api.models.retrieve("demo")).id == "demo"

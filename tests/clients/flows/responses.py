@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from openai import AsyncOpenAI
 from openai.types.responses.responses_server_event import ResponsesServerEvent
 from pydantic import TypeAdapter, ValidationError
+from websockets.exceptions import ConnectionClosed
 
 from tests.clients.flows.talk import LONG, Client, Event, Recorded, flow, kinds, text_of
 
@@ -36,8 +36,7 @@ class Call:
     """One connection. `recv` validates what it gives."""
 
     def __init__(self, connection: Any, client: Client) -> None:
-        client.talks += 1
-        connection._connection = Recorded(connection._connection, client.talks, client.transcript)
+        connection._connection = Recorded(connection._connection, client.exchange())
         self.connection = connection
 
     async def create(self, **fields: Any) -> None:
@@ -75,14 +74,21 @@ class Call:
         event = await self.recv()
         assert (event["type"], event["status"], event["error"]["code"]) == ("error", status, code)
 
+    async def closed(self) -> int:
+        """The code the server closes with, 1006 without one; nothing comes before it."""
+        try:
+            event = await asyncio.wait_for(self.connection.recv_bytes(), 60)
+        except ConnectionClosed as end:
+            return end.rcvd.code if end.rcvd else 1006
+        raise AssertionError(f"still open: {event}")
+
     async def usable(self) -> None:
         assert (await self.turn("hi"))["status"] in ("completed", "incomplete")
 
 
 @asynccontextmanager
 async def call(client: Client) -> AsyncIterator[Call]:
-    sdk = AsyncOpenAI(base_url=client.url, api_key=client.key)
-    async with sdk.responses.connect() as connection:
+    async with client.api().responses.connect() as connection:
         yield Call(connection, client)
 
 

@@ -5,7 +5,7 @@ import json
 from collections.abc import Awaitable
 from typing import Any, Literal
 
-from openai import APIStatusError, AsyncOpenAI
+from openai import APIStatusError
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
@@ -13,10 +13,6 @@ from tests.clients.flows.responses import WEATHER
 from tests.clients.flows.talk import Client, flow
 
 STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-def sdk(client: Client) -> AsyncOpenAI:
-    return AsyncOpenAI(base_url=client.url, api_key=client.key, max_retries=0)
 
 
 def valid(response: Response) -> Response:
@@ -39,7 +35,7 @@ async def refusal(asking: Awaitable[object]) -> tuple[int, str | None]:
 
 @flow
 async def a_response_over_http(client: Client) -> None:
-    openai = sdk(client)
+    openai = client.api()
     first = valid(await openai.responses.create(model="demo", input="hello"))
     assert first.usage is not None
     assert first.output_text
@@ -60,7 +56,7 @@ async def a_response_over_http(client: Client) -> None:
 
 @flow
 async def a_response_as_a_stream(client: Client) -> None:
-    openai = sdk(client)
+    openai = client.api()
     events = [
         event
         async for event in await openai.responses.create(
@@ -89,7 +85,7 @@ async def a_response_over_http_follows_a_schema(client: Client) -> None:
         name: Literal["Rome", "Paris"]
         capital: bool
 
-    openai = sdk(client)
+    openai = client.api()
     parsed = await openai.responses.parse(
         model="demo", input="Which city?", text_format=City, max_output_tokens=200
     )
@@ -105,7 +101,7 @@ async def a_response_over_http_follows_a_schema(client: Client) -> None:
 
 @flow
 async def a_response_in_the_background(client: Client) -> None:
-    openai = sdk(client)
+    openai = client.api()
     begun = await openai.responses.create(
         model="demo",
         input="hello",
@@ -114,13 +110,18 @@ async def a_response_in_the_background(client: Client) -> None:
         extra_body={"ignore_eos": True},
     )
     assert begun.status == "in_progress"
+    async with await openai.responses.retrieve(begun.id, stream=True) as stream:
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
     ended = await openai.responses.cancel(begun.id)
     assert ended.incomplete_details is not None
+    assert (await openai.responses.retrieve(begun.id)).status == "incomplete"
 
 
 @flow
 async def a_chat_completion(client: Client) -> None:
-    openai = sdk(client)
+    openai = client.api()
     messages: list[Any] = [
         {"role": "system", "content": "Be kind."},
         {"role": "user", "content": "hello"},
@@ -138,7 +139,7 @@ async def a_chat_completion(client: Client) -> None:
 
 @flow
 async def a_chat_completion_as_a_stream(client: Client) -> None:
-    openai = sdk(client)
+    openai = client.api()
     said, usage, reasons = "", None, []
     async for chunk in await openai.chat.completions.create(
         model="demo",
@@ -159,7 +160,7 @@ async def a_chat_completion_as_a_stream(client: Client) -> None:
 
 @flow
 async def a_chat_completion_calls_a_tool(client: Client) -> None:
-    openai = sdk(client)
+    openai = client.api()
     function = {key: value for key, value in WEATHER.items() if key != "type"}
     tools: list[Any] = [{"type": "function", "function": function}]
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Rome?"}]

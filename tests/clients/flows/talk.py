@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpx2Client
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 from websockets.exceptions import ConnectionClosed
+
+from tests.clients.flows.http import Note, RecordedHttp
 
 Event = dict[str, Any]
 Transcript = list[tuple[int, str, str]]
@@ -31,21 +33,33 @@ OUR_FIELDS = {
 }
 LONG: Event = {"ignore_eos": True, "max_output_tokens": 1000}
 """A response that is not over before it is cancelled."""
-FLOWS: dict[str, Callable[["Client"], Awaitable[None]]] = {}
+Flow = Callable[["Client"], Awaitable[None]]
+FLOWS: dict[str, Flow] = {}
+SERVERS: dict[str, str] = {}
+"""Of the flows that need another server than most: which."""
 
 
-def flow(run: Callable[["Client"], Awaitable[None]]) -> Callable[["Client"], Awaitable[None]]:
+def flow(run: Flow) -> Flow:
     FLOWS[run.__name__] = run
     return run
+
+
+def at(server: str) -> Callable[[Flow], Flow]:
+    """A flow with a server that is not like others."""
+
+    def register(run: Flow) -> Flow:
+        SERVERS[run.__name__] = server
+        return flow(run)
+
+    return register
 
 
 class Recorded:
     """The WebSocket below the SDK: what goes over it, both ways, is written down."""
 
-    def __init__(self, socket: Any, number: int, transcript: Transcript) -> None:
+    def __init__(self, socket: Any, note: Note) -> None:
         self._socket = socket
-        self._number = number
-        self._transcript = transcript
+        self._said = note
 
     async def send(self, frame: str | bytes) -> None:
         self._note("C", frame)
@@ -65,17 +79,16 @@ class Recorded:
         await self._socket.close(**options)
 
     def _note(self, side: str, frame: str | bytes) -> None:
-        text = frame.decode() if isinstance(frame, bytes) else frame
-        self._transcript.append((self._number, side, text if len(text) < 20_000 else text[:100]))
+        self._said(side, frame.decode() if isinstance(frame, bytes) else frame)
 
 
 class Talk:
     """One connection. `recv` validates what it gives."""
 
     def __init__(self, connection: Any, client: "Client") -> None:
-        client.talks += 1
-        connection._connection = Recorded(connection._connection, client.talks, client.transcript)
+        connection._connection = Recorded(connection._connection, client.exchange())
         self.connection = connection
+        self.session = ""
         self.seen: set[str] = set()
 
     async def recv(self) -> Event:
@@ -148,16 +161,35 @@ class Client:
     def __init__(self, url: str, key: str) -> None:
         self.url = url
         self.key = key
-        self.talks = 0
         self.transcript: Transcript = []
+        self._exchanges = 0
+
+    def exchange(self) -> Note:
+        """Writes down what is said on the next connection, or over HTTP from one request on."""
+        self._exchanges += 1
+        number = self._exchanges
+
+        def note(side: str, said: str) -> None:
+            self.transcript.append((number, side, said if len(said) < 20_000 else said[:100]))
+
+        return note
+
+    def api(self, key: str | None = None, **options: Any) -> AsyncOpenAI:
+        """The SDK; what goes over HTTP is in the transcript."""
+        http = DefaultAsyncHttpx2Client(transport=RecordedHttp(self.exchange))
+        options = {"base_url": self.url, "max_retries": 0, **options}
+        return AsyncOpenAI(api_key=key or self.key, http_client=http, **options)
 
     @asynccontextmanager
-    async def talk(self, model: str = "demo", key: str | None = None) -> AsyncIterator[Talk]:
-        client = AsyncOpenAI(base_url=self.url, api_key=key or self.key)
-        async with client.realtime.connect(model=model) as connection:
+    async def talk(
+        self, model: str = "demo", key: str | None = None, **query: object
+    ) -> AsyncIterator[Talk]:
+        realtime = self.api(key).realtime
+        async with realtime.connect(model=model, extra_query=query) as connection:
             talk = Talk(connection, self)
             created = await talk.expect("session.created")
             assert created["session"]["model"] == model
+            talk.session = created["session"]["id"]
             yield talk
 
 

@@ -9,11 +9,39 @@ import { ResponsesWS } from 'openai/resources/responses/ws';
 const PATIENCE_MS = 60_000;
 export const ENDS = ['response.completed', 'response.incomplete', 'response.failed'];
 
+export const WEATHER = {
+  type: 'function',
+  name: 'get_weather',
+  description: 'The weather of a city.',
+  parameters: { type: 'object', properties: { city: { type: 'string' } }, required: ['city'] },
+};
+
 export class Client {
-  constructor(url, key) {
-    this.api = new OpenAI({ baseURL: url, apiKey: key });
-    this.transcript = [];
-    this.talks = 0;
+  /** `record` is that of another client, if they share one. */
+  constructor(url, key, record = { transcript: [], exchanges: 0 }) {
+    this.record = record;
+    const fetch = recorded(() => this.exchange());
+    this.api = new OpenAI({ baseURL: url, apiKey: key, maxRetries: 0, fetch });
+  }
+
+  get transcript() {
+    return this.record.transcript;
+  }
+
+  /** With another key. */
+  as(key) {
+    return new Client(this.api.baseURL, key, this.record);
+  }
+
+  /** Of another server. */
+  at(url) {
+    return new Client(url, this.api.apiKey, this.record);
+  }
+
+  /** Writes down what is said on the next connection, or over HTTP from one request on. */
+  exchange() {
+    const number = ++this.record.exchanges;
+    return (side, said) => this.transcript.push([number, side, said]);
   }
 
   /** Over the `ws` package, with the key in a header. */
@@ -38,14 +66,47 @@ export class Client {
   }
 }
 
+/** A `fetch` that writes down what goes over HTTP: what is asked, then the status, then the body, or
+ * each event of a stream. */
+function recorded(exchange) {
+  return async (url, options) => {
+    const note = exchange();
+    const { pathname, search } = new URL(url);
+    note('C', `${options.method.toUpperCase()} ${pathname}${search}`);
+    if (options.body) note('C', options.body);
+    const response = await fetch(url, options);
+    note('S', `${response.status}${response.headers.has('retry-after') ? ', Retry-After' : ''}`);
+    const stream = response.headers.get('content-type')?.startsWith('text/event-stream');
+    const end = stream ? '\n\n' : null;
+    const body = response.body?.pipeThrough(noted(note, end)) ?? null;
+    return new Response(body, response);
+  };
+}
+
+function noted(note, end) {
+  const decoder = new TextDecoder();
+  let said = '';
+  return new TransformStream({
+    transform(chunk, controller) {
+      said += decoder.decode(chunk, { stream: true });
+      const events = end === null ? [] : said.split(end);
+      if (events.length) said = events.pop();
+      for (const event of events) note('S', event.slice(event.lastIndexOf('data: ') + 6));
+      controller.enqueue(chunk);
+    },
+    flush() {
+      if (said) note('S', said);
+    },
+  });
+}
+
 export class Talk {
   constructor(connection, client) {
     this.connection = connection;
     this.waiting = [];
     this.wake = () => {};
     this.ended = null;
-    this.number = ++client.talks;
-    this.note = (side, frame) => client.transcript.push([this.number, side, frame]);
+    this.note = client.exchange();
     connection.on('event', (event) => {
       this.note('S', JSON.stringify(event));
       this.waiting.push(event);
@@ -64,7 +125,7 @@ export class Talk {
 
   end(code, error) {
     if (this.ended) return;
-    if (code) this.note('S', `close ${code}`);
+    if (code) this.note('S', code === 1006 ? 'gone' : `close ${code}`);
     this.ended = { code, error };
     this.wake();
   }

@@ -1,0 +1,258 @@
+// The Responses API over a WebSocket and over HTTP, and chat completions.
+
+import assert from 'node:assert/strict';
+import OpenAI from 'openai';
+import { ENDS, kinds, textOf, WEATHER } from './talk.mjs';
+
+/** A response that is not over before it is cancelled. */
+const LONG = { ignore_eos: true, max_output_tokens: 1000 };
+
+export const responses = {
+  async responses_go_on_from_each_other(client) {
+    const talk = client.call();
+    const events = await talk.respond({ input: 'hello', model: 'demo' });
+    assert.deepEqual(kinds(events), [
+      'response.created',
+      'response.in_progress',
+      'response.output_item.added',
+      'response.content_part.added',
+      'response.output_text.delta',
+      'response.output_text.done',
+      'response.content_part.done',
+      'response.output_item.done',
+      'response.completed',
+    ]);
+    const first = events.at(-1).response;
+    const body = { input: 'and now?', previous_response_id: first.id, max_output_tokens: 8 };
+    const { usage } = (await talk.respond(body)).at(-1).response;
+    assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
+    talk.send({ type: 'response.create', input: 'x', previous_response_id: 'resp_none' });
+    const error = await talk.expect('error');
+    assert.deepEqual([error.status, error.error.code], [400, 'previous_response_not_found']);
+    talk.close();
+  },
+
+  async a_response_is_cancelled(client) {
+    const talk = client.call();
+    talk.send({ type: 'response.create', input: 'tell me a story', ignore_eos: true });
+    const { response } = (await talk.until('response.output_text.delta'))[0];
+    talk.send({ type: 'response.cancel', response_id: response.id });
+    const ended = (await talk.until('response.incomplete')).at(-1).response;
+    assert.deepEqual(ended.incomplete_details, { reason: 'cancelled' });
+    await talk.respond({ input: 'and?', previous_response_id: response.id });
+    talk.close();
+  },
+
+  async a_response_is_steered(client) {
+    const talk = client.call();
+    talk.send({ type: 'response.create', input: 'hello', ...LONG });
+    const { id } = (await talk.until('response.output_text.delta'))[0].response;
+    const input = [{ role: 'user', content: 'Rather say goodbye.' }];
+    talk.send({ type: 'response.steer', previous_response_id: id, input });
+    const events = await talk.until('response.incomplete');
+    const accepted = events.find(({ type }) => type === 'response.steer.accepted');
+    assert.equal(accepted.steer.previous_response_id, id);
+    assert.deepEqual(events.at(-1).response.incomplete_details, { reason: 'steered' });
+    const [created] = await talk.until('response.output_text.delta');
+    assert.equal(created.response.previous_response_id, id);
+    talk.send({ type: 'response.cancel' });
+    await talk.until('response.incomplete');
+    talk.send({ type: 'response.steer', previous_response_id: id, input: 'too late' });
+    const failed = await talk.expect('response.steer.failed');
+    assert.equal(failed.error.code, 'response_already_completed');
+    assert.equal(failed.steer.input, 'too late');
+    talk.close();
+  },
+
+  async lanes_beside_each_other(client) {
+    const talk = client.call();
+    const first = (await talk.respond({ input: 'hello', max_output_tokens: 8 })).at(-1).response;
+    const lanes = { a: [], b: [], c: [] };
+    for (const stream_id of Object.keys(lanes)) {
+      const body = { input: stream_id, previous_response_id: first.id, max_output_tokens: 12 };
+      talk.send({ type: 'response.create', stream_id, ...body });
+    }
+    while (!Object.values(lanes).every((lane) => ENDS.includes(lane.at(-1)?.type))) {
+      const event = await talk.recv();
+      lanes[event.stream_id].push(event);
+    }
+    for (const lane of Object.values(lanes)) {
+      assert.deepEqual(
+        lane.map((event) => event.sequence_number),
+        [...lane.keys()],
+      );
+    }
+    talk.close();
+  },
+
+  async a_warm_up_is_prefilled(client) {
+    const talk = client.call();
+    const wish = { instructions: 'Be brief. '.repeat(20), tools: [WEATHER] };
+    const events = await talk.respond({ input: 'Hello there.', generate: false, ...wish });
+    assert.deepEqual(kinds(events), [
+      'response.created',
+      'response.in_progress',
+      'response.completed',
+    ]);
+    const { id, output, usage } = events.at(-1).response;
+    assert.deepEqual(output, []);
+    const body = { input: 'hello', previous_response_id: id, max_output_tokens: 24, ...wish };
+    const said = (await talk.respond(body)).at(-1).response;
+    assert(said.usage.input_tokens > usage.input_tokens);
+    talk.close();
+  },
+
+  async a_response_calls_a_tool(client) {
+    const talk = client.call();
+    const wish = { tools: [WEATHER, { type: 'web_search' }] };
+    const asked = { input: 'What is the weather in Rome?', ...wish };
+    const events = await talk.respond({ ...asked, metadata: { turn: '1' } });
+    const { id, output } = events.at(-1).response;
+    const [call] = output;
+    assert.deepEqual([call.name, JSON.parse(call.arguments)], ['get_weather', { city: 'Rome' }]);
+    const result = JSON.stringify({ condition: 'sunny', temperature: 21 });
+    const given = [{ type: 'function_call_output', call_id: call.call_id, output: result }];
+    const on = { input: given, previous_response_id: id, max_output_tokens: 60, ...wish };
+    const answer = textOf((await talk.respond(on)).at(-1).response);
+    assert(answer.includes('21') || answer.includes('sunny'), answer);
+    talk.close();
+  },
+
+  async steering_waits_for_what_a_call_gives(client) {
+    const note = 'all is well '.repeat(200);
+    const parameters = {
+      type: 'object',
+      properties: { note: { enum: [note] } },
+      required: ['note'],
+      additionalProperties: false,
+    };
+    const wish = { tools: [{ type: 'function', name: 'take_note', parameters, strict: true }] };
+    const talk = client.call();
+    talk.send({ type: 'response.create', input: 'Take a note.', tool_choice: 'required', ...wish });
+    const { id } = (await talk.until('response.function_call_arguments.delta'))[0].response;
+    talk.send({ type: 'response.steer', previous_response_id: id, input: 'In one word.' });
+    const events = await talk.until('response.completed');
+    assert(events.some(({ type }) => type === 'response.steer.accepted'));
+    const { required_input } = await talk.expect('response.steer.pending');
+    const [owed] = required_input;
+    assert.deepEqual([owed.type, owed.name], ['function_call_output', 'take_note']);
+    const given = [{ ...owed, output: 'taken' }];
+    const on = { input: given, previous_response_id: id, max_output_tokens: 24, ...wish };
+    assert.equal((await talk.respond(on)).at(-1).response.previous_response_id, id);
+    talk.close();
+  },
+
+  async refused_responses_leave_the_connection_good(client) {
+    const talk = client.call();
+    for (const [body, code] of [
+      [{ input: 'x', previous_response_id: 'resp_no' }, 'previous_response_not_found'],
+      [{ input: 'word '.repeat(5000) }, 'context_length_exceeded'],
+      [{ input: [{ type: 'computer_call' }] }, 'invalid_value'],
+      [{ input: 'x', temperature: 3 }, 'decimal_above_max_value'],
+    ]) {
+      talk.send({ type: 'response.create', ...body });
+      const error = await talk.expect('error');
+      assert.deepEqual([error.status, error.error.code], [400, code]);
+    }
+    talk.send({ type: 'response.cancel', response_id: 'resp_no' });
+    assert.equal((await talk.expect('error')).error.code, 'response_not_active');
+    await talk.respond({ input: 'hi', max_output_tokens: 4 });
+    talk.close();
+  },
+
+  async what_agents_send_unasked_is_accepted(client) {
+    const talk = client.call();
+    const events = await talk.respond({
+      input: [
+        { role: 'developer', content: 'Be brief.' },
+        { role: 'user', content: 'hello' },
+        { type: 'reasoning', id: 'rs_1', summary: [], encrypted_content: 'AAAA' },
+        { type: 'function_call', call_id: 'c', name: 'f', arguments: '{}' },
+        { type: 'function_call_output', id: 'fco_1', call_id: 'c', output: '1' },
+      ],
+      max_output_tokens: 24,
+      stream: true,
+      background: false,
+      store: true,
+      include: ['reasoning.encrypted_content'],
+      reasoning: { effort: 'low' },
+      prompt_cache_key: 'thread',
+      service_tier: 'auto',
+      text: { verbosity: 'low' },
+      parallel_tool_calls: true,
+      tool_choice: 'auto',
+      temperature: 0,
+      top_p: 1,
+      truncation: 'auto',
+      tools: [
+        { type: 'namespace', name: 'n', description: '', tools: [] },
+        { type: 'web_search' },
+      ],
+    });
+    const { id, tools } = events.at(-1).response;
+    assert.deepEqual(tools, []);
+    const input = [
+      { type: 'item_reference', id: 'fco_1' },
+      { role: 'user', content: 'so?' },
+    ];
+    await talk.respond({ input, previous_response_id: id, client_metadata: { thread: '1' } });
+    talk.close();
+  },
+
+  async a_responses_text_follows_a_schema(client) {
+    const schema = {
+      type: 'object',
+      properties: { city: { enum: ['Rome', 'Paris'] } },
+      required: ['city'],
+      additionalProperties: false,
+    };
+    const format = { type: 'json_schema', name: 'city', schema, strict: true };
+    const talk = client.call();
+    const asked = { input: 'Where is the Colosseum?', text: { format }, max_output_tokens: 60 };
+    const { response } = (await talk.respond(asked)).at(-1);
+    assert(['Rome', 'Paris'].includes(JSON.parse(textOf(response)).city));
+    assert.equal(response.text.format.name, 'city');
+    talk.close();
+  },
+
+  async a_response_over_http(client) {
+    const { responses } = client.api;
+    const first = await responses.create({ model: 'demo', input: 'hello' });
+    assert(first.output_text);
+    const stream = await responses.create({
+      model: 'demo',
+      input: 'and now?',
+      previous_response_id: first.id,
+      stream: true,
+    });
+    const events = [];
+    for await (const event of stream) events.push(event);
+    const { id, usage } = events.at(-1).response;
+    assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
+    const later = [];
+    for await (const event of await responses.retrieve(id, { stream: true, starting_after: 5 })) {
+      later.push(event);
+    }
+    assert.deepEqual(later, events.slice(6));
+    await responses.delete(id);
+    await assert.rejects(responses.retrieve(id), OpenAI.NotFoundError);
+  },
+
+  async a_chat_completion(client) {
+    const messages = [{ role: 'user', content: 'hello' }];
+    const { completions } = client.api.chat;
+    const whole = await completions.create({ model: 'demo', messages });
+    let said = '';
+    for await (const chunk of await completions.create({ model: 'demo', messages, stream: true })) {
+      said += chunk.choices[0].delta.content ?? '';
+    }
+    assert.equal(said, whole.choices[0].message.content);
+  },
+
+  async models_are_listed(client) {
+    const models = [];
+    for await (const model of client.api.models.list()) models.push(model.id);
+    assert.deepEqual(models, ['demo']);
+    await assert.rejects(client.api.models.retrieve('gpt-9'), OpenAI.NotFoundError);
+  },
+};

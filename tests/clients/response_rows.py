@@ -1,0 +1,62 @@
+"""The rows of protocol.md about the events of the Responses API over a WebSocket."""
+
+from tests.clients.rows import Api
+
+CLIENT_EVENTS: dict[str, tuple[str, ...]] = {
+    "response.create": ("response.created", "response.in_progress", "response.completed"),
+    "response.cancel": ("response.incomplete: cancelled",),
+    "response.steer": ("response.steer.accepted", "response.incomplete: steered"),
+}
+"""What a client says, and what comes back somewhere behind it."""
+
+_PART = ("item_id", "output_index", "content_index")
+_USAGE = (
+    *("input_tokens", "input_tokens_details.cached_tokens", "output_tokens"),
+    *("input_tokens_details.cache_write_tokens", "output_tokens_details.reasoning_tokens"),
+    "total_tokens",
+)
+_RESPONSE = (
+    *(
+        "id",
+        "object",
+        "access_programs",
+        "created_at",
+        "status",
+        "model",
+        "output",
+        "parallel_tool_calls",
+    ),
+    *("tool_choice", "tools", "temperature", "top_p", "metadata", "error", "incomplete_details"),
+    *("instructions", "previous_response_id", "store", "usage"),
+    *(f"usage.{key}" for key in _USAGE),
+)
+_WHOLE = tuple(f"response.{key}" for key in _RESPONSE)
+SERVER_EVENTS: dict[str, tuple[str, ...]] = {
+    "response.created": _WHOLE,
+    "response.in_progress": _WHOLE,
+    "response.output_item.added": ("output_index", "item.id", "item.type"),
+    "response.output_item.done": ("output_index", "item.id", "item.type", "item.status"),
+    "response.content_part.added": (*_PART, "part.type", "part.text", "part.annotations"),
+    "response.content_part.done": (*_PART, "part.type", "part.text", "part.annotations"),
+    "response.output_text.delta": (*_PART, "delta", "logprobs"),
+    "response.output_text.done": (*_PART, "text", "logprobs"),
+    "response.function_call_arguments.delta": ("item_id", "output_index", "delta"),
+    "response.function_call_arguments.done": ("item_id", "output_index", "arguments", "name"),
+    "response.completed": _WHOLE,
+    "response.incomplete": _WHOLE,
+    "response.steer.accepted": ("steer.id", "steer.previous_response_id"),
+    "response.steer.pending": ("steer.id", "steer.previous_response_id", "required_input"),
+    "response.steer.failed": ("error.code", "error.message", "steer.input"),
+    "error": ("status", "error.type", "error.message", "error.code", "error.param"),
+}
+"""What the server says, and what must be in it."""
+UNNUMBERED = {"error", "response.steer.failed"}
+
+RESPONSES = Api(
+    CLIENT_EVENTS,
+    {
+        kind: fields if kind in UNNUMBERED else ("sequence_number", *fields)
+        for kind, fields in SERVER_EVENTS.items()
+    },
+    server_first=False,
+)
