@@ -230,7 +230,7 @@ class History:
             try:
                 await self._sync(*push)
             except BaseException:
-                await self._take_back(writing)
+                await self._take_back(writing, news)
                 raise
         try:
             await writing
@@ -239,12 +239,12 @@ class History:
                 await self.push()
             raise
 
-    async def _take_back(self, writing: "asyncio.Future[None]") -> None:
+    async def _take_back(self, writing: "asyncio.Future[None]", news: News) -> None:
         """The engine has refused what is being written."""
         with contextlib.suppress(StoreError):
             await writing
             old = self._whole(self.conversation, self._words, self.settings, ())
-            await self._write(old, News(state=True))
+            await self._write(old, News(state=True, undone=news.once))
 
     def _tell(self, told: Sequence[Tell]) -> None:
         for tell in told:

@@ -16,6 +16,7 @@ from realtime.session.stored import Piece, State, entry_of, pack_state
 from realtime.store import (
     Begun,
     Change,
+    Conflict,
     Events,
     Lease,
     NewSession,
@@ -52,6 +53,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     state: bool = False
     epoch: bool = False
     once: Once | None = None
+    undone: Once | None = None
+    """This was written, and is taken back."""
     begin: Begun | None = None
     end: str | None = None
 
@@ -81,6 +84,8 @@ class Ledger:
         """The beginning of the log that certainly stands."""
         self._ends: list[str] = []
         """Answers whose end is not written yet."""
+        self._undone: list[str] = []
+        """Keys that may be written, and have no effect."""
         self._lost = False
         self._left = False
         self.on_replaced: Callable[[], None] = lambda: None
@@ -92,9 +97,13 @@ class Ledger:
             return
         if news.end is not None:
             self._ends.append(news.end)
+        if news.undone is not None:
+            self._undone.append(news.undone.key)
         try:
             await self._write_or_give(whole, news)
-        except BaseException:
+        except BaseException as error:
+            if news.once is not None and not isinstance(error, Conflict):
+                self._undone.append(news.once.key)
             if news.begin is not None:  # it may have been begun all the same
                 self._ends.append(news.begin.id)
             raise
@@ -120,6 +129,7 @@ class Ledger:
             epoch=whole.epoch if news.epoch else None,
             state=self._state(whole) if news.state else None,
             once=news.once,
+            undone=tuple(self._undone),
             begin=news.begin,
             end=self._ends[0] if self._ends else None,
             events=Events(first - self.base, fresh) if fresh or self._maybe > first else None,
@@ -134,6 +144,7 @@ class Ledger:
             return
         self._sure = whole.pieces
         self._told = self._maybe = whole.next
+        self._undone = []
         del self._ends[:1]
         if self._ends:
             await self._write(whole, News())
@@ -164,6 +175,8 @@ class Ledger:
 
     async def repeated(self, once: Once) -> bytes | None:
         """What came of this request, if it was done before. Raises Conflict, StoreError."""
+        if once.key in self._undone:
+            return None
         return await self._store.repeated(self.lease, once)
 
     async def hold(self, for_s: float, *, parked: bool) -> None:

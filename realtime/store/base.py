@@ -121,6 +121,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int | None = None
     state: bytes | None = None
     once: Once | None = None
+    undone: tuple[str, ...] = ()
+    """Keys that were written and have no effect after all: they are forgotten, before `once`."""
     begin: Begun | None = None
     end: str | None = None
     """The answer that is not being made any more; its ids so far are forgotten."""

@@ -336,6 +336,7 @@ def _change_args(change: Change) -> list[str | bytes | int]:
         events.first if events else "",
         keys.EVENTS_MAX,
         keys.EVENTS_BYTES_MAX,
+        b"".join(digest(key.encode()) for key in change.undone),
         *(pack_entry(entry) for entry in change.entries),
         *(pack(body) for body in (events.bodies if events else ())),
     ]

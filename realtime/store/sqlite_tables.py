@@ -239,7 +239,7 @@ class Tables:
 
     def write(self, lease: Lease, change: Change) -> Written | Repeated:
         position, next_event = self._fenced(lease)
-        if change.once is not None:
+        if change.once is not None and change.once.key not in change.undone:
             before = self._before(lease.session, change.once)
             if before is not None:
                 return before
@@ -252,6 +252,8 @@ class Tables:
             position = self._put_entries(lease.session, change.at, change.entries)
         if change.events is not None:
             next_event = self._put_events(lease.session, change.events)
+        for key in change.undone:
+            self._undo(lease.session, key)
         if change.once is not None:
             self._remember(lease.session, change.once)
         self._put_answers(lease.session, change)
@@ -300,6 +302,19 @@ class Tables:
         assert row is not None, "fenced"
         if row[0] > keys.ONCE_BYTES_MAX:
             self._forget(session, row[0])
+
+    def _undo(self, session: str, key: str) -> None:
+        row = self._one(
+            "DELETE FROM once WHERE session = ? AND key = ? RETURNING result",
+            session,
+            digest(key.encode()),
+        )
+        if row is not None:
+            self._execute(
+                "UPDATE sessions SET once_bytes = once_bytes - ? WHERE id = ?",
+                _ONCE_RECORD_BYTES + len(row[0]),
+                session,
+            )
 
     def _forget(self, session: str, kept: int) -> None:
         """The oldest eighth of the window."""

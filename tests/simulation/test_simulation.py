@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,6 +14,8 @@ from tests.simulation.world import simulate
 
 SEEDS = 200
 TOGETHER = 10
+FAILED_ONCE = (642,)
+"""Beyond those: a taken-back request was asked again elsewhere, and answered as if it were done."""
 
 KILLED = "ignore:coroutine .* was never awaited:RuntimeWarning"
 """A process that is killed leaves what it was about to do."""
@@ -25,9 +28,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(chat_folder(tmp_path_factory.mktemp("chatty")))
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, TOGETHER))
-def test_whatever_befalls_it(folder: str, first: int) -> None:
-    for seed in range(first, first + TOGETHER):
+@pytest.mark.parametrize(
+    "seeds", [*(range(n, n + TOGETHER) for n in range(0, SEEDS, TOGETHER)), FAILED_ONCE], ids=str
+)
+def test_whatever_befalls_it(folder: str, seeds: Sequence[int]) -> None:
+    for seed in seeds:
         try:
             simulate(Random(seed), folder)
         except AssertionError as error:

@@ -424,7 +424,7 @@ def simulate(chance: Random, folder: str) -> Outcome:
 
     loop.set_exception_handler(note)
     try:
-        with virtual(loop, seed), warnings.catch_warnings():
+        with warnings.catch_warnings(), virtual(loop, seed):
             warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of the buried
             world = World(loop, seed, folder)
             try:

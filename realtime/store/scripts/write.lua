@@ -6,15 +6,32 @@
 --        9 epoch, or ''  10 state, or ''
 --        11 begun id, or ''  12 Begun  13 ended id, or ''
 --        14 first event, or ''  15 events kept  16 bytes of them
---        17... entries, then events
+--        17 keys that are forgotten, joined  18... entries, then events
 -- reply  {'ok', position, next event} | {'repeated', result} | {'conflict'} | {'behind', what}
 --        | as in fenced.lua
 local HEAD = 17 -- of a record in the window: key (8), digest (8), length of the result (1)
 
 local key = ARGV[3]
 local window = ''
-if key ~= '' then
+if key ~= '' or ARGV[17] ~= '' then
   window = redis.call('GET', KEYS[5]) or ''
+end
+if ARGV[17] ~= '' then
+  local undone = {}
+  for n = 1, #ARGV[17], 8 do
+    undone[string.sub(ARGV[17], n, n + 7)] = true
+  end
+  local kept, from = {}, 1
+  while from <= #window do
+    local length = HEAD + string.byte(window, from + 16)
+    if not undone[string.sub(window, from, from + 7)] then
+      kept[#kept + 1] = string.sub(window, from, from + length - 1)
+    end
+    from = from + length
+  end
+  window = table.concat(kept)
+end
+if key ~= '' then
   local from = string.find(window, key, 1, true)
   if from then
     if string.sub(window, from + 8, from + 15) ~= ARGV[4] then
@@ -34,7 +51,7 @@ if ARGV[14] ~= '' and tonumber(ARGV[14]) > next_event then
   return {'behind', next_event .. ' events, not ' .. ARGV[14]}
 end
 
-local entries_end = 16 + tonumber(ARGV[8])
+local entries_end = 17 + tonumber(ARGV[8])
 if ARGV[7] ~= '' then
   local at = tonumber(ARGV[7])
   if at == 0 then
@@ -42,7 +59,7 @@ if ARGV[7] ~= '' then
   elseif at < position then
     redis.call('LTRIM', KEYS[3], 0, at - 1)
   end
-  for n = 17, entries_end do
+  for n = 18, entries_end do
     redis.call('RPUSH', KEYS[3], ARGV[n])
   end
   position = at + tonumber(ARGV[8])
@@ -67,6 +84,9 @@ if ARGV[14] ~= '' then
   redis.call('HSET', KEYS[1], 'events', next_event, 'weight', weight)
 end
 
+if ARGV[17] ~= '' then
+  redis.call('SET', KEYS[5], window)
+end
 if key ~= '' then
   local record = key .. ARGV[4] .. string.char(#ARGV[5]) .. ARGV[5]
   local size, bound = #window + #record, tonumber(ARGV[6])

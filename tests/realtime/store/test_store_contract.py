@@ -341,6 +341,21 @@ async def test_it_is_known_whether_something_was_asked_before(store: Store) -> N
         await store.repeated(lease, once)
 
 
+async def test_what_was_taken_back_can_be_asked_again(store: Store) -> None:
+    lease = await store.create(fresh_session())
+    kept, taken = Once("event_1", b"a", b"r"), Once("event_2", b"b")
+    await store.write(lease, Change(at=0, entries=(entry(1),), once=kept))
+    await store.write(lease, Change(at=1, entries=(entry(2),), once=taken))
+    await store.write(lease, Change(at=1, undone=("event_2", "event_3")))
+    assert await store.repeated(lease, taken) is None
+    assert await store.repeated(lease, kept) == b"r"
+    again = Change(at=1, entries=(entry(3),), once=Once("event_2", b"c", b"s"))
+    assert await store.write(lease, again) == Written(2, 0)
+    changed = Change(at=2, undone=("event_2",), once=Once("event_2", b"d", b"t"))
+    assert await store.write(lease, changed) == Written(2, 0)
+    assert await store.repeated(lease, Once("event_2", b"d")) == b"t"
+
+
 async def test_of_many_at_once_one_is_written(store: Store) -> None:
     lease = await store.create(fresh_session())
     change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))

@@ -83,7 +83,7 @@ class Model:
         if fault is not None:
             return fault
         once = change.once
-        if once is not None and once.key in self.once:
+        if once is not None and once.key in self.once and once.key not in change.undone:
             before = self.once[once.key]
             return Repeated(before.result) if before.content == once.content else Conflict
         if change.at is not None and change.at > len(self.log):
@@ -94,6 +94,8 @@ class Model:
         return Written(len(self.log), len(self.events))
 
     def _apply(self, change: Change) -> None:
+        for key in change.undone:
+            self.once.pop(key, None)
         if change.once is not None:
             self.once[change.once.key] = change.once
         if change.at is not None:
@@ -190,6 +192,7 @@ class StoreMachine(RuleBasedStateMachine):
         data=st.data(),
         entries=entries,
         once=onces,
+        undone=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
         begin=begins,
         end=st.none() | st.sampled_from(NAMES),
         state=st.none() | st.binary(max_size=9),
