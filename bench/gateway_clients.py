@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
+from bench import models
 from bench.gateway_server import KEY
 from bench.scripted_engine import FIRST_ID, lateness_s
 
 OnFrame = Callable[[bytes, float], None]
 """(payload, when it arrived by the monotonic clock)"""
 
-_BEAT = re.compile(rb"<(\d+)>")
+_DELTA = re.compile(rb'"delta":"([^"]*)"')
 _TEXT, _PING, _PONG = 0x81, 0x89, 0x8A
 
 
@@ -102,8 +103,10 @@ class Wire(asyncio.Protocol):
 
 def late_s(delta: bytes, rate: float, now_s: float) -> list[float]:
     """Of each token in a delta, how late it came."""
-    beats = _BEAT.findall(delta, delta.index(b'"delta":'))
-    return [lateness_s(int(beat) - FIRST_ID, rate, now_s) for beat in beats]
+    found = _DELTA.search(delta)
+    assert found is not None, delta
+    beats = [models.IDS[letter] - FIRST_ID for letter in found[1].decode()]
+    return [lateness_s(beat, rate, now_s) for beat in beats]
 
 
 class Listener:

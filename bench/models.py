@@ -23,6 +23,13 @@ SPREAD = 0.05
 MADE = 3
 """Counts the ways these were made: a checkpoint made another way is not taken for this one."""
 
+_OTHERS = [chr(ord("\u4e00") + n) for n in range(VOCABULARY - 96)]
+IDS = {
+    letter: n
+    for n, letter in enumerate((_OTHERS[0], "\n", *map(chr, range(32, 127)), *_OTHERS[1:]))
+}
+"""What each character is. The first one ends a turn."""
+
 SHAPES: dict[str, dict[str, int]] = {
     "S": {
         "hidden_size": 256,
@@ -86,10 +93,7 @@ def save_tokenizer(path: Path) -> None:
     from tokenizers.decoders import Fuse
     from tokenizers.models import BPE
 
-    ascii = [chr(code) for code in range(32, 127)]
-    others = [chr(ord("\u4e00") + n) for n in range(VOCABULARY - len(ascii) - 1)]
-    letters = [others[0], "\n", *ascii, *others[1:]]
-    tokenizer = Tokenizer(BPE({letter: n for n, letter in enumerate(letters)}, []))
+    tokenizer = Tokenizer(BPE(IDS, []))
     tokenizer.decoder = Fuse()
     tokenizer.save(str(path / "tokenizer.json"))
     template = (

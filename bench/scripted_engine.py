@@ -37,7 +37,7 @@ PAGES, PAGE = 65_536, 16
 CONTEXT = 8192
 ROWS = 4096
 FIRST_ID, BEATS = 256, 3840
-"""Ids that read as <n> in the models of bench/, and stand for a beat."""
+"""Ids that are no letters of ASCII in the models of bench/, and stand for a beat."""
 
 
 class TimedRunner:
