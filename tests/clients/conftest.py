@@ -13,6 +13,8 @@ from typing import NamedTuple, TypedDict
 
 import pytest
 
+from tests.clients.flows import OTHER_KEY
+
 ROOT = Path(__file__).parents[2]
 SDK = ROOT / ".venv-openai/bin/python"
 KEY = "sk-test-1234"
@@ -56,8 +58,12 @@ def model() -> str:
 
 
 @pytest.fixture(scope="session")
-def server(model: str) -> Iterator[Server]:
-    running = start(*("--model", model, "--served-model-name", "demo", *LIMITS), env=ENVIRON)
+def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Of two tenants."""
+    keys = tmp_path_factory.mktemp("keys") / "keys.txt"
+    keys.write_text(f"# somebody else\n{OTHER_KEY} = other\n")
+    options = ("--model", model, "--served-model-name", "demo", "--api-keys-file", str(keys))
+    running = start(*options, *LIMITS, env=ENVIRON)
     yield running
     assert stop(running) == 0
 

@@ -90,3 +90,21 @@ def test_part_types_are_text_in_events_and_output_text_in_items(client: str) -> 
     events = [*wire.said("S", "response.content_part.added")]
     events += wire.said("S", "response.content_part.done")
     assert {line.event["part"]["type"] for line in events} == {"text"}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_additions_are_heard_by_those_who_use_them(client: str) -> None:
+    heard = 0
+    for lines in REALTIME.of(client).connections:
+        used: set[str] = set()
+        for line in lines:
+            group, _, _ = line.kind.partition(".")
+            if line.side == "C":
+                used.add("session.closed" if line.kind == "session.close" else group)
+            elif group == "input_text_buffer":
+                assert group in used
+                heard += 1
+            elif line.kind == "session.closed":
+                assert line.kind in used
+                heard += 1
+    assert heard > 3

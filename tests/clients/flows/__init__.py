@@ -2,3 +2,6 @@
 
 python -m tests.clients.flows KEY main=URL ...
 """
+
+OTHER_KEY = "sk-other-1234"
+"""Another tenant's."""

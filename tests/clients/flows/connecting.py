@@ -1,11 +1,13 @@
 """Keys, models, and the end of a session."""
 # pyright: reportMissingImports=false
 
+from collections.abc import Awaitable
 from typing import Any
 
-from openai import NotFoundError, PermissionDeniedError
+from openai import APIStatusError
 from websockets.exceptions import InvalidStatus
 
+from tests.clients.flows import OTHER_KEY
 from tests.clients.flows.talk import Client, Talk, flow
 
 
@@ -34,13 +36,8 @@ async def client_secrets_open_sessions(client: Client) -> None:
         session = (await talk.expect("session.updated"))["session"]
         assert session["instructions"] == "Be kind."
         assert (await talk.ask("hello"))["usage"]["output_tokens"] <= 3
-    code = None
-    try:
-        browser = client.api(secret.value)
-        await browser.realtime.client_secrets.create()
-    except PermissionDeniedError as denied:
-        code = denied.code
-    assert code == "ephemeral_key", "a secret makes no secrets"
+    more = client.api(secret.value).realtime.client_secrets.create()
+    assert await _refusal(more) == "ephemeral_key", "a secret makes no secrets"
 
 
 @flow
@@ -63,12 +60,34 @@ async def a_session_is_looked_at_and_ended(client: Client) -> None:
         deleted: Any = await api.delete(path, cast_to=object)
         assert deleted["deleted"]
         assert await talk.closed() == 4003
-    code = None
+    assert await _refusal(api.get(path, cast_to=object)) == "session_not_found"
+
+
+@flow
+async def what_is_another_tenants_is_unknown(client: Client) -> None:
+    ours, theirs = client.api(), client.api(OTHER_KEY)
+    response = await ours.responses.create(model="demo", input="hello", max_output_tokens=2)
+    asked: Any = {"model": "demo", "input": "and?", "previous_response_id": response.id}
+    async with client.talk() as talk:
+        path = f"/realtime/sessions/{talk.session}"
+        for asking, code in (
+            (theirs.get(path, cast_to=object), "session_not_found"),
+            (theirs.delete(path, cast_to=object), "session_not_found"),
+            (theirs.responses.retrieve(response.id), "response_not_found"),
+            (theirs.responses.delete(response.id), "response_not_found"),
+            (theirs.responses.create(**asked), "previous_response_not_found"),
+        ):
+            assert await _refusal(asking) == code
+        await talk.usable()
+    assert (await ours.responses.retrieve(response.id)).id == response.id
+
+
+async def _refusal(asking: Awaitable[object]) -> str | None:
     try:
-        await api.get(path, cast_to=object)
-    except NotFoundError as unknown:
-        code = unknown.code
-    assert code == "session_not_found"
+        await asking
+    except APIStatusError as error:
+        return error.code
+    raise AssertionError("it was not refused")
 
 
 @flow

@@ -22,6 +22,35 @@ async def a_conversation_longer_than_the_context_goes_on(client: Client) -> None
 
 
 @flow
+async def five_hundred_turns_just_go_on(client: Client) -> None:
+    async with client.talk() as talk:
+        first = await talk.say("this is the first turn")
+        for turn in range(500):
+            await talk.send(type="conversation.item.create", item=user(f"this is turn {turn}"))
+            await talk.send(type="response.create", response={"max_output_tokens": 1})
+            *_, done, _ = await talk.until("rate_limits.updated")
+            assert 0 < done["response"]["usage"]["total_tokens"] <= 2048
+        await talk.connection.conversation.item.retrieve(item_id=first["item"]["id"])
+        assert (await talk.expect("conversation.item.retrieved"))["item"] == first["item"]
+
+
+@flow
+async def the_retention_ratio_says_what_stays(client: Client) -> None:
+    async with client.talk() as talk:
+        ratio = {"type": "retention_ratio", "retention_ratio": 0.4}
+        ratio["token_limits"] = {"post_instructions": 400}
+        await talk.send(type="session.update", session={"type": "realtime", "truncation": ratio})
+        assert (await talk.expect("session.updated"))["session"]["truncation"] == ratio
+        before, dropped = 0, False
+        while not dropped:
+            done = await talk.ask("all work and no play " * 6, max_output_tokens=2)
+            spent = done["usage"]["input_tokens"]
+            assert spent <= 450, "what may follow the instructions, and a header"
+            dropped, before = spent < before, spent
+        assert spent < 0.4 * 400 + 60, "what was kept, and a question"
+
+
+@flow
 async def truncation_disabled_is_an_error(client: Client) -> None:
     async with client.talk() as talk:
         await talk.send(

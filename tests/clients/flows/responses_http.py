@@ -100,6 +100,35 @@ async def a_response_over_http_follows_a_schema(client: Client) -> None:
 
 
 @flow
+async def json_mode_says_an_object(client: Client) -> None:
+    """A small model says it without end now and then; what has ended is one."""
+    openai = client.api()
+    json_mode: Any = {"type": "json_object"}
+    question = "Answer in JSON: which city?"
+    ended: list[str] = []
+    for penalty in (1.5, 1.3, 1.4, 1.2):
+        if ended:
+            break
+        wish: Any = {"model": "demo", "extra_body": {"repetition_penalty": penalty}}
+        response = await openai.responses.create(
+            input=question, text={"format": json_mode}, max_output_tokens=300, **wish
+        )
+        said = [(response.output_text, response.status == "completed")]
+        chat = await openai.chat.completions.create(
+            messages=[{"role": "user", "content": question}],
+            response_format=json_mode,
+            max_tokens=300,
+            **wish,
+        )
+        choice = chat.choices[0]
+        said.append((choice.message.content or "", choice.finish_reason == "stop"))
+        assert all(text.lstrip().startswith("{") for text, _ in said)
+        ended += [text for text, whole in said if whole]
+    assert ended
+    assert all(isinstance(json.loads(text), dict) for text in ended)
+
+
+@flow
 async def a_response_in_the_background(client: Client) -> None:
     openai = client.api()
     begun = await openai.responses.create(
