@@ -110,6 +110,10 @@ export const sessions = (): Promise<{ data: SessionStatus[]; has_more: boolean }
 export const session = (id: string): Promise<SessionStatus> =>
   ask(`/v1/realtime/sessions/${encodeURIComponent(id)}`);
 
+/** Also when the page is just being left. */
+export const endSession = (id: string): Promise<unknown> =>
+  ask(`/v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
+
 /** A short-lived key for one connection, where the server wants keys at all. */
 export async function credentials(): Promise<string | undefined> {
   try {

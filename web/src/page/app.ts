@@ -3,13 +3,14 @@
 import type { ConnectionState, Refused } from '../client/index.js';
 import { key, type Model, models } from './api.js';
 import { Banner } from './banner.js';
+import { Bin } from './bin.js';
 import { Composer } from './composer.js';
 import { h, type Icon, iconButton } from './dom.js';
 import { Panel } from './panel.js';
 import { askKey, type Chosen, openSettings } from './settings.js';
 import { Sidebar } from './sidebar.js';
 import { Speech } from './speech.js';
-import { all, defaults, forget, fresh, type Kept, load } from './storage.js';
+import { all, defaults, fresh, type Kept, load } from './storage.js';
 import { Talk } from './talk.js';
 import { switchTheme } from './theme.js';
 import { Transcript } from './transcript.js';
@@ -30,9 +31,12 @@ export class App {
   readonly #banner: Banner;
   readonly #composer: Composer;
   readonly #sidebar: Sidebar;
+  readonly #bin: Bin;
   readonly #speech: Speech;
   readonly #main = h('main', {});
   #talk: Talk | null = null;
+  /** What was deleted while it was shown, and what has been shown instead. */
+  #instead: { id: string; talk: Talk | null } | null = null;
   #transcript: Transcript | null = null;
   #panel: Panel | null = null;
   #models: Model[] = [];
@@ -65,6 +69,15 @@ export class App {
       },
       remove: (id) => {
         this.#remove(id);
+      },
+      restore: (id) => {
+        this.#restore(id);
+      },
+    });
+    this.#bin = new Bin({
+      held: (id) => this.#sidebar.held(id),
+      gone: () => {
+        this.#list();
       },
     });
     this.#speech = new Speech({
@@ -208,15 +221,24 @@ export class App {
   #remove(id: string): void {
     const talk = this.#talk;
     if (id === talk?.kept.id) {
-      void talk.client.close().catch(() => undefined);
       talk.leave();
       this.#talk = null;
-      forget(id);
+      this.#bin.add(id);
       const next = all()[0];
-      if (next) location.hash = next.id;
+      const kept = next && load(next.id);
+      if (kept) this.#show(new Talk(kept));
       else this.#begin();
-    } else forget(id);
-    this.#names();
+      this.#instead = { id, talk: this.#talk };
+    } else this.#bin.add(id);
+    this.#list();
+    this.#sidebar.focus(id);
+  }
+
+  #restore(id: string): void {
+    this.#bin.restore(id);
+    this.#list();
+    this.#sidebar.focus(id);
+    if (id === this.#instead?.id && this.#talk === this.#instead.talk) location.hash = id;
   }
 
   async #send(): Promise<void> {
@@ -327,7 +349,11 @@ export class App {
     this.#title.textContent = title;
     document.title = title ? `${title} · Continuo` : 'Continuo';
     this.#talk?.save();
-    this.#sidebar.draw(this.#talk?.kept.id ?? '');
+    this.#list();
+  }
+
+  #list(): void {
+    this.#sidebar.draw(this.#talk?.kept.id ?? '', this.#bin.listed);
   }
 
   #refused(refused: Refused): void {

@@ -1,5 +1,6 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
+import { serious } from './axe.js';
 import { Server } from './server.js';
 import { launch, Visit } from './visit.js';
 
@@ -130,6 +131,55 @@ it('branches, and switches between branches', async () => {
     'My name is Zorban.',
     'What is my name?',
   ]);
+});
+
+it('gives back what was deleted, with the keyboard alone', async () => {
+  await visit.say('My name is Zorban.');
+  await visit.page.getByLabel('Delete “My name is Zorban.”').press('Enter');
+  await expect.poll(() => visit.questions.count()).toBe(0);
+  await visit.page.locator('.undo:focus').waitFor();
+  expect(await serious(visit)).toEqual([]);
+  await visit.page.keyboard.press('Enter');
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['My name is Zorban.']);
+  await visit.connected();
+  expect(await visit.say('What is my name?')).toContain('Zorban');
+  expect(visit.wire.resumed).toEqual(['exact']);
+});
+
+it('forgets what was deleted, here and on the server, when nobody wants it back', async () => {
+  const { page } = visit;
+  const undo = page.getByRole('button', { name: 'Undo: “What is 3 plus 4?” was deleted' });
+  const sessions = (): string[] => visit.wire.heard('session.created').map(({ session }) => session.id);
+  const known = async (id: string): Promise<number> =>
+    (await fetch(`${server.url}v1/realtime/sessions/${id}`)).status;
+  const remove = async (): Promise<string> => {
+    const id = sessions().at(-1) ?? '';
+    await visit.say('What is 3 plus 4?');
+    await page.locator('.talks li').hover();
+    await page.getByLabel('Delete “What is 3 plus 4?”').click();
+    await undo.waitFor();
+    await expect.poll(() => sessions().at(-1)).not.toBe(id); // of what is shown instead
+    await visit.connected();
+    expect(await known(id)).toBe(200);
+    return id;
+  };
+
+  await page.clock.install();
+  const late = await remove();
+  await page.clock.fastForward(15_000);
+  await undo.waitFor(); // under the pointer
+  expect(await known(late)).toBe(200);
+  await page.mouse.move(640, 20);
+  await page.clock.fastForward(2000);
+  await expect.poll(() => undo.count()).toBe(0);
+  await expect.poll(() => known(late)).toBe(404);
+
+  const left = await remove();
+  await page.reload();
+  await expect.poll(() => known(left)).toBe(404);
+  await visit.connected();
+  await expect.poll(() => page.locator('.talks li').count()).toBe(0);
+  expect(visit.complaints).toEqual([]);
 });
 
 it('branches at a question, which can then be asked again', async () => {
