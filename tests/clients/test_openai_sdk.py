@@ -22,6 +22,7 @@ BUNDLED_ONLY = {
     "a_tool_is_called_and_its_result_used",
     "at_most_one_call",
     "steering_waits_for_what_a_call_gives",
+    "what_cannot_steer_comes_back",
 }
 
 
@@ -55,8 +56,10 @@ NOT_RECORDED = {
     "a_wrong_key_for_responses",
     "five_hundred_turns_just_go_on",
     "json_mode_says_an_object",
+    "lanes_have_a_bound",
+    "what_cannot_steer_comes_back",
 }
-"""Nothing is said, or too much, or what no two machines say alike."""
+"""Nothing is said, or too much, or what no two runs say alike."""
 STREAMS = {"lanes_beside_each_other", "responses_beside_the_conversation_share_its_kv"}
 """Flows with responses that are made beside each other."""
 HOT = {"a_strict_schema_is_followed_however_hot", "at_most_one_call"}

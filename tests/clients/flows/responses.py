@@ -31,6 +31,20 @@ WEATHER = {
     },
 }
 
+NOTE = "all is well " * 200
+TAKE_NOTE = {
+    "type": "function",
+    "name": "take_note",
+    "parameters": {
+        "type": "object",
+        "properties": {"note": {"enum": [NOTE]}},
+        "required": ["note"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+"""A call of it takes a while."""
+
 
 class Call:
     """One connection. `recv` validates what it gives."""
@@ -256,16 +270,8 @@ async def a_response_calls_a_tool(client: Client) -> None:
 @flow
 async def steering_waits_for_what_a_call_gives(client: Client) -> None:
     """More is said while the model calls a tool, with much to say: it is not torn from its call."""
-    note = "all is well " * 200
-    parameters = {
-        "type": "object",
-        "properties": {"note": {"enum": [note]}},
-        "required": ["note"],
-        "additionalProperties": False,
-    }
-    tool = {"type": "function", "name": "take_note", "parameters": parameters, "strict": True}
     async with call(client) as line:
-        wish: Event = {"tools": [tool]}
+        wish: Event = {"tools": [TAKE_NOTE]}
         await line.create(input="Take a note.", tool_choice="required", **wish)
         id = (await line.end("response.function_call_arguments.delta"))[0]["response"]["id"]
         await line.connection.response.steer(previous_response_id=id, input="In one word.")
@@ -281,6 +287,65 @@ async def steering_waits_for_what_a_call_gives(client: Client) -> None:
         assert longer["usage"]["input_tokens"] < done["usage"]["input_tokens"], (
             "the input that waited went in once"
         )
+
+
+@flow
+async def what_cannot_steer_comes_back(client: Client) -> None:
+    async with call(client) as line:
+        steer = line.connection.response.steer
+
+        async def failed(count: int = 1) -> list[str]:
+            """Of so many; what is said meanwhile is of no interest."""
+            codes: list[str] = []
+            while len(codes) < count:
+                event = await line.recv()
+                if event["type"] == "response.steer.failed":
+                    codes.append(event["error"]["code"])
+            return codes
+
+        await line.connection.send({"type": "response.create", "input": "hello", **LONG})
+        id = (await line.end("response.output_text.delta"))[0]["response"]["id"]
+        await steer(previous_response_id="resp_no", input="x")
+        assert await failed() == ["response_not_found"]
+        image = {"type": "input_image", "image_url": "https://example.org/a.png", "detail": "auto"}
+        message = {"type": "message", "role": "user", "content": [image]}
+        await steer(previous_response_id=id, input=[message])
+        assert await failed() == ["invalid_input"]
+        await steer(previous_response_id=id, input="word " * 5000)
+        assert await failed() == ["successor_creation_failed"]
+        await steer(previous_response_id=id, input="x")
+        assert await failed() == ["response_already_completed"]
+        await line.create(input="Take a note.", tool_choice="required", tools=[TAKE_NOTE])
+        events = await line.end("response.function_call_arguments.delta")
+        id = events[0]["response"]["id"]
+        for _ in range(17):
+            await steer(previous_response_id=id, input="In one word.")
+        assert await failed() == ["too_many_pending_steers"]
+        await line.connection.send({"type": "response.cancel", "response_id": id})
+        assert await failed(16) == ["response_not_active"] * 16
+        await line.usable()
+
+
+@flow
+async def lanes_have_a_bound(client: Client) -> None:
+    async with call(client) as line:
+        first = {"type": "response.create", "input": "hello", "stream_id": "lane 0", **LONG}
+        await line.connection.send(first)
+        id = (await line.end("response.output_text.delta"))[0]["response"]["id"]
+        wish: Event = {"previous_response_id": id, "input": "and?", "max_output_tokens": 1}
+        for n in range(1, 33):  # they wait for the first
+            await line.create(stream_id=f"lane {n}", **wish)
+        ended: set[str] = set()
+        while len(ended) < 32:
+            event = await line.recv()
+            if event["type"] in ENDS:
+                ended.add(event["stream_id"])
+            if event["type"] == "error":
+                assert event["error"]["code"] == "websocket_stream_limit_reached"
+                assert (event["status"], event["stream_id"]) == (400, "lane 32")
+                await line.connection.send({"type": "response.cancel", "response_id": id})
+        assert ended == {f"lane {n}" for n in range(32)}
+        await line.usable()
 
 
 @flow

@@ -7,6 +7,19 @@ import { ENDS, kinds, textOf, WEATHER } from './talk.mjs';
 /** A response that is not over before it is cancelled. */
 const LONG = { ignore_eos: true, max_output_tokens: 1000 };
 
+/** A call of it takes a while. */
+const TAKE_NOTE = {
+  type: 'function',
+  name: 'take_note',
+  parameters: {
+    type: 'object',
+    properties: { note: { enum: ['all is well '.repeat(200)] } },
+    required: ['note'],
+    additionalProperties: false,
+  },
+  strict: true,
+};
+
 export const responses = {
   async responses_go_on_from_each_other(client) {
     const talk = client.call();
@@ -119,14 +132,7 @@ export const responses = {
   },
 
   async steering_waits_for_what_a_call_gives(client) {
-    const note = 'all is well '.repeat(200);
-    const parameters = {
-      type: 'object',
-      properties: { note: { enum: [note] } },
-      required: ['note'],
-      additionalProperties: false,
-    };
-    const wish = { tools: [{ type: 'function', name: 'take_note', parameters, strict: true }] };
+    const wish = { tools: [TAKE_NOTE] };
     const talk = client.call();
     talk.send({ type: 'response.create', input: 'Take a note.', tool_choice: 'required', ...wish });
     const { id } = (await talk.until('response.function_call_arguments.delta'))[0].response;
@@ -139,6 +145,64 @@ export const responses = {
     const given = [{ ...owed, output: 'taken' }];
     const on = { input: given, previous_response_id: id, max_output_tokens: 24, ...wish };
     assert.equal((await talk.respond(on)).at(-1).response.previous_response_id, id);
+    talk.close();
+  },
+
+  async what_cannot_steer_comes_back(client) {
+    const talk = client.call();
+    const steer = (previous_response_id, input) =>
+      talk.send({ type: 'response.steer', previous_response_id, input });
+    const failed = async (count = 1) => {
+      const codes = [];
+      while (codes.length < count) {
+        const event = await talk.recv();
+        if (event.type === 'response.steer.failed') codes.push(event.error.code);
+      }
+      return codes;
+    };
+    talk.send({ type: 'response.create', input: 'hello', ...LONG });
+    let { id } = (await talk.until('response.output_text.delta'))[0].response;
+    steer('resp_no', 'x');
+    assert.deepEqual(await failed(), ['response_not_found']);
+    const url = 'https://example.org/a.png';
+    const content = [{ type: 'input_image', image_url: url, detail: 'auto' }];
+    steer(id, [{ type: 'message', role: 'user', content }]);
+    assert.deepEqual(await failed(), ['invalid_input']);
+    steer(id, 'word '.repeat(5000));
+    assert.deepEqual(await failed(), ['successor_creation_failed']);
+    steer(id, 'x');
+    assert.deepEqual(await failed(), ['response_already_completed']);
+    const wish = { tools: [TAKE_NOTE], tool_choice: 'required' };
+    talk.send({ type: 'response.create', input: 'Take a note.', ...wish });
+    ({ id } = (await talk.until('response.function_call_arguments.delta'))[0].response);
+    for (let n = 0; n < 17; n += 1) steer(id, 'In one word.');
+    assert.deepEqual(await failed(), ['too_many_pending_steers']);
+    talk.send({ type: 'response.cancel', response_id: id });
+    assert.deepEqual(await failed(16), Array(16).fill('response_not_active'));
+    await talk.respond({ input: 'hi', max_output_tokens: 4 });
+    talk.close();
+  },
+
+  async lanes_have_a_bound(client) {
+    const talk = client.call();
+    talk.send({ type: 'response.create', input: 'hello', stream_id: 'lane 0', ...LONG });
+    const { id } = (await talk.until('response.output_text.delta'))[0].response;
+    const wish = { previous_response_id: id, input: 'and?', max_output_tokens: 1 };
+    for (let n = 1; n <= 32; n += 1) {
+      talk.send({ type: 'response.create', stream_id: `lane ${n}`, ...wish }); // waits for the first
+    }
+    const ended = new Set();
+    while (ended.size < 32) {
+      const event = await talk.recv();
+      if (ENDS.includes(event.type)) ended.add(event.stream_id);
+      if (event.type === 'error') {
+        assert.equal(event.error.code, 'websocket_stream_limit_reached');
+        assert.deepEqual([event.status, event.stream_id], [400, 'lane 32']);
+        talk.send({ type: 'response.cancel', response_id: id });
+      }
+    }
+    assert(!ended.has('lane 32'));
+    await talk.respond({ input: 'hi', max_output_tokens: 4 });
     talk.close();
   },
 
