@@ -84,7 +84,7 @@ class Ledger:
         """The beginning of the log that certainly stands."""
         self._ends: list[str] = []
         """Answers whose end is not written yet."""
-        self._undone: list[str] = []
+        self._undone: set[str] = set()
         """Keys that may be written, and have no effect."""
         self._lost = False
         self._left = False
@@ -98,12 +98,12 @@ class Ledger:
         if news.end is not None:
             self._ends.append(news.end)
         if news.undone is not None:
-            self._undone.append(news.undone.key)
+            self._undone.add(news.undone.key)
         try:
             await self._write_or_give(whole, news)
         except BaseException as error:
             if news.once is not None and not isinstance(error, Conflict):
-                self._undone.append(news.once.key)
+                self._undone.add(news.once.key)
             if news.begin is not None:  # it may have been begun all the same
                 self._ends.append(news.begin.id)
             raise
@@ -123,15 +123,17 @@ class Ledger:
         moved = not at == len(self._sure) == len(whole.pieces)
         first = min(self._told, whole.next)
         fresh = tuple(whole.events(first)) if first < whole.next else ()
+        # What is asked again keeps its key: an older write of it that comes late is a repetition.
+        undone = self._undone - ({news.once.key} if news.once else set())
         change = Change(
             at=at if moved else None,
             entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
             epoch=whole.epoch if news.epoch else None,
             state=self._state(whole) if news.state else None,
             once=news.once,
-            undone=tuple(self._undone),
+            undone=tuple(sorted(undone)),
             begin=news.begin,
-            end=self._ends[0] if self._ends else None,
+            ends=tuple(self._ends),
             events=Events(first - self.base, fresh) if fresh or self._maybe > first else None,
         )
         if change == Change():
@@ -140,14 +142,14 @@ class Ledger:
         self._maybe = max(self._maybe, whole.next)
         if isinstance(await self._store.write(self.lease, change), Repeated):
             # Whoever asked for it was refused, and asks again: it has no effect yet.
+            assert news.once is not None, "only a key is repeated"
+            self._undone.discard(news.once.key)
             await self._write(whole, msgspec.structs.replace(news, once=None))
             return
         self._sure = whole.pieces
         self._told = self._maybe = whole.next
-        self._undone = []
-        del self._ends[:1]
-        if self._ends:
-            await self._write(whole, News())
+        self._undone -= {*undone, news.once.key} if news.once else undone
+        del self._ends[: len(change.ends)]
 
     async def _give_again(self, whole: Whole) -> None:
         """The store has lost it: it is what is here."""

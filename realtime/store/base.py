@@ -124,8 +124,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     undone: tuple[str, ...] = ()
     """Keys that were written and have no effect after all: they are forgotten, before `once`."""
     begin: Begun | None = None
-    end: str | None = None
-    """The answer that is not being made any more; its ids so far are forgotten."""
+    ends: tuple[str, ...] = ()
+    """Answers that are not being made any more; their ids so far are forgotten."""
     events: Events | None = None
 
 

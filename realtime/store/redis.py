@@ -332,7 +332,7 @@ def _change_args(change: Change) -> list[str | bytes | int]:
         b"" if change.state is None else pack(change.state),
         "" if begin is None else begin.id,
         b"" if begin is None else msgspec.msgpack.encode(begin),
-        change.end or "",
+        " ".join(change.ends),
         events.first if events else "",
         keys.EVENTS_MAX,
         keys.EVENTS_BYTES_MAX,

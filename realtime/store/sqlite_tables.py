@@ -351,8 +351,8 @@ class Tables:
                 return
 
     def _put_answers(self, session: str, change: Change) -> None:
-        if change.end is not None:
-            self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, change.end)
+        for ended in change.ends:
+            self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, ended)
         if change.begin is not None:
             begun = msgspec.msgpack.encode(change.begin)
             values = (session, change.begin.id, begun)

@@ -4,7 +4,7 @@
 --        3 key, or ''  4 digest  5 result  6 bytes the window may have
 --        7 at, or ''   8 number of entries
 --        9 epoch, or ''  10 state, or ''
---        11 begun id, or ''  12 Begun  13 ended id, or ''
+--        11 begun id, or ''  12 Begun  13 ended ids, spaces between
 --        14 first event, or ''  15 events kept  16 bytes of them
 --        17 keys that are forgotten, joined  18... entries, then events
 -- reply  {'ok', position, next event} | {'repeated', result} | {'conflict'} | {'behind', what}
@@ -111,8 +111,8 @@ local function forget(answer)
     end
   end
 end
-if ARGV[13] ~= '' then
-  forget(ARGV[13])
+for ended in string.gmatch(ARGV[13], '[^ ]+') do
+  forget(ended)
 end
 if ARGV[11] ~= '' then
   forget(ARGV[11])

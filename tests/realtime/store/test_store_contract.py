@@ -421,7 +421,7 @@ async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> Non
     await store.write(lease, Change(begin=answer("resp_12")))
     await store.journal(lease, "resp_1", 0, (8, 9))
     await store.journal(lease, "resp_12", 0, (4,))
-    await store.write(lease, Change(at=1, entries=(entry(8, 9),), end="resp_1"))
+    await store.write(lease, Change(at=1, entries=(entry(8, 9),), ends=("resp_1",)))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
     assert snapshot.log == (entry(1), entry(8, 9))

@@ -102,8 +102,8 @@ class Model:
             self.log[change.at :] = change.entries
         if change.events is not None:
             self.events[change.events.first :] = change.events.bodies
-        if change.end is not None:
-            self.answers.pop(change.end, None)
+        for ended in change.ends:
+            self.answers.pop(ended, None)
         if change.begin is not None:
             self.answers[change.begin.id] = Answer(change.begin)
         self.epoch = self.epoch if change.epoch is None else change.epoch
@@ -194,7 +194,7 @@ class StoreMachine(RuleBasedStateMachine):
         once=onces,
         undone=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
         begin=begins,
-        end=st.none() | st.sampled_from(NAMES),
+        ends=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
         state=st.none() | st.binary(max_size=9),
         epoch=st.none() | st.integers(0, 9),
         events=st.none() | st.lists(st.binary(max_size=9), max_size=2).map(tuple),

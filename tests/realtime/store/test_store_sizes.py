@@ -66,7 +66,7 @@ async def test_a_parked_session_is_small(redis: RedisProcess, turns: int, words:
         once = Once(f"event_{turn}b", b"respond", bytes.fromhex(name[5:]))
         await store.write(lease, Change(begin=begun, once=once))
         await store.journal(lease, name, 0, said.ids)
-        await store.write(lease, Change(at=at + 1, entries=(said,), end=name))
+        await store.write(lease, Change(at=at + 1, entries=(said,), ends=(name,)))
         tokens += len(asked.ids) + len(said.ids)
     await store.write(lease, Change(events=Events(0, (b'{"type":"session.updated"}',))))
     await store.hold(lease, 60, parked=True)
