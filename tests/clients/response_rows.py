@@ -44,6 +44,7 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
     "response.function_call_arguments.done": ("item_id", "output_index", "arguments", "name"),
     "response.completed": _WHOLE,
     "response.incomplete": _WHOLE,
+    "response.failed": (*_WHOLE, "response.error.code", "response.error.message"),
     "response.steer.accepted": ("steer.id", "steer.previous_response_id"),
     "response.steer.pending": ("steer.id", "steer.previous_response_id", "required_input"),
     "response.steer.failed": ("error.code", "error.message", "steer.input"),

@@ -34,3 +34,18 @@ def test_server_event(api: str, kind: str, client: str) -> None:
         assert all(line.event.get(name, "…") for name in ("event_id", "sequence_number"))
         for path in APIS[api].server_events[kind]:
             assert has(line.event, path.split(".")), f"{path} of {line.event}"
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("api", APIS)
+def test_nothing_else_is_said(api: str, client: str) -> None:
+    """Beside these rows, and what answers an addition."""
+    rows = APIS[api]
+    answers = {name for replies in rows.client_events.values() for name in replies}
+    said = {
+        line.kind
+        for lines in rows.of(client).connections
+        for line in lines
+        if line.side == "S" and line.event
+    }
+    assert said - {*rows.server_events, *answers} == set()

@@ -115,12 +115,3 @@ def test_nothing_is_said_before_it_is_asked_for(client: str) -> None:
 def test_no_event_has_a_reserved_name(client: str) -> None:
     kinds = {line.kind for lines in exchanges(client) for line in lines if line.side == "S"}
     assert not RESERVED & kinds
-
-
-@pytest.mark.parametrize("client", CLIENTS)
-def test_no_event_is_of_reasoning(client: str) -> None:
-    """Nor of a queue; docs/protocol.md says so."""
-    kinds = {line.kind for lines in exchanges(client) for line in lines if line.side == "S"}
-    assert not [
-        kind for kind in kinds if kind.startswith(("response.reasoning", "response.queued"))
-    ]
