@@ -6,18 +6,11 @@ from collections.abc import Awaitable
 from typing import Any, Literal
 
 from openai import APIStatusError
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import BaseModel, TypeAdapter
+from openai.types.responses import Response
+from pydantic import BaseModel
 
 from tests.clients.flows.responses import WEATHER
 from tests.clients.flows.talk import Client, flow
-
-STREAM_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
-
-
-def valid(response: Response) -> Response:
-    """Strictly, which the SDK itself is not."""
-    return Response.model_validate_json(response.model_dump_json(), strict=False)
 
 
 def found(response: Response) -> int:
@@ -36,7 +29,7 @@ async def refusal(asking: Awaitable[object]) -> tuple[int, str | None]:
 @flow
 async def a_response_over_http(client: Client) -> None:
     openai = client.api()
-    first = valid(await openai.responses.create(model="demo", input="hello"))
+    first = await openai.responses.create(model="demo", input="hello")
     assert first.usage is not None
     assert first.output_text
     second = await openai.responses.create(
@@ -63,8 +56,6 @@ async def a_response_as_a_stream(client: Client) -> None:
             model="demo", input="Tell me a story.", stream=True, max_output_tokens=40
         )
     ]
-    for event in events:
-        STREAM_EVENT.validate_json(event.model_dump_json())
     numbers = [event.sequence_number for event in events]
     assert numbers == list(range(len(events)))
     id = events[0].response.id
@@ -176,7 +167,6 @@ async def a_chat_completion_as_a_stream(client: Client) -> None:
         stream=True,
         stream_options={"include_usage": True},
     ):
-        type(chunk).model_validate_json(chunk.model_dump_json())
         usage = chunk.usage or usage
         for choice in chunk.choices:
             said += choice.delta.content or ""
