@@ -38,7 +38,8 @@ OPTIONS = {
     "target": "es2022",
     "types": [],
 }
-"""Null is as good as absent, as OpenAI's own server has it."""
+"""Null passes for absent: `usage` of a response that has begun is null, as OpenAI's documentation
+shows it, and those types do not know that."""
 OURS = ("input_text_buffer.", "session.closed")
 """Events that the SDK does not know."""
 CANCELLED, STEERED = '"reason":"cancelled"', '"reason":"steered"'

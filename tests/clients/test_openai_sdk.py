@@ -21,7 +21,9 @@ BUNDLED_ONLY = {
     "a_strict_tool_is_called_where_the_model_likes",
     "a_tool_is_called_and_its_result_used",
     "at_most_one_call",
+    "five_hundred_turns_just_go_on",
     "steering_waits_for_what_a_call_gives",
+    "the_retention_ratio_says_what_stays",
     "what_cannot_steer_comes_back",
 }
 
