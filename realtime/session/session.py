@@ -125,9 +125,9 @@ class Session:
         yield core.Resumed(self.settings, resume)
         previous = None
         for item in self.conversation.items():
-            if not self.conversation.is_open(item.id):
+            if not self.conversation.is_open(item.id):  # that one is told behind the one before it
                 yield core.ItemAdded(item, previous)
-            previous = item.id
+                previous = item.id
         if self._history.draft:
             yield core.TextAppended(len(self._history.draft))
         for answering in self._answers:

@@ -21,10 +21,12 @@ from realtime.protocol.core import (
     ArgumentsDelta,
     CallItem,
     Item,
+    ItemAdded,
     MessageItem,
     OutputEnded,
     OutputStarted,
     Tell,
+    TextCommitted,
     TextDelta,
 )
 from realtime.session.position import Position, Reached
@@ -229,37 +231,47 @@ class Transcript:
         if since.epoch != self.epoch or not self._first <= since.told <= self.next:
             raise Gap
         reached = {at.answer: at for at in since.answers}
+        parts = {since.of: since.parts}
+        records = self.since(since.told)
+        streams = dict(self._answers)
+        for record in records:
+            if record.answer is not None:
+                streams[record.answer] = _ended(record, previous)
+        said_in = {item: number for number, one in streams.items() for item in one.item_ids}
         lines: list[Line] = []
-        for number, record in enumerate(self.since(since.told), since.told):
+
+        def covered(number: int) -> bool:
+            return streams[number].covers(reached[number], parts.get(number, 0))
+
+        def catch_up(number: int, told: int) -> None:
+            at = reached[number]
+            said = streams[number].retell(at)
+            lines.extend(_placed(said, at, reached, self.epoch, told, parts.pop(number, 0)))
+
+        for number, record in enumerate(records, since.told):
             skip = since.parts if number == since.told and since.of is None else 0
-            ended = None
-            if isinstance(record.tell, AnswerEnded):
-                assert record.answer is not None, "it has begun"
-                at = reached.get(record.answer)
-                if at is None:
+            if record.answer is not None:
+                if record.answer not in reached or not covered(record.answer):
                     raise Gap
-                stream = _ended(record, previous)
-                part = since.parts if since.of == record.answer else 0
-                if not stream.covers(at, part):
-                    raise Gap
-                lines += _placed(stream.retell(at), at, reached, self.epoch, number, part)
-                ended = record.answer
+                catch_up(record.answer, number)
+            else:  # what stands behind something that an answer said is told behind it
+                behind = said_in.get(_before(record.tell) or "", -1)
+                if behind in reached and covered(behind):
+                    catch_up(behind, number)
             here = Position(epoch=self.epoch, told=number, answers=tuple(reached.values()))
             lines.append(Line(record.tell, here, skip))
             if isinstance(record.tell, AnswerStarted):
                 reached[number] = Reached(number)
-            if ended is not None:
-                del reached[ended]
+            if record.answer is not None:
+                del reached[record.answer]
         if reached.keys() != self._answers.keys():
             raise Gap
         ahead: dict[int, tuple[Reached, int]] = {}
         for number, at in list(reached.items()):
-            stream = self._answers[number]
-            part = since.parts if since.of == number else 0
-            if not stream.covers(at, part):
-                ahead[number] = at, part
-                continue
-            lines += _placed(stream.retell(at), at, reached, self.epoch, self.next, part)
+            if covered(number):
+                catch_up(number, self.next)
+            else:
+                ahead[number] = at, parts.get(number, 0)
         return lines, ahead
 
     def snapshot(self, listener: Listener, tells: Iterable[Tell]) -> None:
@@ -305,6 +317,10 @@ class _Stream:
             case _:
                 raise AssertionError(f"{type(tell).__name__} is no part of an answer")
 
+    @property
+    def item_ids(self) -> list[str]:
+        return [output.started.item.id for output in self._outputs]
+
     def under_way(self) -> tuple[str | None, int]:
         """The item that has begun and not ended, and the characters of it."""
         last = self._outputs[-1] if self._outputs else None
@@ -334,6 +350,15 @@ class _Stream:
                     yield _delta(output.started, rest), _further(at, rest)
                 if output.ended is not None:
                     yield output.ended, Reached(self.number, 2 * n + 2)
+
+
+def _before(tell: Tell) -> str | None:
+    """The item that what is told stands behind."""
+    match tell:
+        case ItemAdded(previous=previous) | TextCommitted(previous=previous):
+            return previous
+        case _:
+            return None
 
 
 def _further(at: Reached, text: str) -> Reached:

@@ -10,7 +10,7 @@ from realtime.limits import Limits
 from realtime.protocol.closing import CloseCode
 from realtime.session import Guest, Registry, Return
 from realtime.session.state import State
-from tests.realtime.resume.returning import Client, resumed, told
+from tests.realtime.resume.returning import Client, Event, resumed, told
 from tests.realtime.talks import registry_of
 from tests.support.engines import Bench
 
@@ -46,6 +46,35 @@ async def test_every_cut_is_mended(registry: Registry) -> None:
         await client.drop()
         assert resumed(client.socket)["resumed"] == "exact"
         assert told(events[:cut] + client.socket.sent) == told(events), events[cut - 1]
+
+
+async def test_what_is_said_meanwhile_keeps_its_place(registry: Registry) -> None:
+    """Behind the answer that was being made, which is told before it, wherever it was cut."""
+    client = Client(registry)
+    client.connect()
+    client.say("u1", "hello")
+    client.respond(400)
+    client.say("u2", "and now?")
+    await client.socket.until("rate_limits.updated")
+    await client.drop()
+    events = client.socket.sent
+    kinds = [event["type"] for event in events]
+    (meanwhile,) = (n for n, e in enumerate(events) if _adds(e) == "u2")
+    assert meanwhile < kinds.index("response.done"), "it came while the answer was made"
+    for cut in range(1, len(events)):
+        client.seen = events[:cut]
+        client.resume()
+        await client.socket.until("session.updated")
+        await client.drop()
+        places: list[str | None] = [None]
+        for event in events[:cut] + client.socket.sent:
+            if (item := _adds(event)) is not None:
+                places.insert(places.index(event["previous_item_id"]) + 1, item)
+        assert places[1::2] == ["u1", "u2"], f"{places}, cut behind {events[cut - 1]}"
+
+
+def _adds(event: Event) -> str | None:
+    return event["item"]["id"] if event["type"] == "conversation.item.added" else None
 
 
 async def test_cut_again_and_again(registry: Registry) -> None:
