@@ -92,7 +92,8 @@ async def engine_stopped(world: Town, chance: Random) -> None:
     began_s = time.monotonic()
     try:
         if len(stopped) == len(world.engines):
-            await until_ready(world.urls[0], 503, within_s=5 * TIMES)
+            for url in world.urls:
+                await until_ready(url, 503, within_s=5 * TIMES)
             error = await refused(asked)
             assert (error["code"], error["type"]) == ("engine_unavailable", "server_error")
         else:
