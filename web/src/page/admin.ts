@@ -6,7 +6,7 @@ import { h, iconButton } from './dom.js';
 import { drawPages, facts } from './figures.js';
 import { askKey } from './settings.js';
 import { applyTheme, switchTheme } from './theme.js';
-import { clock, count, duration } from './words.js';
+import { clock, count, duration, share } from './words.js';
 
 const POLL_MS = 2000;
 
@@ -68,7 +68,8 @@ class Admin {
       if (error instanceof Denied && error.status === 401) {
         key.set((await askKey(error.message)) ?? '');
       }
-      this.#note.textContent = error instanceof Error ? `Nothing to show: ${error.message}` : '';
+      const shown = this.#before ? 'These are the last figures' : 'Nothing to show';
+      this.#note.textContent = error instanceof Error ? `${shown}: ${error.message}` : '';
       this.#note.hidden = false;
     }
     setTimeout(() => void this.poll(), POLL_MS);
@@ -79,7 +80,7 @@ class Admin {
     const rates = this.#rates(now);
     if (engine) {
       drawPages(this.#pages, engine);
-      const pages = (n: number): string => `${count(n)}  (${Math.round((100 * n) / engine.pages_total)} %)`;
+      const pages = (n: number): string => `${count(n)} (${share(n, engine.pages_total)})`;
       facts(this.#held, [
         ['Held by conversations', pages(engine.pages_leased)],
         ['Kept to be shared', pages(engine.pages_tree)],

@@ -72,6 +72,8 @@ export class Denied extends Error {
 }
 
 const KEY = 'continuo.key';
+/** The server's own words are for developers. */
+const NO_KEY = 'This server wants a key. Whoever runs it can give you one.';
 
 /** Kept for this tab alone, until it is closed. */
 export const key = {
@@ -96,7 +98,8 @@ export async function ask<T>(path: string, init: RequestInit = {}): Promise<T> {
   } | null;
   if (answer.ok) return body as T;
   const { code, message } = body?.error ?? { code: `http_${answer.status}`, message: '' };
-  throw new Denied(answer.status, code, message || `The server answered ${answer.status}.`);
+  const words = code === 'missing_api_key' ? NO_KEY : message;
+  throw new Denied(answer.status, code, words || `The server answered ${answer.status}.`);
 }
 
 export const models = async (): Promise<Model[]> =>

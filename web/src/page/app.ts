@@ -149,6 +149,7 @@ export class App {
     const panel = new Panel(talk);
     this.#root.querySelector('.panel')?.replaceWith(panel.element);
     this.#panel = panel;
+    this.#composer.waits = false;
     this.#composer.text = talk.kept.draft;
     talk.onRefused = (refused) => {
       this.#refused(refused);
@@ -246,7 +247,10 @@ export class App {
     const talk = this.#talk;
     if (!talk) return;
     this.#transcript?.follow();
+    this.#composer.waits = true;
     await talk.send();
+    if (talk !== this.#talk) return;
+    this.#composer.waits = false;
     this.#composer.text = talk.kept.draft;
     this.#transcript?.draw();
   }
@@ -316,7 +320,7 @@ export class App {
       h(
         'p',
         {},
-        'Each word is computed as it comes, and nothing that was said is computed again. ' +
+        'Each word is computed as it comes, and what was said need not be computed again. ' +
           'Reload, go offline, restart the server: the conversation goes on.',
       ),
       h('div', { class: 'row' }, ...buttons),
@@ -336,7 +340,7 @@ export class App {
       connecting: 'Connecting',
       open: 'Connected',
       waiting: 'Not connected',
-      ended: 'Ended',
+      ended: 'Not connected',
     };
     this.#status.textContent = words[state.phase];
     this.#status.dataset.phase = state.phase;

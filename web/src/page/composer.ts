@@ -24,6 +24,7 @@ export class Composer {
   readonly tools = h('div', { class: 'composer-tools' });
   readonly #button = h('button', { class: 'send', type: 'submit' });
   #running: boolean | null = null;
+  #waits = false;
 
   constructor(writing: Writing) {
     const { field } = this;
@@ -34,6 +35,7 @@ export class Composer {
     };
     this.element = h('form', { class: 'composer', onsubmit: submit }, field, this.tools, this.#button);
     field.addEventListener('input', () => {
+      this.waits = false;
       writing.type(field.value);
       this.#fit();
       this.#show();
@@ -58,6 +60,13 @@ export class Composer {
     this.#show();
   }
 
+  /** Whether what is written is sent as soon as it can be. */
+  set waits(waits: boolean) {
+    this.#waits = waits;
+    this.#button.classList.toggle('waits', waits);
+    this.#show();
+  }
+
   set text(text: string) {
     if (this.field.value !== text) this.field.value = text;
     this.#fit();
@@ -66,7 +75,8 @@ export class Composer {
 
   #show(): void {
     const stops = this.#running === true && !this.field.value.trim();
-    const label = stops ? 'Stop (Escape)' : 'Send (Enter)';
+    const sends = this.#waits ? 'Being sent' : 'Send (Enter)';
+    const label = stops ? 'Stop (Escape)' : sends;
     if (this.#button.title === label) return;
     this.#button.title = label;
     this.#button.setAttribute('aria-label', label);

@@ -177,7 +177,7 @@ export function askKey(message: string): Promise<string | null> {
           dialog.close();
         },
       },
-      h('h2', { id: 'key-title' }, 'This server wants a key'),
+      h('h2', { id: 'key-title' }, 'Enter your key'),
       h('p', {}, message),
       h(
         'div',

@@ -50,7 +50,8 @@ export class Talk {
   readonly #leaving = new AbortController();
   readonly #clock = new TurnClock();
   #dirty = false;
-  #sending = false;
+  /** What is said once nothing is being answered any more. */
+  #sending: string | null = null;
   #left = false;
   #interrupted = false;
   /** Why no answer was begun when one was asked for. */
@@ -117,24 +118,28 @@ export class Talk {
 
   /** The text of the composer, with every key. */
   type(text: string): void {
+    if (text.trim() !== this.#sending) this.#sending = null;
     this.kept.draft = text;
     this.#dirty = true;
     if (!this.over) this.client.draft.set(text);
   }
 
-  /** Says the draft, and asks for an answer; one that is being given is stopped first. */
+  /** Says the draft, and asks for an answer; one that is being given is stopped first, which can wait
+   * for a connection: whoever changes the draft meanwhile says it when they send it again. */
   async send(): Promise<void> {
     const text = this.kept.draft.trim();
-    if (!text || this.#sending) return;
+    if (!text || this.#sending === text) return;
     const { refusal } = this.client.draft;
     if (refusal) {
       this.onRefused(refusal);
       return;
     }
-    this.#name(text);
-    this.#sending = true;
+    this.#sending = text;
     await this.stop();
-    this.#sending = false;
+    if (this.#sending !== text) return;
+    this.#sending = null;
+    if (this.over) return;
+    this.#name(text);
     this.kept.draft = '';
     this.#ask(this.client.draft.commit(), text);
     this.save();
@@ -246,14 +251,17 @@ export class Talk {
     if (this.#left) return;
     this.#dirty = false;
     const { client, kept } = this;
+    if (this.#elsewhere) return;
+    const pending = client.pending.filter((event) => !event.type.startsWith('session.'));
+    if (this.empty && !kept.draft && pending.length === 0) return;
     if (this.over) {
-      if (!this.#elsewhere) keep(this.whatNext());
+      keep(this.whatNext());
       return;
     }
     kept.position = client.position && { ...client.position };
     kept.saved = client.conversation.save();
-    kept.pending = client.pending.filter((event) => !event.type.startsWith('session.'));
-    if (!this.empty || kept.draft || kept.pending.length > 0) keep(kept);
+    kept.pending = pending;
+    keep(kept);
   }
 
   /** As it goes on after its end: where another tab or the server has it, or else in a session of its

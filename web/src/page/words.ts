@@ -21,6 +21,12 @@ export function count(value: number): string {
   return value.toLocaleString('en');
 }
 
+/** Of a whole, rounded; never 0 for what is there. */
+export function share(part: number, whole: number): string {
+  const percent = (100 * part) / whole;
+  return part > 0 && percent < 1 ? '< 1 %' : `${Math.round(percent)} %`;
+}
+
 export function duration(s: number): string {
   const parts: [number, string][] = [
     [86_400, 'd'],

@@ -52,7 +52,9 @@ it('keeps what is said before there is a key', async () => {
   const visit = await Visit.begin(browser, server.url);
   const key = visit.page.getByLabel('API key');
   await key.press('Escape');
+  await visit.banner.getByText('Whoever runs it can give you one.').waitFor();
   await visit.banner.getByRole('button', { name: 'Enter a key' }).waitFor();
+  await expect.poll(() => visit.page.locator('.talks li').count()).toBe(0);
   await visit.send('What is 3 plus 4?');
   await key.press('Escape');
   await visit.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();

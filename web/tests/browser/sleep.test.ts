@@ -48,3 +48,37 @@ it.each([
   expect(visit.complaints).toEqual([]);
   await visit.close();
 });
+
+it.each([
+  ['as it was', false],
+  ['but not if it was changed since', true],
+])('sends what was sent offline in an answer, %s', async (_, changed) => {
+  const visit = await Visit.begin(browser, cable.url);
+  await visit.limit(600);
+  await visit.send('Hello?');
+  await visit.under(5);
+  await visit.context.setOffline(true);
+  await visit.banner.getByText('offline').waitFor();
+  await visit.send('And you?');
+  await visit.page.getByLabel('Being sent').waitFor();
+  if (changed) {
+    await visit.field.fill('And they?');
+    await visit.page.getByLabel('Send (Enter)').waitFor();
+  }
+  await visit.context.setOffline(false);
+  await visit.page.locator('.message.cut').getByText('stopped').waitFor();
+  if (changed) {
+    await visit.finished();
+    await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['Hello?']);
+    await expect.poll(() => visit.field.inputValue()).toBe('And they?');
+    await visit.field.press('Enter');
+  }
+  await visit.page.locator('.message.assistant').nth(1).waitFor();
+  await visit.stop(5);
+  await visit.finished();
+  const second = changed ? 'And they?' : 'And you?';
+  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['Hello?', second]);
+  await expect.poll(() => visit.field.inputValue()).toBe('');
+  expect(visit.complaints).toEqual([]);
+  await visit.close();
+});

@@ -1,5 +1,5 @@
 import type { Browser } from 'playwright-core';
-import { afterAll, beforeAll, expect, it } from 'vitest';
+import { afterAll, beforeAll, expect, it, onTestFinished } from 'vitest';
 import { Server } from './server.js';
 import { launch, Visit } from './visit.js';
 
@@ -13,6 +13,7 @@ afterAll(async () => {
 
 it('tells a server the conversation again when its session has expired', async () => {
   const server = await Server.start(['--resume-window-s', '1']);
+  onTestFinished(() => server.stop());
   const visit = await Visit.begin(browser, server.url);
   const answer = await visit.say('What is 3 plus 4?');
   const id = visit.wire.heard('session.created')[0]?.session.id ?? '';
@@ -33,17 +34,18 @@ it('tells a server the conversation again when its session has expired', async (
   expect(visit.wire.asked('response.create')).toHaveLength(2);
   expect(visit.complaints).toEqual([]);
   await visit.close();
-  await server.stop();
 });
 
 it('says that the server is not there, and keeps what is written until it is', async () => {
   const server = await Server.start();
+  onTestFinished(() => server.stop());
   const visit = await Visit.begin(browser, server.url);
   const admin = await Visit.begin(browser, `${server.url}admin`);
   await visit.say('What is 3 plus 4?');
+  await admin.page.getByText('Held by conversations').waitFor();
   await server.kill();
   await visit.banner.getByText(/^Not connected: .+\. Trying again/).waitFor();
-  await admin.page.getByText('the server cannot be reached').first().waitFor();
+  await admin.page.getByText('These are the last figures: the server cannot be reached').first().waitFor();
   await visit.send('What is 2 plus 2?');
   await visit.page.locator('.unsent').getByText('What is 2 plus 2?').waitFor();
   await visit.field.fill('and typed, not sent');
@@ -57,5 +59,4 @@ it('says that the server is not there, and keeps what is written until it is', a
   expect(visit.complaints).toEqual([]);
   await visit.close();
   await admin.close();
-  await server.stop();
 });
