@@ -231,7 +231,9 @@ class Sessions:
             self._tell_again(sequence, command)
             return
         if running:
-            self.end(sequence, "cancelled", drop=True)
+            # Who attaches does not mean this one, though it may have the same name: asked for
+            # before a link was lost, it came late, and is asked for again.
+            self.end(sequence, "cancelled", drop=True, told=False)
         self._in_order(sequence, command)
 
     def _restore(self, sequence: Sequence, command: Attach) -> None:
@@ -385,6 +387,7 @@ class Sessions:
         *,
         drop: bool = False,
         paused: bool = False,
+        told: bool = True,
         error: str | None = None,
     ) -> None:
         """The one way out of a turn. What is still in flight for it is dropped when it lands; with
@@ -419,7 +422,7 @@ class Sessions:
             error=error,
         )
         sequence.paused = paused
-        if not paused:
+        if told and not paused:
             self._emit(sequence.ended)
 
     def settle(self, sequence: Sequence) -> None:

@@ -11,6 +11,9 @@ from realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench
 
+SLOW_S = 0.01
+"""A step of a device that takes its time."""
+
 
 class Ears:
     """Hears what a session says."""
@@ -59,6 +62,9 @@ class Talk:
         return oracle(asked.ids() + header, tokens, stop_ids=[0])
 
     async def respond(self, tokens: int | None = 6, **more: object) -> None:
+        """None: one that goes on while something is done to it, on a machine however loaded."""
+        if tokens is None:
+            self.bench.runner.step_s = SLOW_S
         wish = core.Settings(
             instructions=self.session.settings.instructions,
             tools=self.session.settings.tools,

@@ -11,7 +11,7 @@ from realtime.protocol.closing import CloseCode
 from realtime.session import Guest, Registry, Return
 from realtime.session.state import State
 from tests.realtime.resume.returning import Client, Event, resumed, told
-from tests.realtime.talks import registry_of
+from tests.realtime.talks import SLOW_S, registry_of
 from tests.support.engines import Bench
 
 
@@ -48,8 +48,9 @@ async def test_every_cut_is_mended(registry: Registry) -> None:
         assert told(events[:cut] + client.socket.sent) == told(events), events[cut - 1]
 
 
-async def test_what_is_said_meanwhile_keeps_its_place(registry: Registry) -> None:
+async def test_what_is_said_meanwhile_keeps_its_place(registry: Registry, bench: Bench) -> None:
     """Behind the answer that was being made, which is told before it, wherever it was cut."""
+    bench.runner.step_s = SLOW_S
     client = Client(registry)
     client.connect()
     client.say("u1", "hello")
