@@ -72,7 +72,8 @@ async def _loop(address: str, way: str, turns: int) -> list[Row]:
             frame = json.dumps(
                 {
                     "type": "response.create",
-                    "instructions": "You are an agent. " * 20,
+                    # Of its own, so that neither way finds what the other has said.
+                    "instructions": f"{way}: " + "You are an agent. " * 20,
                     "tool_choice": "none",
                     "store": False,
                     "previous_response_id": last if way == "goes on" else None,

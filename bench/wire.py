@@ -52,13 +52,14 @@ async def served(folder: Path | str, *options: str, **config: Any) -> AsyncItera
         await server.wait()
 
 
-async def measure(url: str, mode: str, sessions: int, turns: int) -> Turns:
+async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) -> Turns:
     """How long each turn took; and how long the device did nothing in a turn of the first session,
     as the mean over turns 2 to 11, over the last ten, and over those between. A turn says itself
-    how long the device worked since it was asked for, but a client has waited before."""
+    how long the device worked since it was asked for, but a client has waited before. `scope`, with
+    which every conversation begins, keeps runs from sharing KV."""
     looks = [1, *({11, turns - 10} if turns > 21 else ()), turns]
     lives = await asyncio.gather(
-        *(_session(url, mode, n, turns, () if n else looks) for n in range(sessions))
+        *(_session(url, mode, n, turns, scope, () if n else looks) for n in range(sessions))
     )
     seen = lives[0].seen
     idle = [
@@ -95,13 +96,20 @@ async def _look(url: str) -> _Look:
     return _Look(time.perf_counter(), worked_s)
 
 
-async def _session(url: str, mode: str, number: int, turns: int, looks: Collection[int]) -> _Life:
+async def _session(
+    url: str, mode: str, number: int, turns: int, scope: str, looks: Collection[int]
+) -> _Life:
     """Looks at what the device has done before these turns; `turns`: after the last."""
     life = _Life()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:
         await _until(socket, "session.created")
-        session = {"type": "realtime", "output_modalities": ["text"], **SAMPLING}
+        session = {
+            "type": "realtime",
+            "output_modalities": ["text"],
+            "instructions": scope,
+            **SAMPLING,
+        }
         await socket.send(json.dumps({"type": "session.update", "session": session}))
         await _until(socket, "session.updated")
         for turn in range(turns):
