@@ -4,10 +4,11 @@ what was said and can be said again (`transcript`), and the shell that does it (
 that go on from each other without a session (`responses`). Knows no wire: it hears Asks and says
 Tells."""
 
+from realtime.session.guests import Fork, Guest, Return
 from realtime.session.making import Making, Visitor
 from realtime.session.position import aside_of
 from realtime.session.recording import Recording
-from realtime.session.registry import Fork, Guest, Registry, Return
+from realtime.session.registry import Registry
 from realtime.session.responses import Responses
 from realtime.session.session import Session
 from realtime.session.status import Status

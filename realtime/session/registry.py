@@ -7,17 +7,16 @@ open ──▶ attached ──drop──▶ parked ──resume──▶ attache
 
 import asyncio
 import contextlib
-import hashlib
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from functools import partial
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from engine import ChatTemplate, EngineError
+from engine import ChatTemplate
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.names import fresh
@@ -25,9 +24,10 @@ from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
 from realtime.protocol.core import Settings
 from realtime.session.conversation import Conversation
+from realtime.session.elsewhere import Elsewhere
+from realtime.session.guests import Fork, Guest, Return, admit, hashed, position_of, unknown
 from realtime.session.history import Origin, Saved
-from realtime.session.loading import House, loaded, made, origin_in, status_in
-from realtime.session.position import Position, parse
+from realtime.session.loading import House, loaded, made
 from realtime.session.rates import Rates
 from realtime.session.refusals import not_kept
 from realtime.session.session import Session
@@ -36,11 +36,9 @@ from realtime.session.stored import State, pack_state
 from realtime.session.strand import Door
 from realtime.session.transcript import Listener
 from realtime.store import (
-    Card,
     NewSession,
     SessionBehind,
     SessionEnded,
-    Snapshot,
     StaleFence,
     Store,
     StoreError,
@@ -50,32 +48,6 @@ from realtime.store import (
 )
 
 log = logging.getLogger(__name__)
-
-
-class Guest(msgspec.Struct, frozen=True):
-    """Who has been let in."""
-
-    tenant: str = ""
-    settings: Settings | None = None
-    """How its sessions begin; None: as the server's do."""
-    ephemeral: bool = False
-    """By a key that is good for conversations alone."""
-
-
-class Fork(msgspec.Struct, frozen=True):
-    """A wish to begin as another session was after an item (None: as it is)."""
-
-    session_id: str
-    at: str | None = None
-
-
-class Return(msgspec.Struct, frozen=True):
-    """A wish to go on with a session after the last event seen (None: to see everything)."""
-
-    session_id: str
-    last_event_id: str | None = None
-    token: str | None = None
-    """None: whoever has a key of the tenant may."""
 
 
 SWEEP_MAX = 500
@@ -121,6 +93,7 @@ class Registry:
         self.settings = settings
         self.rates = Rates(limits)
         self._house = House(door, template, limits, store, self.rates)
+        self._elsewhere = Elsewhere(self._house)
         self._limits = limits
         self._store = store
         self._owner = fresh("gate")
@@ -206,7 +179,7 @@ class Registry:
             id=session_id or fresh("sess"),
             owner=self._owner,
             tenant=guest.tenant,
-            secret=_hash(token),
+            secret=hashed(token),
             state=pack_state(State(settings=saved.settings)),
             hold_s=self._held_s,
         )
@@ -225,7 +198,7 @@ class Registry:
         """Takes a session over from whoever has it; what was missed is said to `listener`. Raises
         Refusal where it cannot be."""
         self._check_room()
-        since = _position(wish)
+        since = position_of(wish)
         lock = self._locks.setdefault(wish.session_id, asyncio.Lock())
         async with lock:
             try:
@@ -246,7 +219,7 @@ class Registry:
         entry = self._sessions.get(wish.session_id)
         if entry is None:
             return None
-        _admit(wish, guest, entry.tenant, entry.secret)
+        admit(wish, guest, entry.tenant, entry.secret)
         try:
             await entry.session.hold(self._held_s, parked=False)
         except StaleFence as error:
@@ -263,7 +236,7 @@ class Registry:
             card = await self._store.find(wish.session_id)
             if card is None:
                 raise self._unknown(wish, guest)
-            _admit(wish, guest, card.tenant, card.secret)
+            admit(wish, guest, card.tenant, card.secret)
             lease = await self._store.claim(card.id, self._owner, hold_s=self._held_s)
             found = await self._store.load(card.id)
         except (UnknownSession, StoreLost) as error:
@@ -283,7 +256,7 @@ class Registry:
 
     def _unknown(self, wish: Return, guest: Guest) -> Refusal:
         if self._expired.get(wish.session_id) != guest.tenant:
-            return _unknown(wish)
+            return unknown(wish)
         return Refusal(
             f"The session with id '{wish.session_id}' has waited for its client for longer than "
             f"{self._limits.resume_window_s:,g} seconds, and is gone.",
@@ -370,25 +343,14 @@ class Registry:
         entry = await self._here_still(session_id, tenant)
         if entry is not None:
             return await entry.session.status()
-        found = await self._stored(session_id, tenant)
-        if found is None:
-            return None
-        info = await self._house.door.look(session_id)
-        return status_in(found, info, self._house.template)
+        return await self._elsewhere.status(session_id, tenant)
 
     async def _origin(self, fork: Fork, tenant: str) -> Origin:
         """Raises Refusal."""
         entry = await self._here_still(fork.session_id, tenant)
         if entry is not None:
             return entry.session.fork(fork.at)
-        found = await self._stored(fork.session_id, tenant)
-        if found is None:
-            raise Refusal(
-                f"The session with id '{fork.session_id[:200]}' does not exist.",
-                code="session_not_found",
-                param="fork",
-            )
-        return origin_in(found, fork.at, self._house.template)
+        return await self._elsewhere.origin(fork, tenant)
 
     async def _here_still(self, session_id: str, tenant: str) -> _Open | None:
         """None, too, if it went to another gateway. With the store away it is as we know it."""
@@ -398,20 +360,6 @@ class Registry:
         with contextlib.suppress(StoreUnavailable):
             return entry if await self._is_ours(entry) else None
         return entry
-
-    async def _stored(self, session_id: str, tenant: str) -> Snapshot | None:
-        """Raises Refusal."""
-        with _as_refusals():
-            card = await self._card(session_id, tenant)
-            return None if card is None else await self._store.load(session_id)
-
-    async def _card(self, session_id: str, tenant: str) -> Card | None:
-        """None, too, if it is another tenant's. Raises StoreError."""
-        try:
-            card = await self._store.find(session_id)
-        except StoreLost:
-            return None
-        return card if card is not None and card.tenant == tenant else None
 
     def of(self, tenant: str) -> list[Session]:
         """A tenant's, the oldest first."""
@@ -432,25 +380,13 @@ class Registry:
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._sessions.get(session_id)
             ours = entry is not None and entry.tenant == tenant
-            fence = None
-            with _as_refusals():
-                card = await self._card(session_id, tenant)
-                if card is not None:
-                    with contextlib.suppress(UnknownSession):  # somebody else has just ended it
-                        fence = await self._store.end(session_id)
+            ended = await self._elsewhere.end(session_id, tenant)
             if entry is not None and ours:
                 await self.end(entry.session, CloseCode.ENDED_BY_OPERATOR, DELETED)
-            if fence is not None and card is not None and card.owner != self._owner:
-                self._later(self._free(session_id, fence, self.scope(tenant)))
-            return ours or card is not None
-
-    async def _free(self, name: str, fence: int, scope: str) -> None:
-        """The engine that has it lets go of it, and says so to the gateway it did it for."""
-        door = self._house.door
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(self._limits.close_s_max):
-                await door.attach(name, [], cache_scope=scope, fence=fence)
-                await door.close(name)
+            if ended is not None and ended.fence is not None and ended.owner != self._owner:
+                scope = self.scope(tenant)
+                self._later(self._elsewhere.free(session_id, ended.fence, scope))
+            return ours or ended is not None
 
     async def close(self, session: Session) -> None:
         """It was never there."""
@@ -545,47 +481,3 @@ def _hang_up_replaced(hang_up: HangUp | None) -> None:
 
 def _hang_up_ended(hang_up: HangUp) -> None:
     hang_up(CloseCode.ENDED_BY_OPERATOR, DELETED)
-
-
-@contextlib.contextmanager
-def _as_refusals() -> Generator[None]:
-    """What the store says, as an answer to who asked."""
-    try:
-        yield
-    except StoreError as error:
-        raise not_kept(error) from error
-
-
-def _admit(wish: Return, guest: Guest, tenant: str, secret: bytes) -> None:
-    """Somebody else's session is answered like an unknown one."""
-    if guest.tenant != tenant:
-        raise _unknown(wish)
-    if wish.token is not None and not hmac.compare_digest(_hash(wish.token), secret):
-        raise _unknown(wish)
-
-
-def _position(wish: Return) -> Position | None:
-    """Raises Refusal for what was never an event id here."""
-    if wish.last_event_id is None:
-        return None
-    since = parse(wish.last_event_id)
-    if since is None:
-        raise Refusal(
-            f"'{wish.last_event_id[:200]}' is no event id of this server. Leave out last_event_id "
-            "to be told the whole conversation.",
-            code="resume_gap",
-            param="last_event_id",
-        )
-    return since
-
-
-def _unknown(wish: Return) -> Refusal:
-    return Refusal(
-        f"The session with id '{wish.session_id[:200]}' does not exist, or its time is over.",
-        code="session_not_found",
-        param="session_id",
-    )
-
-
-def _hash(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()

@@ -1,0 +1,93 @@
+"""Elsewhere: a tenant's sessions that are not here, looked at, forked and ended without taking them
+over: another gateway has them, or nobody but the store."""
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+
+import msgspec
+
+from engine import EngineError
+from realtime.errors import Refusal
+from realtime.session.guests import Fork
+from realtime.session.history import Origin
+from realtime.session.loading import House, origin_in, status_in
+from realtime.session.refusals import not_kept
+from realtime.session.status import Status
+from realtime.store import Card, Snapshot, StoreError, StoreLost, UnknownSession
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """A session that has just been ended."""
+
+    owner: str
+    fence: int | None
+    """Above all of its own. None: somebody else was faster."""
+
+
+class Elsewhere:
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    async def status(self, session_id: str, tenant: str) -> Status | None:
+        """None: there is none. Raises Refusal."""
+        found = await self._load(session_id, tenant)
+        if found is None:
+            return None
+        info = await self._house.door.look(session_id)
+        return status_in(found, info, self._house.template)
+
+    async def origin(self, fork: Fork, tenant: str) -> Origin:
+        """Raises Refusal."""
+        found = await self._load(fork.session_id, tenant)
+        if found is None:
+            raise Refusal(
+                f"The session with id '{fork.session_id[:200]}' does not exist.",
+                code="session_not_found",
+                param="fork",
+            )
+        return origin_in(found, fork.at, self._house.template)
+
+    async def end(self, session_id: str, tenant: str) -> Ended | None:
+        """Whoever has it learns of it from the store, or from its engine (`free`). None: there is
+        none. Raises Refusal."""
+        with _as_refusals():
+            card = await self._find(session_id, tenant)
+            if card is None:
+                return None
+            try:
+                return Ended(card.owner, await self._house.store.end(session_id))
+            except UnknownSession:
+                return Ended(card.owner, None)
+
+    async def free(self, session_id: str, fence: int, scope: str) -> None:
+        """The engine that has it lets go of it, and says so to the gateway it did it for. `scope`:
+        of its tenant's KV. Never raises."""
+        door = self._house.door
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(self._house.limits.close_s_max):
+                await door.attach(session_id, [], cache_scope=scope, fence=fence)
+                await door.close(session_id)
+
+    async def _load(self, session_id: str, tenant: str) -> Snapshot | None:
+        """Raises Refusal."""
+        with _as_refusals():
+            card = await self._find(session_id, tenant)
+            return None if card is None else await self._house.store.load(session_id)
+
+    async def _find(self, session_id: str, tenant: str) -> Card | None:
+        """None, too, if it is another tenant's. Raises StoreError."""
+        try:
+            card = await self._house.store.find(session_id)
+        except StoreLost:
+            return None
+        return card if card is not None and card.tenant == tenant else None
+
+
+@contextlib.contextmanager
+def _as_refusals() -> Generator[None]:
+    """What the store says, as an answer to who asked."""
+    try:
+        yield
+    except StoreError as error:
+        raise not_kept(error) from error
