@@ -80,6 +80,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """How long a stored response is made on after its last reader is gone; then it ends."""
     send_s_max: float = 10.0
     """How long one frame may take to leave; then close 1013."""
+    there_s_max: float = 10.0
+    """How long a client that wants a session which another connection has may take to answer a
+    ping; then close 1013."""
     resume_window_s: float = 900.0
     """How long a session waits for a client that has dropped; then it is gone."""
     detach_grace_s: float = 30.0

@@ -15,10 +15,11 @@ from typing import ClassVar
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 from websockets.http11 import Request
 from websockets.protocol import State
 
-from realtime.transport.socket import SEND_NOW
+from realtime.transport.socket import ASK, SEND_NOW
 
 HEAD_S = 10.0
 BODY_S = 60.0
@@ -28,6 +29,7 @@ CORKED_BYTES_MAX = 64 * 1024
 """More is written at once."""
 BEAT_S = 0.25
 """Between pings."""
+_ASKED = b"are you there?"
 
 
 class GuardedHttp(HttpToolsProtocol):
@@ -79,6 +81,7 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     """By path, where it is not what the configuration says."""
     _lingering = False
     _lingered_bytes = 0
+    _asked: "asyncio.Future[bool] | None" = None
     _corked: bytes = b""
     """Frames that go out at the end of this turn of the event loop: whatever was said in it to one
     peer is one write, and all writes of a turn come together, which wakes a reader once."""
@@ -89,7 +92,9 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
             self.conn.max_message_size = limit
         super().handle_connect(event)
         if not self.close_sent:
-            self.scope.setdefault("extensions", {})[SEND_NOW] = {"write": self.send_now}
+            extensions = self.scope.setdefault("extensions", {})
+            extensions[SEND_NOW] = {"write": self.send_now}
+            extensions[ASK] = {"ask": self.ask}
 
     def send_now(self, frame: bytes, binary: bool) -> bool:
         """As `send`, where that would not wait, nor raise."""
@@ -123,6 +128,30 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         self._uncork()
         super().shutdown()
 
+    def ask(self) -> "asyncio.Future[bool]":
+        """Sends a ping. True: it is answered. False: the connection has ended."""
+        self._asked = self.loop.create_future()
+        if self._open:
+            self.conn.send_ping(_ASKED)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        else:
+            self._answer(False)
+        return self._asked
+
+    def handle_pong(self, event: Frame) -> None:
+        if event.data == _ASKED:
+            self._answer(True)
+        else:
+            super().handle_pong(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._answer(False)
+        super().connection_lost(exc)
+
+    def _answer(self, answer: bool) -> None:
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(answer)
+
     def schedule_ping(self) -> None:
         """At a beat common to all: thousands of pings, and of answers, wake us a few times a
         second."""
@@ -155,7 +184,7 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
-        self.scope.get("extensions", {}).pop(SEND_NOW, None)  # which refers to us
+        self.scope.get("extensions", {}).clear()  # which refer to us
         if not self.writable.is_set():
             self.transport.abort()
 

@@ -28,7 +28,7 @@ from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.state import Action, Event, Standing
 from realtime.session.stored import Asked, asked_of
 from realtime.session.strand import Door
-from realtime.store import Answer, Begun, Once, Store, StoreError
+from realtime.store import Answer, Begun, Once, StoreError
 from realtime.store import StaleFence as Replaced
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ class Answers:
         self,
         session: str,
         door: Door,
-        store: Store,
         history: History,
         limits: Limits,
         allowance: Allowance,
@@ -50,7 +49,6 @@ class Answers:
     ) -> None:
         self._session = session
         self._door = door
-        self._store = store
         self._history = history
         self._limits = limits
         self._allowance = allowance
@@ -221,14 +219,7 @@ class Answers:
         """`said`: the ids it has said already, elsewhere."""
         answer_id = answering.answer.id
         ledger = self._history.ledger
-        journal = Journal(
-            self._store,
-            lambda: ledger.lease,
-            answer_id,
-            answering.sampled,
-            len(said or ()),
-            lambda: ledger.on_replaced(),
-        )
+        journal = Journal(ledger, answer_id, answering.sampled, len(said or ()))
         self._journals[answer_id] = journal
         tell = partial(self._history.transcript.of, answer_id)
         answering.on_interrupted = partial(self._history.transcript.interrupted, answer_id)

@@ -3,13 +3,12 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
+from realtime.session.ledger import Ledger
 from realtime.store import (
-    Lease,
     SessionBehind,
     StaleFence,
-    Store,
     StoreError,
     StoreUnavailable,
     UnknownAnswer,
@@ -24,22 +23,11 @@ BATCH_S = 0.1
 class Journal:
     """`ids` grows while this runs. With the store away the answer goes on, and this tries again."""
 
-    def __init__(
-        self,
-        store: Store,
-        lease: Callable[[], Lease],
-        answer: str,
-        ids: Sequence[int],
-        written: int = 0,
-        replaced: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`replaced` is called when somebody else turns out to own the session."""
-        self._store = store
-        self._lease = lease
+    def __init__(self, ledger: Ledger, answer: str, ids: Sequence[int], written: int = 0) -> None:
+        self._ledger = ledger
         self._answer = answer
         self._ids = ids
         self._written = written
-        self._replaced = replaced
 
     @contextlib.contextmanager
     def kept(self) -> Generator[None]:
@@ -57,7 +45,7 @@ class Journal:
             except StoreUnavailable:
                 continue
             except StaleFence:
-                self._replaced()
+                self._ledger.on_replaced()
                 return
             except StoreError as error:
                 log.warning("journal of %s: %s", self._answer, error)
@@ -69,9 +57,7 @@ class Journal:
         if not batch:
             return
         try:
-            self._written = await self._store.journal(
-                self._lease(), self._answer, self._written, batch
-            )
+            self._written = await self._ledger.journal(self._answer, self._written, batch)
         except (SessionBehind, UnknownAnswer):
             self._written = 0
             raise

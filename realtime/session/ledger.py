@@ -13,6 +13,7 @@ import msgspec
 from realtime.protocol.core import Settings
 from realtime.session.layout import common_prefix
 from realtime.session.stored import Piece, State, entry_of, pack_state
+from realtime.session.tenure import Tenure
 from realtime.store import (
     Begun,
     Change,
@@ -76,7 +77,7 @@ class Ledger:
         which `base` is event 0 there."""
         self._store = store
         self._new = new
-        self.lease = lease
+        self._tenure = Tenure(store, lease, new.hold_s)
         self.base = base
         self._told = self._maybe = told
         """Records that the store has; and that it may have."""
@@ -90,6 +91,11 @@ class Ledger:
         self._left = False
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when another gateway turns out to own the session."""
+
+    @property
+    def lease(self) -> Lease:
+        """Another one each time it is taken anew, or given again."""
+        return self._tenure.lease
 
     async def write(self, whole: Whole, news: News) -> None:
         """Raises StoreError."""
@@ -140,7 +146,8 @@ class Ledger:
             return
         self._sure, self._told = self._sure[:at], first
         self._maybe = max(self._maybe, whole.next)
-        if isinstance(await self._store.write(self.lease, change), Repeated):
+        written = await self._tenure.do(lambda lease: self._store.write(lease, change))
+        if isinstance(written, Repeated):
             # Whoever asked for it was refused, and asks again: it has no effect yet.
             assert news.once is not None, "only a key is repeated"
             self._undone.discard(news.once.key)
@@ -155,17 +162,14 @@ class Ledger:
         """The store has lost it: it is what is here."""
         self._lost = True
         try:
-            self.lease = await self._store.claim(
-                self.lease.session, self.lease.owner, hold_s=self._new.hold_s
-            )
+            await self._tenure.take()
         except (UnknownSession, StoreLost):
-            self.lease = await self._store.create(self._new)
+            self._tenure.given(await self._store.create(self._new))
         self._ends, self._sure = [], ()
         self.base = self._told = self._maybe = whole.first
         emptied = Change(at=0, state=self._state(whole), epoch=whole.epoch, events=Events())
-        await self._store.write(self.lease, emptied)
-        for begun in whole.begun:
-            await self._store.write(self.lease, Change(begin=begun))
+        for change in (emptied, *(Change(begin=begun) for begun in whole.begun)):
+            await self._tenure.do(lambda lease, change=change: self._store.write(lease, change))
         self._lost = False
 
     def _state(self, whole: Whole) -> bytes:
@@ -179,21 +183,30 @@ class Ledger:
         """What came of this request, if it was done before. Raises Conflict, StoreError."""
         if once.key in self._undone:
             return None
-        return await self._store.repeated(self.lease, once)
+        return await self._tenure.do(lambda lease: self._store.repeated(lease, once))
+
+    async def journal(self, answer: str, first: int, ids: tuple[int, ...]) -> int:
+        """Of an answer being made; gives how many ids of it are there. Raises StoreError."""
+        return await self._tenure.do(lambda lease: self._store.journal(lease, answer, first, ids))
+
+    async def take(self) -> None:
+        """Under a new fence. Raises StoreError."""
+        await self._tenure.take()
 
     async def hold(self, for_s: float, *, parked: bool) -> None:
         """Raises StoreError."""
-        await self._store.hold(self.lease, for_s, parked=parked)
+        await self._tenure.do(lambda lease: self._store.hold(lease, for_s, parked=parked))
 
     async def confirm(self) -> None:
         """Raises StoreError."""
-        await self._store.confirm(self.lease)
+        await self._tenure.do(self._store.confirm)
 
     def leave(self) -> None:
         """Nothing more is written."""
         self._left = True
+        self._tenure.leave()
 
     async def close(self) -> None:
         """Raises StoreError."""
         self._left = True
-        await self._store.close(self.lease)
+        await self._tenure.do(self._store.close)

@@ -92,7 +92,6 @@ def _session(
         session,
         house.door,
         house.limits,
-        house.store,
         history,
         allowance,
         scope=scope,

@@ -10,7 +10,7 @@ import contextlib
 import hmac
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -60,6 +60,23 @@ EXPIRED_MAX = 10_000
 DELETED = "the session was deleted"
 
 HangUp = Callable[[CloseCode, str], None]
+There = Callable[[], Awaitable[bool]]
+
+
+async def _is_there() -> bool:
+    return True
+
+
+def _at_another(code: CloseCode, reason: str) -> None:
+    """Hangs up at another gateway: that finds out by itself."""
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """Who has a session."""
+
+    fence: int
+    hang_up: HangUp | None
+    """None: it waits for its client."""
 
 
 class _Open(msgspec.Struct):
@@ -71,6 +88,10 @@ class _Open(msgspec.Struct):
     timers: tuple[asyncio.TimerHandle, ...] = ()
     """Of a parked one: when what it makes pauses, and when its window is over."""
     leaving: "asyncio.Task[None] | None" = None
+
+    @property
+    def held(self) -> _Held:
+        return _Held(self.session.fence, self.hang_up)
 
     def unpark(self) -> None:
         for timer in self.timers:
@@ -107,7 +128,7 @@ class Registry:
         self._unlooked: list[str] = []
         """Of which we have not looked whether they are still ours."""
         self._leaving: dict[str, asyncio.Task[None]] = {}
-        """Of sessions that went to another gateway."""
+        """Of sessions that are let go of, or ended."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
@@ -193,58 +214,81 @@ class Registry:
         return session
 
     async def resume(
-        self, wish: Return, listener: Listener, guest: Guest, hang_up: HangUp
+        self,
+        wish: Return,
+        listener: Listener,
+        guest: Guest,
+        hang_up: HangUp,
+        there: There = _is_there,
     ) -> Session:
-        """Takes a session over from whoever has it; what was missed is said to `listener`. Raises
-        Refusal where it cannot be."""
+        """Takes a session over from whoever has it; what was missed is said to `listener`. `there`
+        asks the client whether it still waits for it. Raises Refusal where it cannot be.
+
+        A client may have given up meanwhile, and have the session at another gateway: this process
+        may have slept. So who has a session is looked at first, then the client is asked, then it
+        is taken, if the same still has it. Of one that waits for its client nobody is asked."""
         self._check_room()
         since = position_of(wish)
         lock = self._locks.setdefault(wish.session_id, asyncio.Lock())
-        async with lock:
-            try:
-                entry = await self._here(wish, guest) or await self._from_store(wish, guest)
-            except StoreUnavailable as error:
-                raise not_kept(error) from error
-            self._replace(entry, hang_up)
-            session = entry.session
-            try:
-                await session.resume(listener, since, self._resume_of(session))
-            except BaseException:
-                await self.park(session, hang_up)
-                raise
-            return session
+        while True:
+            held = await self._held(wish, guest)
+            if held.hang_up is not None and not await there():
+                raise _nobody_there()
+            async with lock:
+                entry = await self._take(wish, guest, held)
+                if entry is None:
+                    continue
+                self._replace(entry, hang_up)
+                session = entry.session
+                try:
+                    await session.resume(listener, since, self._resume_of(session))
+                except BaseException:
+                    await self.park(session, hang_up)
+                    raise
+                return session
 
-    async def _here(self, wish: Return, guest: Guest) -> _Open | None:
-        """None: it is not here, or not ours any more. Raises Refusal, StoreUnavailable."""
+    async def _held(self, wish: Return, guest: Guest) -> _Held:
+        """Raises Refusal."""
         entry = self._sessions.get(wish.session_id)
-        if entry is None:
-            return None
-        admit(wish, guest, entry.tenant, entry.secret)
-        try:
-            await entry.session.hold(self._held_s, parked=False)
-        except StaleFence as error:
-            await asyncio.shield(self._gone(entry, error))
-            return None
-        except (UnknownSession, StoreLost):
-            pass  # the store has lost it; it is given it again with the next change
-        return entry if self._sessions.get(wish.session_id) is entry else None
-
-    async def _from_store(self, wish: Return, guest: Guest) -> _Open:
-        if leaving := self._leaving.get(wish.session_id):
-            await asyncio.shield(leaving)
-        try:
+        if entry is not None:
+            admit(wish, guest, entry.tenant, entry.secret)
+            return entry.held
+        with self._told(wish, guest):
             card = await self._store.find(wish.session_id)
             if card is None:
-                raise self._unknown(wish, guest)
+                raise UnknownSession(wish.session_id)
             admit(wish, guest, card.tenant, card.secret)
-            lease = await self._store.claim(card.id, self._owner, hold_s=self._held_s)
-            found = await self._store.load(card.id)
-        except (UnknownSession, StoreLost) as error:
-            raise self._unknown(wish, guest) from error
+            return _Held(card.fence, None if card.parked else _at_another)
+
+    async def _take(self, wish: Return, guest: Guest, held: _Held) -> _Open | None:
+        """None: somebody else has it now. Raises Refusal."""
+        entry = self._sessions.get(wish.session_id)
+        with self._told(wish, guest):
+            if entry is None:
+                with contextlib.suppress(StaleFence):
+                    return await self._from_store(wish.session_id, held)
+                return None
+            if entry.held != held:
+                return None
+            try:
+                await entry.session.take()
+            except StaleFence as error:
+                await asyncio.shield(self._gone(entry, error))
+            except (UnknownSession, StoreLost, SessionBehind):
+                await self._is_ours(entry)  # it was ended, or is given again with the next change
+        return entry if self._sessions.get(wish.session_id) is entry else None
+
+    async def _from_store(self, name: str, held: _Held) -> _Open:
+        """Raises StoreError; StaleFence, if somebody else has it now."""
+        if leaving := self._leaving.get(name):
+            await asyncio.shield(leaving)
+        lease = await self._store.claim(name, self._owner, hold_s=self._held_s, seen=held.fence)
+        found = await self._store.load(name)
         if found is None:
-            raise self._unknown(wish, guest)
+            raise UnknownSession(name)
+        card = found.card
         new = NewSession(
-            id=card.id,
+            id=name,
             owner=self._owner,
             tenant=card.tenant,
             secret=card.secret,
@@ -253,6 +297,16 @@ class Registry:
         )
         session = loaded(self._house, lease, new, found, self.scope(card.tenant))
         return self._add(session, card.tenant, card.secret, None)
+
+    @contextlib.contextmanager
+    def _told(self, wish: Return, guest: Guest) -> Generator[None]:
+        """What the store says of a session, as an answer to who wishes for it."""
+        try:
+            yield
+        except (UnknownSession, StoreLost) as error:
+            raise self._unknown(wish, guest) from error
+        except StoreUnavailable as error:
+            raise not_kept(error) from error
 
     def _unknown(self, wish: Return, guest: Guest) -> Refusal:
         if self._expired.get(wish.session_id) != guest.tenant:
@@ -391,7 +445,7 @@ class Registry:
     async def close(self, session: Session) -> None:
         """It was never there."""
         self._drop(session)
-        await session.close()
+        await asyncio.shield(self._letting_go(session.id, session.close()))
 
     async def park(self, session: Session, hang_up: HangUp) -> None:
         """Its connection has ended; it waits for the next one, unless that is there already."""
@@ -446,9 +500,14 @@ class Registry:
         name = entry.session.id
         self._drop(entry.session)
         if entry.leaving is None:
-            entry.leaving = self._leaving[name] = self._later(entry.session.leave(taken=taken))
-            entry.leaving.add_done_callback(lambda task: self._left(name, task))
+            entry.leaving = self._letting_go(name, entry.session.leave(taken=taken))
         return entry.leaving
+
+    def _letting_go(self, name: str, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        task = self._later(work)
+        self._leaving.setdefault(name, task)
+        task.add_done_callback(lambda task: self._left(name, task))
+        return task
 
     def _left(self, name: str, task: "asyncio.Task[None]") -> None:
         if self._leaving.get(name) is task:
@@ -481,3 +540,11 @@ def _hang_up_replaced(hang_up: HangUp | None) -> None:
 
 def _hang_up_ended(hang_up: HangUp) -> None:
     hang_up(CloseCode.ENDED_BY_OPERATOR, DELETED)
+
+
+def _nobody_there() -> Refusal:
+    return Refusal(
+        "The session was not taken over: the connection did not answer a ping.",
+        code="connection_lost",
+        kind="server_error",
+    )

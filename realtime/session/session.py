@@ -33,7 +33,7 @@ from realtime.session.strand import Door, Strand
 from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
 from realtime.session.window import Window
-from realtime.store import Answer, Once, StaleFence, Store, StoreError
+from realtime.store import Answer, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,6 @@ class Session:
         session_id: str,
         door: Door,
         limits: Limits,
-        store: Store,
         history: History,
         allowance: Allowance,
         *,
@@ -69,7 +68,6 @@ class Session:
         self._answers = Answers(
             session_id,
             door,
-            store,
             history,
             limits,
             allowance,
@@ -170,6 +168,11 @@ class Session:
     def fence(self) -> int:
         """Our right to it."""
         return self._history.ledger.lease.fence
+
+    async def take(self) -> None:
+        """Anew, though it is ours: who was about to take it over for an earlier connection of the
+        same client, and is late, finds it changed. Raises StoreError."""
+        await self._history.ledger.take()
 
     async def hold(self, for_s: float, *, parked: bool) -> None:
         """In the store. Raises StoreError."""

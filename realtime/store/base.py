@@ -173,10 +173,16 @@ class Store(Protocol):
     async def load(self, session: str) -> Snapshot | None: ...
 
     async def claim(
-        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
+        self,
+        session: str,
+        owner: str,
+        *,
+        hold_s: float,
+        seen: int | None = None,
+        secret: bytes | None = None,
     ) -> Lease:
-        """Takes the session from whoever has it. `secret`: the hash of a new one. Raises
-        UnknownSession."""
+        """Takes the session from whoever has it. `seen`: only if this is its fence still, else it
+        raises StaleFence. `secret`: the hash of a new one. Raises UnknownSession."""
         ...
 
     async def write(self, lease: Lease, change: Change) -> Written | Repeated:

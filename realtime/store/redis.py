@@ -128,15 +128,23 @@ class RedisStore:
         )
 
     async def claim(
-        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
+        self,
+        session: str,
+        owner: str,
+        *,
+        hold_s: float,
+        seen: int | None = None,
+        secret: bytes | None = None,
     ) -> Lease:
         async with self._server.bounded():
             await self._settle_doubts()
-            args = (owner, int(hold_s * 1000), secret or b"")
+            args = (owner, int(hold_s * 1000), "" if seen is None else seen, secret or b"")
             reply = await self._server.run("claim", (session_keys(session).meta,), args)
             if reply[0] == b"unknown":
                 await self._verify()
                 raise UnknownSession(session)
+            if reply[0] == b"stale":
+                raise StaleFence(session, reply[1].decode())
             await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
             return Lease(session, owner, int(reply[1]), self._epoch)
 

@@ -67,9 +67,15 @@ class SqliteStore:
         return await self._run(self._tables.load, session)
 
     async def claim(
-        self, session: str, owner: str, *, hold_s: float, secret: bytes | None = None
+        self,
+        session: str,
+        owner: str,
+        *,
+        hold_s: float,
+        seen: int | None = None,
+        secret: bytes | None = None,
     ) -> Lease:
-        return await self._run(self._tables.claim, session, owner, hold_s, secret)
+        return await self._run(self._tables.claim, session, owner, hold_s, seen, secret)
 
     async def write(self, lease: Lease, change: Change) -> Written | Repeated:
         return await self._run(self._tables.write, lease, change)

@@ -173,20 +173,24 @@ class Tables:
             )
             yield Answer(msgspec.msgpack.decode(begun, type=Begun), join_ids(said.fetchall()))
 
-    def claim(self, session: str, owner: str, hold_s: float, secret: bytes | None) -> Lease:
+    def claim(
+        self, session: str, owner: str, hold_s: float, seen: int | None, secret: bytes | None
+    ) -> Lease:
         row = self._one(
             "UPDATE sessions SET owner = ?, fence = fence + 1, parked = 0, deadline_ms = ?, "
             "secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? AND owner <> ? "
-            "RETURNING fence",
+            "AND fence = coalesce(?, fence) RETURNING fence",
             owner,
             self._in_ms(hold_s),
             secret,
             session,
             self._in_ms(0),
             _NOBODY,
+            seen,
         )
         if row is None:
-            raise self._missing(session)
+            card = self.find(session)
+            raise self._missing(session) if card is None else StaleFence(session, card.owner)
         return Lease(session, owner, row[0], self.epoch)
 
     def confirm(self, lease: Lease) -> None:

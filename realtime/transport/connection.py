@@ -98,10 +98,15 @@ class Connection:
     async def _enter(self) -> Session:
         """Raises Refusal."""
         if isinstance(self._wish, Return):
-            return await self._registry.resume(self._wish, self._listen, self._guest, self._hang_up)
+            return await self._registry.resume(
+                self._wish, self._listen, self._guest, self._hang_up, self._there
+            )
         return await self._registry.open(
             self._listen, self._id, self._guest, self._hang_up, self._wish
         )
+
+    async def _there(self) -> bool:
+        return await self._socket.there(self._limits.there_s_max)
 
     async def _leave(self, session: Session) -> None:
         if self._farewell or self._over:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from realtime.protocol.closing import CloseCode
@@ -32,6 +34,11 @@ class Socket(Protocol):
         raise."""
         ...
 
+    async def there(self, wait_s: float) -> bool:
+        """Asks the other side, and says whether it has answered in time. What it sends meanwhile is
+        received later."""
+        ...
+
     async def close(self, code: CloseCode, reason: str) -> None:
         """Harmless if it is closed already."""
         ...
@@ -40,16 +47,27 @@ class Socket(Protocol):
 SEND_NOW = "continuo.send_now"
 """ASGI extension of a server that can send a frame at once: `write(frame, binary) -> bool`. Of the
 work for a delta, the layers between an application and its server are the largest part."""
+ASK = "continuo.ask"
+"""ASGI extension of a server that can ask its peer: `ask() -> Future[bool]` sends a ping. True: it
+is answered. False: the connection has ended."""
+_AHEAD_BYTES_MAX = 1024 * 1024
+"""Received before it is wanted: an answer may stand behind it."""
 
 
 class StarletteSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
-        extension = websocket.scope.get("extensions", {}).get(SEND_NOW, {})
-        self.send_now: Callable[[bytes, bool], bool] = extension.get("write", _never)
+        extensions = websocket.scope.get("extensions", {})
+        self.send_now: Callable[[bytes, bool], bool] = extensions.get(SEND_NOW, {}).get(
+            "write", _never
+        )
+        self._ask: Callable[[], asyncio.Future[bool]] = extensions.get(ASK, {}).get(
+            "ask", _answered
+        )
+        self._ahead: deque[Message] = deque()
 
     async def recv(self) -> str | bytes:
-        message = await self._websocket.receive()
+        message = self._ahead.popleft() if self._ahead else await self._websocket.receive()
         if message["type"] != "websocket.receive":
             raise SocketClosed
         text: str | None = message.get("text")
@@ -64,6 +82,27 @@ class StarletteSocket:
         except (WebSocketDisconnect, RuntimeError) as error:
             raise SocketClosed from error
 
+    async def there(self, wait_s: float) -> bool:
+        answer = self._ask()
+        reading = asyncio.create_task(self._read_ahead(), name="read ahead")
+        try:
+            async with asyncio.timeout(wait_s):
+                return await answer
+        except TimeoutError:
+            return False
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _read_ahead(self) -> None:
+        size = 0
+        while size <= _AHEAD_BYTES_MAX:
+            message = await self._websocket.receive()
+            self._ahead.append(message)
+            if message["type"] != "websocket.receive":
+                return
+            size += len(message.get("text") or message.get("bytes") or "")
+
     async def close(self, code: CloseCode, reason: str) -> None:
         if self._websocket.client_state is not WebSocketState.CONNECTED:
             return
@@ -72,6 +111,12 @@ class StarletteSocket:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._websocket.close(code, reason)
+
+
+def _answered() -> "asyncio.Future[bool]":
+    answer = asyncio.get_running_loop().create_future()
+    answer.set_result(True)
+    return answer
 
 
 def _never(frame: bytes, binary: bool) -> bool:

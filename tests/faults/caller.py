@@ -40,6 +40,8 @@ class Caller:
         """Deltas of each response, joined."""
         self.ended: dict[str, Event] = {}
         self.ids: set[str] = set()
+        self.codes: set[int] = set()
+        """Its connections were closed with, by the other side; 1006: none."""
         self._socket: ClientConnection | None = None
         self._rebuilding = False
         self._partial: str | None = None
@@ -109,7 +111,11 @@ class Caller:
 
     async def hear(self) -> Event:
         assert self._socket is not None, "not connected"
-        event: Event = json.loads(await asyncio.wait_for(self._socket.recv(), WAIT_S))
+        try:
+            event: Event = json.loads(await asyncio.wait_for(self._socket.recv(), WAIT_S))
+        except ConnectionClosed as closed:
+            self.codes.add(closed.rcvd.code if closed.rcvd else 1006)
+            raise
         assert event["event_id"] not in self.ids, f"told twice: {event}"
         self.ids.add(event["event_id"])
         self._take(event, aside="~" in event["event_id"])

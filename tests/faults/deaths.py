@@ -7,13 +7,17 @@ import time
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from random import Random
+from urllib.parse import urlsplit
 
+from realtime.protocol.closing import CloseCode
 from realtime.store import open_store
 from tests.faults.caller import Caller, Event
 from tests.faults.house import Expected
 from tests.faults.processes import until_ready
 from tests.faults.row import Row
 from tests.faults.town import TIMES, Town, goes_on, town
+from tests.realtime.served import KEY
+from tests.support.frames import upgrade
 
 LONG = 300
 """Tokens: longer than the fault."""
@@ -125,7 +129,7 @@ async def refused(caller: Caller) -> Event:
 
 async def gateway_killed(world: Town, chance: Random) -> None:
     """In the middle of several answers and appends; it may have been stopped before, and woken when
-    others had its sessions already."""
+    others had its sessions already, whose clients had tried to come back to it before."""
     dying = chance.randrange(2)
     talks = [await world.talking(dying) for _ in range(4)]
     answers = [(caller, *await begun(caller, expected)) for caller, expected in talks[:3]]
@@ -136,10 +140,13 @@ async def gateway_killed(world: Town, chance: Random) -> None:
     gateway = world.gateways[dying]
     if chance.random() < 0.3:
         gateway.send(signal.SIGSTOP)
+        given_up = [await in_vain(world.urls[dying], caller, chance) for caller, _ in talks[:3]]
         for caller, _ in talks[:3]:
             await caller.come_back()
         gateway.send(signal.SIGCONT)
-        await asyncio.sleep(chance.uniform(0, 0.1))
+        await asyncio.sleep(chance.uniform(0, 1.0))
+        for writer in given_up:
+            writer.close()
     gateway.send(signal.SIGKILL)
     for caller, response, text in answers:
         assert await caller.end(response) == text, "nothing missing, nothing twice"
@@ -147,6 +154,7 @@ async def gateway_killed(world: Town, chance: Random) -> None:
     store = await open_store(world.redis.url, "normal")
     for caller, expected in talks:
         assert set(caller.resumed) <= {"exact"}
+        assert CloseCode.REPLACED not in caller.codes, "it has no other connection"
         card = await store.find(caller.session)
         assert card is not None
         await goes_on(caller, expected)
@@ -154,6 +162,18 @@ async def gateway_killed(world: Town, chance: Random) -> None:
     await world.gateway_again(dying)
     await world.ready()
     await world.balanced()
+
+
+async def in_vain(url: str, caller: Caller, chance: Random) -> asyncio.StreamWriter:
+    """It asks for its session, and is gone before anybody reads that, or without a word."""
+    where = urlsplit(url)
+    _, writer = await asyncio.open_connection(where.hostname, where.port)
+    path = f"{where.path}?session_id={caller.session}&last_event_id={caller.last}"
+    writer.write(upgrade(path, Authorization=f"Bearer {KEY}"))
+    await writer.drain()
+    if chance.random() < 0.5:
+        writer.close()
+    return writer
 
 
 async def writes(caller: Caller, expected: Expected) -> None:

@@ -91,6 +91,7 @@ async def come_back(running: Running) -> None:
     again = await Peer.connect(
         running.port, path=f"/v1/realtime?session_id={name}&last_event_id={seen}"
     )
+    await again.until("session.updated")
     assert await first.close_code() == 4001
     first.close()
     await again.until("response.done")

@@ -153,8 +153,9 @@ class Wire:
     def __init__(self, end: End) -> None:
         self._end = end
         self._frames: asyncio.Queue[str | None] = asyncio.Queue()
+        self._asked: asyncio.Future[bool] | None = None
         end.on_data = self._frames.put_nowait
-        end.on_lost = lambda why: self._frames.put_nowait(None)
+        end.on_lost = lambda why: self._lost()
 
     async def recv(self) -> str | bytes:
         frame = await self._frames.get()
@@ -170,6 +171,25 @@ class Wire:
     def send_now(self, frame: bytes, binary: bool) -> bool:
         self._end.send(frame.decode())
         return self._end.open
+
+    async def there(self, wait_s: float) -> bool:
+        self._asked = asyncio.get_running_loop().create_future()
+        if not self._end.open:
+            return False
+        self._end.ping(lambda: self._answer(True))
+        try:
+            async with asyncio.timeout(wait_s):
+                return await self._asked
+        except TimeoutError:
+            return False
+
+    def _lost(self) -> None:
+        self._frames.put_nowait(None)
+        self._answer(False)
+
+    def _answer(self, answer: bool) -> None:
+        if self._asked is not None and not self._asked.done():
+            self._asked.set_result(answer)
 
     async def close(self, code: CloseCode, reason: str) -> None:
         self._end.close((code, reason))

@@ -38,6 +38,15 @@ class End:
             self.open = False
             self.post(lambda: self.peer.end(why))
 
+    def ping(self, answered: Act) -> None:
+        """`answered` is called here if the other end is still there, when its answer comes."""
+        if self.open:
+            self.post(lambda: self.peer._pong(answered))
+
+    def _pong(self, answered: Act) -> None:
+        if self.open:
+            self.post(answered)
+
     def end(self, why: Any = None) -> None:
         if self.open:
             self.open = False

@@ -60,8 +60,6 @@ class Person:
         self._dial = dial
         self._end: End | None = None
         self._entered = False
-        self._attempts = 0
-        """To come back, that were given up: one may succeed later, and take the session over."""
         self._outstanding: list[Asked] = []
         self._news = asyncio.Event()
         self._heard_s = 0.0
@@ -180,8 +178,6 @@ class Person:
         end, self._end = self._end, None
         if end is None:
             return
-        if not self._entered:
-            self._attempts += 1
         end.on_data = end.on_lost = lambda what: None
         chance = self.chance.random()
         if chance < 0.4:
@@ -189,6 +185,7 @@ class Person:
         elif chance < 0.7:
             end.link.sever(None, self.chance.uniform(0.0, 0.2))
         else:  # the server finds out by its pings
+            end.open = False
             loop = asyncio.get_running_loop()
             context = end.peer.process.context
             loop.call_later(self.chance.uniform(1.0, 40.0), end.peer.end, context=context)
@@ -213,9 +210,7 @@ class Person:
         if why is None:
             return
         code, reason = why
-        if code == 4001 and self._attempts:
-            self._attempts -= 1
-        elif code not in (1001, 1011, 1012, 1013) and not self.ended:
+        if code not in (1001, 1011, 1012, 1013) and not self.ended:
             self.fatal = f"close {int(code)}: {reason}"
         if code == 1011:
             self.fatal = f"close 1011: {reason}"

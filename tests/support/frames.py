@@ -99,8 +99,10 @@ class Peer:
             return None
 
     async def event(self) -> dict[str, Any]:
-        """The next text frame."""
+        """The next text frame; pings before it are answered."""
         while (got := await self.recv()) is not None:
+            if got.opcode == PING:
+                await self.send(frame(got.payload, PONG))
             if got.opcode == TEXT:
                 return json.loads(got.payload)
             assert got.opcode != CLOSE, f"closed: {got.payload!r}"

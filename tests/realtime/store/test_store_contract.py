@@ -170,6 +170,33 @@ async def test_the_same_owner_fences_off_itself(store: Store) -> None:
     await append(store, second, 0, entry(1))
 
 
+async def test_a_claim_of_what_has_changed_hands_since_takes_nothing(store: Store) -> None:
+    new = fresh_session()
+    first = await store.create(new)
+    second = await store.claim(new.id, "gate-2", hold_s=60, seen=first.fence)
+    assert second.fence > first.fence
+    with pytest.raises(StaleFence) as caught:
+        await store.claim(new.id, "gate-3", hold_s=60, seen=first.fence, secret=b"other")
+    assert caught.value.owner == "gate-2"
+    card = await store.find(new.id)
+    assert card is not None
+    assert (card.owner, card.fence, card.secret) == ("gate-2", second.fence, new.secret)
+    await append(store, second, 0, entry(1))
+    await store.close(second)
+    with pytest.raises(UnknownSession):
+        await store.claim(new.id, "gate-3", hold_s=60, seen=second.fence)
+
+
+async def test_of_many_who_have_seen_the_same_one_takes_it(store: Store) -> None:
+    new = fresh_session()
+    first = await store.create(new)
+    claims = [store.claim(new.id, f"gate-{n}", hold_s=60, seen=first.fence) for n in range(50)]
+    got = await asyncio.gather(*claims, return_exceptions=True)
+    (lease,) = (one for one in got if isinstance(one, Lease))
+    assert sum(isinstance(one, StaleFence) for one in got) == 49
+    await append(store, lease, 0, entry(1))
+
+
 async def test_a_claim_keeps_the_secret_unless_told(store: Store) -> None:
     new = fresh_session(secret=b"first")
     await store.create(new)

@@ -175,12 +175,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.sessions.append(Model(new, [lease], state=state))
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data(), owner=st.sampled_from(("gate-1", "gate-2")))
-    def claim(self, data: st.DataObject, owner: str) -> None:
-        model, _ = self.pick(data)
-        got = self.wait(self.store.claim(model.new.id, owner, hold_s=3600))
+    @rule(data=st.data(), owner=st.sampled_from(("gate-1", "gate-2")), seen=st.booleans())
+    def claim(self, data: st.DataObject, owner: str, seen: bool) -> None:
+        """`seen`: only from who had some lease, the last one or one before."""
+        model, lease = self.pick(data)
+        fence = lease.fence if seen else None
+        got = self.wait(self.store.claim(model.new.id, owner, hold_s=3600, seen=fence))
         if model.gone or model.over:
             assert got is UnknownSession
+            return
+        if fence not in (None, model.leases[-1].fence):
+            assert got is StaleFence
             return
         assert isinstance(got, Lease)
         assert got.fence > model.leases[-1].fence

@@ -1,0 +1,68 @@
+"""Tenure: the right to write one session in the store, ours as far as we know. It is taken anew
+each time a client comes back; what was asked under the fence before is asked again."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from realtime.store import Lease, StaleFence, Store, UnknownSession
+
+T = TypeVar("T")
+
+
+class Tenure:
+    def __init__(self, store: Store, lease: Lease, hold_s: float) -> None:
+        self.lease = lease
+        self._store = store
+        self._hold_s = hold_s
+        self._left = False
+        self._taking = asyncio.Lock()
+
+    async def do(self, call: Callable[[Lease], Awaitable[T]]) -> T:
+        """Raises StoreError; StaleFence only if somebody else has the session."""
+        while True:
+            lease = self.lease
+            try:
+                return await call(lease)
+            except StaleFence as error:
+                if lease == self.lease and error.owner != lease.owner:
+                    raise
+                await self._renew(lease)
+
+    async def _renew(self, lease: Lease) -> None:
+        """It is another one by now, or there is one of ours that we were not told of."""
+        async with self._taking:
+            if lease == self.lease:
+                await self._take()
+
+    async def take(self) -> None:
+        """Under a new fence from now on. Raises StoreError; StaleFence if somebody else has the
+        session, UnknownSession if nobody has."""
+        async with self._taking:
+            await self._take()
+
+    async def _take(self) -> None:
+        lease, seen = self.lease, self.lease.fence
+        while True:
+            if self._left:
+                raise StaleFence(lease.session, "another")
+            try:
+                self.lease = await self._store.claim(
+                    lease.session, lease.owner, hold_s=self._hold_s, seen=seen
+                )
+                return
+            except StaleFence:
+                card = await self._store.find(lease.session)
+                if card is None:
+                    raise UnknownSession(lease.session) from None
+                if card.owner != lease.owner and card.fence >= lease.fence:
+                    raise
+                seen = card.fence  # our own; or one from before ours, which the store has lost
+
+    def given(self, lease: Lease) -> None:
+        """The store has lost the session, and was given it again."""
+        self.lease = lease
+
+    def leave(self) -> None:
+        """It is not taken again."""
+        self._left = True

@@ -1,0 +1,82 @@
+"""The right to write: ours until somebody else has it, whatever we were told of our own claims."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from realtime.session.tenure import Tenure
+from realtime.store import Change, Lease, StaleFence, Store, UnknownSession, Written, open_store
+from tests.realtime.store.making import entry, fresh_session
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    store = await open_store("sqlite://:memory:")
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+async def tenure(store: Store) -> Tenure:
+    return Tenure(store, await store.create(fresh_session()), 60)
+
+
+async def put(store: Store, lease: Lease, n: int) -> Written:
+    written = await store.write(lease, Change(at=0, entries=(entry(n),)))
+    assert isinstance(written, Written)
+    return written
+
+
+async def test_what_was_asked_under_the_fence_before_is_asked_again(
+    store: Store, tenure: Tenure
+) -> None:
+    taken = asyncio.Event()
+
+    async def slow(lease: Lease) -> Written:
+        await taken.wait()
+        return await put(store, lease, 1)
+
+    writing = asyncio.create_task(tenure.do(slow))
+    await asyncio.sleep(0)
+    before = tenure.lease
+    await tenure.take()
+    assert tenure.lease.fence > before.fence
+    taken.set()
+    assert await writing == Written(1, 0)
+    with pytest.raises(StaleFence):
+        await put(store, before, 2)
+
+
+async def test_a_fence_of_ours_that_we_were_not_told_of(store: Store, tenure: Tenure) -> None:
+    """The claim was done, its answer was lost: nobody else has the session."""
+    ghost = await store.claim(tenure.lease.session, tenure.lease.owner, hold_s=60)
+    await asyncio.gather(*(tenure.do(lambda lease: put(store, lease, 1)) for _ in range(5)))
+    assert tenure.lease.fence == ghost.fence + 1, "once for all that wait"
+    ghost = await store.claim(tenure.lease.session, tenure.lease.owner, hold_s=60)
+    await tenure.take()
+    assert tenure.lease.fence > ghost.fence
+
+
+async def test_somebody_else_is_not_thrown_out(store: Store, tenure: Tenure) -> None:
+    theirs = await store.claim(tenure.lease.session, "gate-2", hold_s=60)
+    for call in (lambda: tenure.do(lambda lease: put(store, lease, 1)), tenure.take):
+        with pytest.raises(StaleFence) as caught:
+            await call()
+        assert caught.value.owner == "gate-2"
+    await put(store, theirs, 3)
+
+
+async def test_who_has_left_does_not_come_back(store: Store, tenure: Tenure) -> None:
+    ghost = await store.claim(tenure.lease.session, tenure.lease.owner, hold_s=60)
+    tenure.leave()
+    for call in (lambda: tenure.do(lambda lease: put(store, lease, 1)), tenure.take):
+        with pytest.raises(StaleFence):
+            await call()
+    await put(store, ghost, 3)
+
+
+async def test_what_is_over_is_not_taken(store: Store, tenure: Tenure) -> None:
+    await store.close(tenure.lease)
+    with pytest.raises(UnknownSession):
+        await tenure.take()
