@@ -31,7 +31,8 @@ class Reached(msgspec.Struct, frozen=True):
     chars: int = 0
     """Of the text of the item that has begun and not ended."""
     check: int = 0
-    """CRC-32 of that text: drawn again elsewhere, it must be the same."""
+    """CRC-32 of all that the answer has said, and how its items ended: drawn again elsewhere, it
+    must be the same."""
 
 
 class Position(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,8 +3,10 @@
     records   Opened │ ItemAdded │ AnswerStarted │ … │ AnswerEnded      numbered; the last few kept
     answers   items as they begin, grow and end, between those two
 
-Records are told when the store has them. What an answer says is told at once: it can be made again
-from its ids. An answer that has ended is told again from its items.
+Records are told when the store has them; the end of an answer also if the store is away: who has
+seen one that is not known where they come back must see everything again. What an answer says is
+told at once: it can be made again from its ids. An answer that has ended is told again from its
+items.
 """
 
 import zlib
@@ -230,6 +232,8 @@ class Transcript:
     ) -> tuple[list[Line], dict[int, tuple[Reached, int]]]:
         if since.epoch != self.epoch or not self._first <= since.told <= self.next:
             raise Gap
+        if since.told == self.next and since.parts and since.of is None:
+            raise Gap  # of a record that is not known here
         reached = {at.answer: at for at in since.answers}
         parts = {since.of: since.parts}
         records = self.since(since.told)
@@ -300,22 +304,28 @@ class _Stream:
     def __init__(self, number: int) -> None:
         self.number = number
         self.reached = Reached(number)
+        self._edges = [self.reached]
+        """How far it was at each beginning and end of an item; first at its own."""
         self._outputs: list[_Output] = []
 
     def take(self, tell: Tell) -> None:
-        at = self.reached
         match tell:
-            case OutputStarted():
+            case OutputStarted(item=item):
                 self._outputs.append(_Output(tell, []))
-                self.reached = Reached(self.number, at.edges + 1)
+                self._edge(item.name if isinstance(item, CallItem) else "")
             case TextDelta(text=text) | ArgumentsDelta(text=text):
                 self._outputs[-1].text.append(text)
-                self.reached = _further(at, text)
-            case OutputEnded():
+                self.reached = _further(self.reached, text)
+            case OutputEnded(item=item):
                 self._outputs[-1].ended = tell
-                self.reached = Reached(self.number, at.edges + 1)
+                self._edge(item.status)
             case _:
                 raise AssertionError(f"{type(tell).__name__} is no part of an answer")
+
+    def _edge(self, how: str) -> None:
+        at = self.reached
+        self.reached = Reached(self.number, at.edges + 1, 0, _check(how, at.check))
+        self._edges.append(self.reached)
 
     @property
     def item_ids(self) -> list[str]:
@@ -336,20 +346,26 @@ class _Stream:
         return at.edges < here.edges or (at.edges == here.edges and at.chars <= here.chars)
 
     def retell(self, since: Reached) -> Iterator[tuple[Tell, Reached]]:
-        """What follows a position that is covered, and how far each reaches. Raises Gap where the
-        text before it was another."""
+        """What follows a position that is covered, and how far each reaches. Raises Gap where what
+        came before it was something else."""
+        if self._at(since.edges, since.chars) != since:
+            raise Gap
         for n, output in enumerate(self._outputs):
-            if since.edges <= 2 * n:
-                yield output.started, Reached(self.number, 2 * n + 1)
-            if since.edges <= 2 * n + 1:
-                at = since if since.edges == 2 * n + 1 else Reached(self.number, 2 * n + 1)
-                text = "".join(output.text)
-                if _further(Reached(self.number, at.edges), text[: at.chars]) != at:
-                    raise Gap
-                if rest := text[at.chars :]:
-                    yield _delta(output.started, rest), _further(at, rest)
+            began, ended = 2 * n + 1, 2 * n + 2
+            if since.edges < began:
+                yield output.started, self._edges[began]
+            if since.edges < ended:
+                chars = since.chars if since.edges == began else 0
+                if rest := "".join(output.text)[chars:]:
+                    yield _delta(output.started, rest), _further(self._at(began, chars), rest)
                 if output.ended is not None:
-                    yield output.ended, Reached(self.number, 2 * n + 2)
+                    yield output.ended, self._edges[ended]
+
+    def _at(self, edges: int, chars: int) -> Reached:
+        """How far it was there."""
+        if not chars:
+            return self._edges[edges]
+        return _further(self._edges[edges], "".join(self._outputs[edges // 2].text)[:chars])
 
 
 def _before(tell: Tell) -> str | None:
@@ -362,8 +378,11 @@ def _before(tell: Tell) -> str | None:
 
 
 def _further(at: Reached, text: str) -> Reached:
-    check = zlib.crc32(text.encode("utf-8", "surrogatepass"), at.check)
-    return Reached(at.answer, at.edges, at.chars + len(text), check)
+    return Reached(at.answer, at.edges, at.chars + len(text), _check(text, at.check))
+
+
+def _check(text: str, before: int) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"), before)
 
 
 def _delta(started: OutputStarted, text: str) -> TextDelta | ArgumentsDelta:

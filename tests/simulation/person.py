@@ -67,8 +67,8 @@ class Person:
         self._again: set[str] = set()
         """Ids of requests that were sent more than once."""
         self._delta_ids: set[str] = set()
-        self._ends: dict[str, str] = {}
-        """Of responses, the id of the event."""
+        self._anew: set[str] = set()
+        """Responses that had ended and are told again, all of it (a snapshot)."""
 
     @property
     def waits_for(self) -> str:
@@ -294,7 +294,7 @@ class Person:
                 assert text.text == event["text"], f"{text.text!r} is not {event['text']!r}"
                 text.done = True
             case "response.done":
-                self._over(event["response"], event["event_id"])
+                self._over(event["response"])
             case "error":
                 code = event["error"]["code"]
                 assert code not in ("resume_gap", "idempotency_conflict", "server_error"), event
@@ -309,6 +309,7 @@ class Person:
         self.order.clear()
         self.texts.clear()
         self.responses = {name: done for name, done in self.responses.items() if done is not None}
+        self._anew |= self.responses.keys()
 
     def _place(self, name: str, previous: str | None) -> None:
         """Also of one that is there already: what stands before it may have been told later."""
@@ -334,15 +335,15 @@ class Person:
         assert self.asks.setdefault(mark, name) == name, f"{mark} is answered twice"
         self.responses.setdefault(name, None)
 
-    def _over(self, response: Event, event_id: str) -> None:
+    def _over(self, response: Event) -> None:
         name = response["id"]
         assert name in self.responses, f"{name} ends and was never begun"
         before = self.responses[name]
         if before is not None:
-            same = event_id == self._ends[name]  # told before the store had it: see reliability.md
-            assert self._again or same, f"{name} ends twice"
+            assert self._again or name in self._anew, f"{name} ends twice"
             assert before["status"] == response["status"], f"{name} ends twice, otherwise"
-        self.responses[name], self._ends[name] = response, event_id
+        self._anew.discard(name)
+        self.responses[name] = response
         assert response["status"] in ("completed", "incomplete", "cancelled"), response
         for item in response["output"]:
             told = self.texts.get(item["id"])
