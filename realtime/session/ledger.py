@@ -87,6 +87,8 @@ class Ledger:
         """Answers whose end is not written yet."""
         self._undone: set[str] = set()
         """Keys that may be written, and have no effect."""
+        self._unsure_state = False
+        """Whether other settings may stand there."""
         self._lost = False
         self._left = False
         self.on_replaced: Callable[[], None] = lambda: None
@@ -110,6 +112,7 @@ class Ledger:
         except BaseException as error:
             if news.once is not None and not isinstance(error, Conflict):
                 self._undone.add(news.once.key)
+            self._unsure_state |= news.state
             if news.begin is not None:  # it may have been begun all the same
                 self._ends.append(news.begin.id)
             raise
@@ -135,7 +138,7 @@ class Ledger:
             at=at if moved else None,
             entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
             epoch=whole.epoch if news.epoch else None,
-            state=self._state(whole) if news.state else None,
+            state=self._state(whole) if news.state or self._unsure_state else None,
             once=news.once,
             undone=tuple(sorted(undone)),
             begin=news.begin,
@@ -155,6 +158,7 @@ class Ledger:
             return
         self._sure = whole.pieces
         self._told = self._maybe = whole.next
+        self._unsure_state = False
         self._undone -= {*undone, news.once.key} if news.once else undone
         del self._ends[: len(change.ends)]
 
@@ -183,11 +187,15 @@ class Ledger:
         """What came of this request, if it was done before. Raises Conflict, StoreError."""
         if once.key in self._undone:
             return None
-        return await self._tenure.do(lambda lease: self._store.repeated(lease, once))
+        return await self._tenure.do(
+            lambda lease: self._store.repeated(lease, once), harmless_when_late=True
+        )
 
     async def journal(self, answer: str, first: int, ids: tuple[int, ...]) -> int:
         """Of an answer being made; gives how many ids of it are there. Raises StoreError."""
-        return await self._tenure.do(lambda lease: self._store.journal(lease, answer, first, ids))
+        return await self._tenure.do(
+            lambda lease: self._store.journal(lease, answer, first, ids), harmless_when_late=True
+        )
 
     async def take(self) -> None:
         """Under a new fence. Raises StoreError."""
@@ -199,7 +207,7 @@ class Ledger:
 
     async def confirm(self) -> None:
         """Raises StoreError."""
-        await self._tenure.do(self._store.confirm)
+        await self._tenure.do(self._store.confirm, harmless_when_late=True)
 
     def leave(self) -> None:
         """Nothing more is written."""

@@ -1,11 +1,15 @@
-"""Tenure: the right to write one session in the store, ours as far as we know. It is taken anew
-each time a client comes back; what was asked under the fence before is asked again."""
+"""Tenure: the right to write one session in the store, ours as far as we know.
+
+It is taken anew each time a client comes back; what was asked under the fence before is asked
+again. A call that was not answered may still arrive, behind others that are made after it, and undo
+them: so the next one comes with a new fence, which the late one does not have.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from realtime.store import Lease, StaleFence, Store, UnknownSession
+from realtime.store import Lease, StaleFence, Store, StoreUnavailable, UnknownSession
 
 T = TypeVar("T")
 
@@ -15,19 +19,30 @@ class Tenure:
         self.lease = lease
         self._store = store
         self._hold_s = hold_s
+        self._doubtful = False
+        """Whether a call with this lease may still arrive."""
         self._left = False
         self._taking = asyncio.Lock()
 
-    async def do(self, call: Callable[[Lease], Awaitable[T]]) -> T:
+    async def do(
+        self, call: Callable[[Lease], Awaitable[T]], *, harmless_when_late: bool = False
+    ) -> T:
         """Raises StoreError; StaleFence only if somebody else has the session."""
         while True:
             lease = self.lease
+            if self._doubtful and not harmless_when_late:
+                await self._renew(lease)
+                continue
             try:
                 return await call(lease)
             except StaleFence as error:
                 if lease == self.lease and error.owner != lease.owner:
                     raise
                 await self._renew(lease)
+            except (StoreUnavailable, asyncio.CancelledError):
+                if lease == self.lease and not harmless_when_late:
+                    self._doubtful = True
+                raise
 
     async def _renew(self, lease: Lease) -> None:
         """It is another one by now, or there is one of ours that we were not told of."""
@@ -47,9 +62,10 @@ class Tenure:
             if self._left:
                 raise StaleFence(lease.session, "another")
             try:
-                self.lease = await self._store.claim(
+                lease = await self._store.claim(
                     lease.session, lease.owner, hold_s=self._hold_s, seen=seen
                 )
+                self.given(lease)
                 return
             except StaleFence:
                 card = await self._store.find(lease.session)
@@ -60,8 +76,8 @@ class Tenure:
                 seen = card.fence  # our own; or one from before ours, which the store has lost
 
     def given(self, lease: Lease) -> None:
-        """The store has lost the session, and was given it again."""
-        self.lease = lease
+        """A new one, which nothing was asked with."""
+        self.lease, self._doubtful = lease, False
 
     def leave(self) -> None:
         """It is not taken again."""

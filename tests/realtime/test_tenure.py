@@ -1,4 +1,5 @@
-"""The right to write: ours until somebody else has it, whatever we were told of our own claims."""
+"""The right to write: ours until somebody else has it, whatever we were told of our own claims; and
+what was not answered cannot undo what was done after it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -6,7 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from realtime.session.tenure import Tenure
-from realtime.store import Change, Lease, StaleFence, Store, UnknownSession, Written, open_store
+from realtime.store import (
+    Change,
+    Lease,
+    StaleFence,
+    Store,
+    StoreUnavailable,
+    UnknownSession,
+    Written,
+    open_store,
+)
 from tests.realtime.store.making import entry, fresh_session
 
 
@@ -26,6 +36,49 @@ async def put(store: Store, lease: Lease, n: int) -> Written:
     written = await store.write(lease, Change(at=0, entries=(entry(n),)))
     assert isinstance(written, Written)
     return written
+
+
+async def unanswered(tenure: Tenure, *, harmless: bool = False) -> Lease:
+    """It is on its way, with this lease."""
+    sent: list[Lease] = []
+
+    async def send(lease: Lease) -> None:
+        sent.append(lease)
+        raise StoreUnavailable("no answer")
+
+    with pytest.raises(StoreUnavailable):
+        await tenure.do(send, harmless_when_late=harmless)
+    return sent[0]
+
+
+async def test_what_arrives_late_is_refused(store: Store, tenure: Tenure) -> None:
+    late = await unanswered(tenure)
+    await tenure.do(lambda lease: put(store, lease, 1))
+    with pytest.raises(StaleFence):
+        await put(store, late, 2)
+    found = await store.load(tenure.lease.session)
+    assert found is not None
+    assert found.log == (entry(1),)
+
+
+async def test_who_was_interrupted_is_in_doubt_too(store: Store, tenure: Tenure) -> None:
+    async def hang(lease: Lease) -> None:
+        await asyncio.Event().wait()
+
+    writing = asyncio.create_task(tenure.do(hang))
+    await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait([writing])
+    late = tenure.lease
+    await tenure.do(lambda lease: put(store, lease, 1))
+    with pytest.raises(StaleFence):
+        await put(store, late, 2)
+
+
+async def test_what_does_no_harm_needs_no_new_fence(store: Store, tenure: Tenure) -> None:
+    late = await unanswered(tenure, harmless=True)
+    await tenure.do(lambda lease: put(store, lease, 1))
+    assert tenure.lease == late
 
 
 async def test_what_was_asked_under_the_fence_before_is_asked_again(

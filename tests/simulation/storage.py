@@ -31,8 +31,6 @@ class Storage:
         self.asleep = False
         self.shaky = 0.0
         self._waiting: list[Callable[[], None]] = []
-        self._queues: dict[str, list[float]] = {}
-        """Of each gateway, when what it asks arrives at the earliest: behind what is late."""
 
     def wake(self) -> None:
         self.asleep = False
@@ -83,8 +81,6 @@ class Storage:
             if chance.random() >= self.shaky:
                 loop.call_later(self._delay_s(), hear, value, error, context=here.context)
 
-        queue = self._queues.setdefault(here.name, [0.0])
-
         timer = loop.call_later(keys.TIMEOUT_S, refuse, context=here.context)
         if self.away:
             loop.call_later(self._delay_s(), refuse, context=here.context)
@@ -92,9 +88,7 @@ class Storage:
             pass
         else:
             late_s = chance.uniform(0.1, 4.0) if lost else 0.0
-            at_s = max(queue[0], loop.now + late_s + self._delay_s())
-            queue[0] = at_s + 1e-6 if lost else queue[0]
-            loop.call_at(at_s, arrive, context=_NOWHERE)
+            loop.call_later(late_s + self._delay_s(), arrive, context=_NOWHERE)
         try:
             return await heard
         finally:

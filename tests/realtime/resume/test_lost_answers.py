@@ -1,0 +1,44 @@
+"""A store that does what it is asked, and is not heard: what was refused is undone."""
+
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.session import Registry
+from realtime.session.stored import unpack_state
+from realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
+from realtime.store.sqlite import SqliteStore
+from tests.realtime.resume.returning import Client
+from tests.support.engines import Bench
+
+
+class Unheard(SqliteStore):
+    unheard = False
+
+    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+        written = await super().write(lease, change)
+        if self.unheard:
+            raise StoreUnavailable("no answer")
+        return written
+
+
+async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) -> None:
+    store = await Unheard.open(None)
+    template = bench.engine.text.template
+    assert template is not None
+    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    client = Client(registry)
+    client.connect()
+    await client.socket.until("session.created")
+    client.take()
+    store.unheard = True
+    session = {"type": "realtime", "instructions": "be kind"}
+    client.socket.put(type="session.update", session=session)
+    assert (await client.socket.until("error"))["error"]["code"] == "store_unavailable"
+    store.unheard = False
+    client.say("u1", "hello")
+    await client.socket.until("conversation.item.done")
+    found = await store.load(client.session_id)
+    assert found is not None
+    assert unpack_state(found.state).settings == core.Settings()
+    await client.drop()
+    await registry.aclose()
+    await store.aclose()
