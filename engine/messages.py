@@ -300,7 +300,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
-class Tokens(msgspec.Struct, frozen=True, tag=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Output ids [first, first + len(ids)) of a turn."""
 
     session: str

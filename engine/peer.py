@@ -7,6 +7,7 @@ import random
 import socket
 import ssl
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from engine.messages import (
     Ping,
     Pong,
     Ready,
+    Tokens,
 )
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 REDIAL_S_MAX = 2.0
 READY_S = 10.0
 """From being connected to an engine elsewhere, which is loaded, until it says so."""
+SLICE = 32
+"""Events passed on at a time: then what was said of them is written, and others have their turn."""
 DIAL_S = 3.0
 """To reach one address."""
 
@@ -119,6 +123,8 @@ class Peer:
         self._security = security
         self._on_loading = on_loading
         self._heard_s = 0.0
+        self._heard: deque[AnyEvent] = deque()
+        """Not passed on yet."""
         self._link: Link[AnyCommand, AnyEvent] | None = None
         self._becoming: asyncio.Future[Ready] | None = None
         self._down = asyncio.Event()
@@ -217,9 +223,11 @@ class Peer:
         if link is not self._link:
             return
         self._heard_s = time.monotonic()
-        rest: list[AnyEvent] = []
+        waiting = bool(self._heard)
         for event in events:
             match event:
+                case Tokens():  # nearly all of them
+                    self._heard.append(event)
                 case Loading():
                     self._on_loading(event.what, event.fraction)
                 case Ready():
@@ -229,9 +237,19 @@ class Peer:
                 case Pong():
                     self.load, self.placed = event.load, 0
                 case _:
-                    rest.append(event)
-        if rest:
-            self._listener.on_events(self, rest)
+                    self._heard.append(event)
+        if not waiting:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        heard = self._heard
+        events = [heard.popleft() for _ in range(min(SLICE, len(heard)))]
+        try:
+            if events:
+                self._listener.on_events(self, events)
+        finally:
+            if heard:
+                asyncio.get_running_loop().call_soon(self._pass_on)
 
     def _become(self, ready: Ready | EngineError) -> None:
         if self._becoming is None or self._becoming.done():
@@ -245,6 +263,8 @@ class Peer:
         if link is not self._link:
             return
         self._link = None
+        while self._heard:
+            self._pass_on()
         self._become(link.refused or ModelError("it hung up before it was ready"))
         if not self.up:
             return

@@ -12,7 +12,7 @@ from engine.messages import Sampling, TokenLogprobs, Tokens, TurnEnded
 from engine.text import Detokenizer, Holdback
 
 
-class Piece(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True, gc=False):
     """A stretch of a turn's output. `text` may be empty (half a character, a possible stop string)
     and never takes anything back; a matched stop string and stop ids are not part of it."""
 
@@ -27,10 +27,10 @@ class _Interruption:
 
 
 class Turn:
-    """One turn in flight: iterate over its pieces; `ended` is set when the iteration stops.
+    """One turn in flight: `follow` its pieces, or iterate over them; `ended` is set at the end.
 
     If the engine dies under it, the turn goes on where it was when the engine is back; meanwhile
-    `interrupted` is true. The iteration raises EngineLost if it does not come back,
+    `interrupted` is true. Both ways raise EngineLost if it does not come back,
     StaleFence if another front has taken its session over, TurnFailed if the turn itself broke.
     """
 
@@ -50,8 +50,9 @@ class Turn:
         self._holdback = Holdback(() if sampling.ignore_eos else sampling.stop)
         self._unspoken = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
         self._events: deque[Tokens | TurnEnded | EngineError | _Interruption] = deque()
-        self._reader: asyncio.Future[None] | None = None
-        """Waits for an event."""
+        """Not taken yet."""
+        self._wake: Callable[[], None] = lambda: None
+        """Of whoever reads: called when there is an event."""
 
     def put(self, event: Tokens | TurnEnded | EngineError) -> None:
         """For Engine."""
@@ -67,8 +68,7 @@ class Turn:
 
     def _put(self, event: Tokens | TurnEnded | EngineError | _Interruption) -> None:
         self._events.append(event)
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+        self._wake()
 
     def interrupt(self) -> None:
         """For Engine: what makes it is gone. Once until it goes on."""
@@ -87,30 +87,64 @@ class Turn:
         if self._over:
             act()
 
+    async def follow(self, take: Callable[[Piece], None]) -> None:
+        """Calls `take` with each piece: those that are there, then each as soon as it comes, with
+        no wake-up of a task between. Returns at the end; also raises what `take` raises."""
+        end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def go_on() -> None:
+            try:
+                while self._events and not end.done():
+                    self._hear(self._events.popleft(), take)
+                    if self.ended is not None:
+                        end.set_result(None)
+            except Exception as error:
+                end.set_exception(error)
+
+        go_on()
+        self._wake = go_on
+        try:
+            await end
+        finally:
+            self._wake = lambda: None
+        self._check()
+
     async def __aiter__(self) -> AsyncIterator[Piece]:
-        said = 0
+        pieces: deque[Piece] = deque()
         while self.ended is None:
             while not self._events:
-                self._reader = asyncio.get_running_loop().create_future()
-                await self._reader
-            event = self._events.popleft()
-            match event:
-                case Tokens():
-                    said = event.first + len(event.ids)
-                    yield Piece(event.first, event.ids, self._text(event.ids), event.logprobs)
-                case TurnEnded():
-                    self.ended = event
-                    rest = self._rest(event)
-                    if rest:
-                        yield Piece(said, [], rest)
-                    if event.reason == "failed":
-                        raise TurnFailed(event.error or "the turn failed")
-                case _Interruption():
-                    self._at_interruption()
-                case EngineError():
-                    raise event
-                case _:
-                    assert_never(event)
+                await self._event()
+            self._hear(self._events.popleft(), pieces.append)
+            while pieces:
+                yield pieces.popleft()
+        self._check()
+
+    async def _event(self) -> None:
+        """Returns when there is one."""
+        there = asyncio.Event()
+        self._wake = there.set
+        await there.wait()
+
+    def _hear(
+        self, event: Tokens | TurnEnded | EngineError | _Interruption, take: Callable[[Piece], None]
+    ) -> None:
+        match event:
+            case Tokens():
+                take(Piece(event.first, event.ids, self._text(event.ids), event.logprobs))
+            case TurnEnded():
+                self.ended = event
+                if rest := self._rest(event):
+                    take(Piece(self.said, [], rest))
+            case _Interruption():
+                self._at_interruption()
+            case EngineError():
+                raise event
+            case _:
+                assert_never(event)
+
+    def _check(self) -> None:
+        if self.ended is not None and self.ended.reason == "failed":
+            raise TurnFailed(self.ended.error or "the turn failed")
 
     def _text(self, ids: list[int]) -> str:
         if ids and ids[-1] in self._unspoken:

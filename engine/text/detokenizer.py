@@ -22,6 +22,8 @@ class Detokenizer:
         """Ids given to the stream since it last wrote."""
 
     def push(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1:
+            return self._step(ids[0])
         return "".join([self._step(id) for id in ids])
 
     def flush(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine import EngineError, EngineLost, StaleFence, Text, TurnEnded, TurnFailed
+from engine import EngineError, EngineLost, Piece, StaleFence, Text, TurnEnded, TurnFailed
 from realtime.protocol.core import (
     Answer,
     AnswerError,
@@ -104,14 +104,17 @@ class Answering:
         if not self.refused:
             turn.when_interrupted(lambda: self.on_interrupted())
         drawn: list[int] = []
+
+        def take(piece: Piece) -> None:
+            drawn.extend(piece.ids)
+            if self.refused:
+                return
+            self.sampled.extend(piece.ids)
+            for told in self._output.take(self._reader.push(piece.text)):
+                tell(told)
+
         with contextlib.suppress(TurnFailed):  # `ended` says so too
-            async for piece in turn:
-                drawn.extend(piece.ids)
-                if self.refused:
-                    continue
-                self.sampled.extend(piece.ids)
-                for told in self._output.take(self._reader.push(piece.text)):
-                    tell(told)
+            await turn.follow(take)
         ended = turn.ended
         assert ended is not None, "a turn that stopped has ended"
         kept = ended.length - prompt.length

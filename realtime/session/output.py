@@ -20,7 +20,7 @@ from realtime.protocol.core import (
 )
 
 
-class Said(msgspec.Struct, frozen=True):
+class Said(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
@@ -78,16 +78,18 @@ class Output:
     def items(self) -> tuple[MessageItem | CallItem, ...]:
         return (*self._done, *([self._now] if self._now else []))
 
-    def take(self, chunks: Sequence[Chunk]) -> Iterator[Tell]:
+    def take(self, chunks: Sequence[Chunk]) -> list[Tell]:
+        tells: list[Tell] = []
         for chunk in chunks:
             match chunk:
                 case Said(text=text):
                     if not isinstance(self._now, MessageItem):
-                        yield from self._begin_message()
-                    yield from self._grow(text)
+                        tells += self._begin_message()
+                    if text:
+                        tells.append(self._grow(text))
                 case CallBegun(name=name):
-                    yield from self._end("completed")
-                    yield from self._begin(
+                    tells += self._end("completed")
+                    tells += self._begin(
                         CallItem(
                             id=self._fresh("item"),
                             call_id=self._fresh("call"),
@@ -97,11 +99,13 @@ class Output:
                         )
                     )
                 case CallArguments(text=text):
-                    yield from self._grow(text)
+                    if text:
+                        tells.append(self._grow(text))
                 case CallEnded(complete=complete):
-                    yield from self._end("completed" if complete else "incomplete")
+                    tells += self._end("completed" if complete else "incomplete")
                 case _:
                     assert_never(chunk)
+        return tells
 
     def finish(self, status: ItemStatus, *, whole: bool) -> Iterator[Tell]:
         """Ends the last item. A `whole` answer has at least an empty message."""
@@ -125,17 +129,14 @@ class Output:
             apart=self._apart,
         )
 
-    def _grow(self, text: str) -> Iterator[Tell]:
+    def _grow(self, text: str) -> Tell:
         item = self._now
         assert item is not None, "text without an item"
-        if not text:
-            return
         self._text.append(text)
         index = len(self._done)
         if isinstance(item, CallItem):
-            yield ArgumentsDelta(self._answer.id, index, item.id, item.call_id, text)
-        else:
-            yield TextDelta(self._answer.id, index, item.id, text)
+            return ArgumentsDelta(self._answer.id, index, item.id, item.call_id, text)
+        return TextDelta(self._answer.id, index, item.id, text)
 
     def _end(self, status: ItemStatus) -> Iterator[Tell]:
         item = self._now
