@@ -19,7 +19,7 @@ from realtime.session.answering import Answering
 from realtime.session.calls import reader_for
 from realtime.session.conversation import Conversation
 from realtime.session.history import History
-from realtime.session.journal import Journal
+from realtime.session.journal import Journal, Scribe
 from realtime.session.output import Output
 from realtime.session.prompting import Prompt, prompt_of
 from realtime.session.rates import Allowance
@@ -41,6 +41,7 @@ class Answers:
         self,
         session: str,
         door: Door,
+        scribe: Scribe,
         history: History,
         limits: Limits,
         allowance: Allowance,
@@ -49,6 +50,7 @@ class Answers:
     ) -> None:
         self._session = session
         self._door = door
+        self._scribe = scribe
         self._history = history
         self._limits = limits
         self._allowance = allowance
@@ -224,7 +226,7 @@ class Answers:
         tell = partial(self._history.transcript.of, answer_id)
         answering.on_interrupted = partial(self._history.transcript.interrupted, answer_id)
         try:
-            with journal.kept():
+            with self._scribe.keeping(journal):
                 await answering.run(prompt, tell, accepted, said)
         except StaleFence:
             self._history.ledger.on_replaced()

@@ -7,6 +7,7 @@ from engine import ChatTemplate, SessionInfo
 from realtime.limits import Limits
 from realtime.names import conversation_of
 from realtime.session.history import History, Origin, Saved, wire_epoch
+from realtime.session.journal import Scribe
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
 from realtime.session.records import records_of
@@ -27,6 +28,7 @@ class House(msgspec.Struct, frozen=True):
     template: ChatTemplate
     limits: Limits
     store: Store
+    scribe: Scribe
     rates: Rates
 
 
@@ -92,6 +94,7 @@ def _session(
         session,
         house.door,
         house.limits,
+        house.scribe,
         history,
         allowance,
         scope=scope,

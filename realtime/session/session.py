@@ -22,6 +22,7 @@ from realtime.session.answers import Answers
 from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
 from realtime.session.history import Change, Edit, History, Origin
+from realtime.session.journal import Scribe
 from realtime.session.position import Position
 from realtime.session.rates import Allowance
 from realtime.session.refusals import no_answer, not_kept, refusal_of
@@ -47,6 +48,7 @@ class Session:
         session_id: str,
         door: Door,
         limits: Limits,
+        scribe: Scribe,
         history: History,
         allowance: Allowance,
         *,
@@ -68,6 +70,7 @@ class Session:
         self._answers = Answers(
             session_id,
             door,
+            scribe,
             history,
             limits,
             allowance,

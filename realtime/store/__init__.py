@@ -17,6 +17,7 @@ from realtime.store.base import (
     Once,
     Repeated,
     Snapshot,
+    Spoken,
     Store,
     Written,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "SessionEnded",
     "SessionExists",
     "Snapshot",
+    "Spoken",
     "StaleFence",
     "Store",
     "StoreError",

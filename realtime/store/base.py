@@ -12,7 +12,8 @@ change says what shall be, not what to do ("from entry 3 on the log is this"): a
 StoreUnavailable it can simply be written again.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -151,6 +152,15 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
 
+class Spoken(NamedTuple):
+    """Ids [first, first + len) of an answer being made."""
+
+    lease: Lease
+    answer: str
+    first: int
+    ids: tuple[int, ...]
+
+
 class Store(Protocol):
     """Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreLost; those that
     take a lease also UnknownSession, StaleFence, SessionEnded and SessionBehind."""
@@ -196,6 +206,11 @@ class Store(Protocol):
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
         """Ids [first, first + len) of an answer being made; gives how many it has now. Raises
         UnknownAnswer."""
+        ...
+
+    async def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
+        """As `journal`, of many answers. None: by itself it would raise. Raises StoreUnavailable,
+        where it is not known which were written."""
         ...
 
     async def confirm(self, lease: Lease) -> None:

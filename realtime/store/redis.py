@@ -23,6 +23,7 @@ from realtime.store.base import (
     Once,
     Repeated,
     Snapshot,
+    Spoken,
     Written,
 )
 from realtime.store.durability import Durability
@@ -188,7 +189,8 @@ class RedisStore:
             limit = min(limit, keys.SWEEP_MAX)
             due = await self._server.run("due", (keys.DEADLINES,), (limit,))
             sessions = [session.decode() for session in due]
-            replies = await self._server.run_many("expire", map(session_keys, sessions))
+            calls = ((session_keys(session), ()) for session in sessions)
+            replies = await self._server.run_many("expire", calls)
             # The index may be too early, or point to nothing: the session's own deadline counts.
             for session, reply in zip(sessions, replies, strict=True):
                 if reply[0] == b"later":
@@ -225,14 +227,25 @@ class RedisStore:
         return reply[1] if reply[0] == b"repeated" else None
 
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
-        names = session_keys(lease.session)
+        names, args = _journal(Spoken(lease, answer, first, ids))
         async with self._server.bounded():
             await self._settle_doubts()
-            args = (answer, first, len(ids), pack_ids(ids))
-            reply = await self._fenced("journal", lease, (names.meta, names.running), args)
+            reply = await self._fenced("journal", lease, names, args)
         if reply[0] == b"no answer":
             raise UnknownAnswer(answer)
         return int(reply[1])
+
+    async def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
+        async with self._server.bounded():
+            await self._settle_doubts()
+            ours = [one.lease.store == self._epoch for one in spoken]
+            calls = (
+                (names, (one.lease.owner, one.lease.fence, *args))
+                for one in compress(spoken, ours)
+                for names, args in (_journal(one),)
+            )
+            replies = iter(await self._server.run_many("journal", calls))
+        return [_said(next(replies)) if one else None for one in ours]
 
     # ------------------------------------------------------------ responses
 
@@ -323,6 +336,17 @@ def _answers(running: Sequence[bytes]) -> tuple[Answer, ...]:
         elif not name.endswith("#"):
             begun[name] = msgspec.msgpack.decode(value, type=Begun)
     return tuple(Answer(begun[name], join_ids(chunks.get(name, []))) for name in sorted(begun))
+
+
+def _journal(spoken: Spoken) -> tuple[Sequence[str], Sequence[Any]]:
+    """Its keys, and its arguments behind owner and fence."""
+    names, ids = session_keys(spoken.lease.session), spoken.ids
+    args = (spoken.answer, spoken.first, len(ids), pack_ids(ids))
+    return (names.meta, names.running), args
+
+
+def _said(reply: Sequence[Any]) -> int | None:
+    return int(reply[1]) if reply[0] == b"ok" else None
 
 
 def _change_args(change: Change) -> list[str | bytes | int]:

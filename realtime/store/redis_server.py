@@ -93,12 +93,15 @@ class RedisServer:
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
         return await run(keys=names, args=args)
 
-    async def run_many(self, script: str, names: Iterable[Sequence[str]]) -> list[Any]:
-        """One script for each set of keys, in one round trip; each by itself is atomic."""
+    async def run_many(
+        self, script: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]
+    ) -> list[Any]:
+        """One script for each set of keys and its arguments, in one round trip; each by itself is
+        atomic."""
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
         async with self._client.pipeline(transaction=False) as together:
-            for keys_of_one in names:
-                await run(keys=keys_of_one, client=together)
+            for names, args in calls:
+                await run(keys=names, args=args, client=together)
             return await together.execute()
 
     async def do(self, *command: str | bytes | int) -> Any:

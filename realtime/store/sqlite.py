@@ -7,7 +7,7 @@ clock is the host's.
 import asyncio
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -21,6 +21,7 @@ from realtime.store.base import (
     Once,
     Repeated,
     Snapshot,
+    Spoken,
     Written,
 )
 from realtime.store.durability import Durability
@@ -85,6 +86,9 @@ class SqliteStore:
 
     async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
         return await self._run(self._tables.journal, lease, answer, first, ids)
+
+    async def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
+        return await self._run(self._tables.journal_all, spoken)
 
     async def confirm(self, lease: Lease) -> None:
         await self._run(self._tables.confirm, lease)

@@ -2,7 +2,7 @@
 taken back, unless it raises StoreLost."""
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from realtime.store.base import (
     Once,
     Repeated,
     Snapshot,
+    Spoken,
     Written,
 )
 from realtime.store.errors import (
@@ -29,6 +30,7 @@ from realtime.store.errors import (
     SessionEnded,
     SessionExists,
     StaleFence,
+    StoreError,
     StoreLost,
     UnknownAnswer,
     UnknownSession,
@@ -381,6 +383,15 @@ class Tables:
         sql = "UPDATE answers SET said = ? WHERE session = ? AND id = ?"
         self._execute(sql, said, lease.session, answer)
         return said
+
+    def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
+        return [self._journaled(one) for one in spoken]
+
+    def _journaled(self, spoken: Spoken) -> int | None:
+        try:
+            return self.journal(*spoken)
+        except StoreError:
+            return None
 
     # ------------------------------------------------------------ responses
 

@@ -17,6 +17,7 @@ from realtime.store import (
     SessionBehind,
     SessionEnded,
     SessionExists,
+    Spoken,
     StaleFence,
     Store,
     StoreLost,
@@ -439,6 +440,31 @@ async def test_a_journal_has_no_hole(store: Store) -> None:
         await store.journal(lease, "resp_1", 1, (5,))
     with pytest.raises(UnknownAnswer):
         await store.journal(lease, "resp_2", 0, (5,))
+
+
+async def test_many_journals_in_one_call(store: Store) -> None:
+    """One that is refused is none of the others."""
+    ours, stale, ended, silent = [await store.create(fresh_session()) for _ in range(4)]
+    for lease in (ours, stale, ended):
+        await store.write(lease, Change(begin=answer()))
+    await store.claim(stale.session, "gate-2", hold_s=60)
+    await store.close(ended)
+    elsewhere = Lease(ours.session, ours.owner, ours.fence, "another store")
+    spoken = [
+        Spoken(stale, "resp_1", 0, (1, 2)),
+        Spoken(ours, "resp_1", 0, (1, 2)),
+        Spoken(ended, "resp_1", 0, (1, 2)),
+        Spoken(silent, "resp_1", 0, (1, 2)),
+        Spoken(elsewhere, "resp_1", 2, (3,)),
+        Spoken(ours, "resp_1", 3, (4,)),
+        Spoken(ours, "resp_1", 1, (2, 70_000)),
+    ]
+    assert await store.journal_all(spoken) == [None, 2, None, None, None, None, 3]
+    assert await store.journal_all([]) == []
+    for lease, said in ((ours, (1, 2, 70_000)), (stale, ())):
+        snapshot = await store.load(lease.session)
+        assert snapshot is not None
+        assert snapshot.answers[0].ids == said
 
 
 async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> None:
