@@ -19,7 +19,7 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import msgspec
 import uvloop
@@ -40,8 +40,17 @@ FIRST_ID, BEATS = 256, 3840
 """Ids that are no letters of ASCII in the models of bench/, and stand for a beat."""
 
 
+class Timed(NamedTuple):
+    """A step, and the beat at which it is done."""
+
+    sampled: Sampled
+    beat: int
+
+
 class TimedRunner:
-    """Draws the beat."""
+    """Draws the beat. Works beside the loop as a GPU does: the engine hears at any time."""
+
+    steps_ahead = 1
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -49,19 +58,21 @@ class TimedRunner:
 
     @property
     def geometry(self) -> Geometry:
-        return Geometry(PAGES, PAGE, CONTEXT, FIRST_ID + BEATS, 8192, 0)
+        return Geometry(PAGES, PAGE, CONTEXT, FIRST_ID + BEATS, 8192, self.steps_ahead)
 
-    def launch(self, batch: Batch) -> Sampled:
+    def launch(self, batch: Batch) -> Timed:
         if self._rate:
             self._beat = max(self._beat + 1, math.ceil(time.monotonic() * self._rate))
-            time.sleep(max(self._beat / self._rate - time.monotonic(), 0))
         named = self._named(batch)
         drawn = (Drawn(FIRST_ID + number % BEATS) for number in named)
         rows = zip(batch.rows, drawn, strict=True)
-        return Sampled([one if row.sample else None for row, one in rows], 0.0)
+        sampled = Sampled([one if row.sample else None for row, one in rows], 0.0)
+        return Timed(sampled, self._beat)
 
-    def collect(self, ticket: Sampled) -> Sampled:
-        return ticket
+    def collect(self, ticket: Timed) -> Sampled:
+        if self._rate:
+            time.sleep(max(ticket.beat / self._rate - time.monotonic(), 0))
+        return ticket.sampled
 
     def _named(self, batch: Batch) -> Iterable[int]:
         """One number for each row."""
@@ -70,6 +81,8 @@ class TimedRunner:
 
 class ContextRunner(TimedRunner):
     """Draws what the whole past names: in place of KV it keeps digests."""
+
+    steps_ahead = 0  # each needs the ids that the one before has drawn
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)
