@@ -328,7 +328,7 @@ class OutputStarted(msgspec.Struct, frozen=True, tag=True):
     apart: bool
 
 
-class TextDelta(msgspec.Struct, frozen=True, tag=True):
+class TextDelta(msgspec.Struct, frozen=True, gc=False, tag=True):
     answer_id: str
     index: int
     item_id: str

@@ -125,6 +125,7 @@ def not_free(host: str, port: int, error: OSError) -> SetupError:
 
 def _websocket(limits: Limits) -> type[GuardedWebSocket]:
     class WebSocket(GuardedWebSocket):
+        corked: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
             "/v1/responses": 2 * limits.response_frame_bytes_max
         }

@@ -9,7 +9,8 @@ has ended
 
 import asyncio
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from uvicorn._types import ASGISendEvent
@@ -25,6 +26,8 @@ HEAD_S = 10.0
 BODY_S = 60.0
 LINGER_S = 2.0
 LINGER_BYTES = 64 * 1024 * 1024
+_MIDDLE, _LONG = struct.Struct("!BBH"), struct.Struct("!BBQ")
+"""Heads of frames, by how their size is written."""
 CORKED_BYTES_MAX = 64 * 1024
 """More is written at once."""
 BEAT_S = 0.25
@@ -79,12 +82,13 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
 
     message_bytes_max: ClassVar[Mapping[str, int]] = {}
     """By path, where it is not what the configuration says."""
+    corked: ClassVar[list["GuardedWebSocket"]] = []
+    """Peers that something was said to in this turn of the event loop. It goes out at its end:
+    together, which wakes a reader of many once. Each server has its own."""
+    _corked: bytes = b""
     _lingering = False
     _lingered_bytes = 0
     _asked: "asyncio.Future[bool] | None" = None
-    _corked: bytes = b""
-    """Frames that go out at the end of this turn of the event loop: whatever was said in it to one
-    peer is one write, and all writes of a turn come together, which wakes a reader once."""
 
     def handle_connect(self, event: Request) -> None:
         limit = self.message_bytes_max.get(event.path.partition("?")[0])
@@ -96,16 +100,25 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
             extensions[SEND_NOW] = {"write": self.send_now}
             extensions[ASK] = {"ask": self.ask}
 
-    def send_now(self, frame: bytes, binary: bool) -> bool:
+    def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
         """As `send`, where that would not wait, nor raise."""
         if not (self.writable.is_set() and self.handshake_complete and self._open):
             return False
         if not self._corked:
-            self.loop.call_soon(self._uncork)
-        self._corked += frame_head(len(frame), binary) + frame
+            if not self.corked:
+                self.loop.call_soon(self._uncork_all)
+            self.corked.append(self)
+        for frame in frames:
+            self._corked += frame_head(len(frame), binary) + frame
         if len(self._corked) > CORKED_BYTES_MAX:
             self._uncork()
         return True
+
+    def _uncork_all(self) -> None:
+        peers = self.corked[:]
+        self.corked.clear()
+        for peer in peers:
+            peer._uncork()
 
     def _uncork(self) -> None:
         frames, self._corked = self._corked, b""
@@ -195,5 +208,5 @@ def frame_head(size: int, binary: bool) -> bytes:
     if size < 126:
         return bytes((first, size))
     if size < 1 << 16:
-        return bytes((first, 126)) + size.to_bytes(2, "big")
-    return bytes((first, 127)) + size.to_bytes(8, "big")
+        return _MIDDLE.pack(first, 126, size)
+    return _LONG.pack(first, 127, size)

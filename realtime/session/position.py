@@ -21,7 +21,7 @@ _SHAPE = re.compile(
 )
 
 
-class Reached(msgspec.Struct, frozen=True):
+class Reached(msgspec.Struct, frozen=True, gc=False):
     """How far an answer was told."""
 
     answer: int
@@ -35,7 +35,7 @@ class Reached(msgspec.Struct, frozen=True):
     must be the same."""
 
 
-class Position(msgspec.Struct, frozen=True, kw_only=True):
+class Position(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     epoch: str
     told: int = 0
     """Records."""

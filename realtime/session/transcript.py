@@ -44,7 +44,7 @@ class Gap(Exception):
     """What followed a position cannot be told exactly."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """Something said, and where."""
 
     tell: Tell

@@ -164,8 +164,8 @@ class Connection:
                 return CloseCode.SERVER_BUG, "a fault of the server"
 
     def _listen(self, line: Line) -> None:
-        for event in self._voice.say(line.tell, line.at.event_id)[line.skip :]:
-            self._outbox.put(event)
+        if events := self._voice.say(line.tell, line.at.event_id)[line.skip :]:
+            self._outbox.put(*events)
 
     async def _read(self, session: Session) -> None:
         while True:

@@ -33,10 +33,14 @@ class Outbox:
         self._sender: asyncio.Task[None] | None = None
         self._too_slow = False
 
-    def put(self, event: ServerEvent) -> None:
-        if self._sent.is_set() and self._socket.send_now(self._codec.encode(event), self._binary):
-            return
-        self._backlog.put(event)
+    def put(self, *events: ServerEvent) -> None:
+        """One or several that belong together."""
+        if self._sent.is_set():
+            frames = [self._codec.encode(event) for event in events]
+            if self._socket.send_now(frames, self._binary):
+                return
+        for event in events:
+            self._backlog.put(event)
         self._filled.set()
         self._sent.clear()
         over = self._backlog.bytes / self._limits.outbox_bytes_max

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from starlette.types import Message
@@ -29,8 +29,8 @@ class Socket(Protocol):
         does not read. Raises SocketClosed."""
         ...
 
-    def send_now(self, frame: bytes, binary: bool, /) -> bool:
-        """A frame that need not wait is on its way. False: it is not sent, `send` would wait, or
+    def send_now(self, frames: Sequence[bytes], binary: bool, /) -> bool:
+        """Frames that need not wait are on their way. False: none is sent, `send` would wait, or
         raise."""
         ...
 
@@ -45,8 +45,8 @@ class Socket(Protocol):
 
 
 SEND_NOW = "continuo.send_now"
-"""ASGI extension of a server that can send a frame at once: `write(frame, binary) -> bool`. Of the
-work for a delta, the layers between an application and its server are the largest part."""
+"""ASGI extension of a server that can send frames at once: `write(frames, binary) -> bool`. Of the
+work for a delta, the layers between an application and its server were the largest part."""
 ASK = "continuo.ask"
 """ASGI extension of a server that can ask its peer: `ask() -> Future[bool]` sends a ping. True: it
 is answered. False: the connection has ended."""
@@ -58,7 +58,7 @@ class StarletteSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         extensions = websocket.scope.get("extensions", {})
-        self.send_now: Callable[[bytes, bool], bool] = extensions.get(SEND_NOW, {}).get(
+        self.send_now: Callable[[Sequence[bytes], bool], bool] = extensions.get(SEND_NOW, {}).get(
             "write", _never
         )
         self._ask: Callable[[], asyncio.Future[bool]] = extensions.get(ASK, {}).get(
@@ -119,5 +119,5 @@ def _answered() -> "asyncio.Future[bool]":
     return answer
 
 
-def _never(frame: bytes, binary: bool) -> bool:
+def _never(frames: Sequence[bytes], binary: bool) -> bool:
     return False

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -38,9 +39,9 @@ class FakeSocket:
         self.sent.append(read(frame))
         self._new.set()
 
-    def send_now(self, frame: bytes, binary: bool) -> bool:
+    def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
         if self.reading.is_set():
-            self.sent.append(read(frame if binary else frame.decode()))
+            self.sent += [read(frame if binary else frame.decode()) for frame in frames]
             self._new.set()
         return self.reading.is_set()
 

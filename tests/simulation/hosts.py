@@ -3,6 +3,7 @@ command line does, on a device of digests."""
 
 import asyncio
 import socket
+from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -168,8 +169,9 @@ class Wire:
             raise SocketClosed
         self._end.send(frame)
 
-    def send_now(self, frame: bytes, binary: bool) -> bool:
-        self._end.send(frame.decode())
+    def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
+        for frame in frames:
+            self._end.send(frame.decode())
         return self._end.open
 
     async def there(self, wait_s: float) -> bool:

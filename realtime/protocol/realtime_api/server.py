@@ -298,7 +298,7 @@ class ContentPartDone(Event, frozen=True, kw_only=True, tag="response.content_pa
     part: PartOut
 
 
-class TextDelta(Event, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(Event, frozen=True, gc=False, kw_only=True, tag="response.output_text.delta"):
     response_id: str
     item_id: str
     output_index: int
