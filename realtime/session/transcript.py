@@ -10,9 +10,7 @@ items.
 """
 
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 
 import msgspec
 
@@ -67,7 +65,7 @@ Previous = Callable[[str], str | None]
 class Transcript:
     def __init__(self, epoch: str, first: int = 0, records: Iterable[Record] = ()) -> None:
         self.epoch = epoch
-        self._records = deque(records)
+        self._records = list(records)
         self._first = first
         """Number of the oldest record kept."""
         self._answers: dict[int, _Stream] = {}
@@ -109,7 +107,7 @@ class Transcript:
     def since(self, number: int) -> list[Record]:
         """Records from this number on."""
         assert self._first <= number <= self.next, "these are kept"
-        return list(islice(self._records, number - self._first, None))
+        return self._records[number - self._first :]
 
     def drafted(self, tells: Sequence[Tell]) -> list[Record]:
         """What these would be as records."""
@@ -143,7 +141,7 @@ class Transcript:
                 self._give_up()
         self._records.append(Record(tell, answer))
         if len(self._records) > RECORDS_MAX:
-            self._records.popleft()
+            del self._records[0]
             self._first += 1
         if told:
             self._say(Line(tell, at))

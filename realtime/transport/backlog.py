@@ -1,8 +1,6 @@
 """What waits to be sent, with its size. Pure: merges consecutive text of the same item, since
 their concatenation is all that a reader who is behind can still want."""
 
-from collections import deque
-
 import msgspec
 
 from realtime.protocol.realtime_api import JSON, Codec, ServerEvent
@@ -17,7 +15,7 @@ class Backlog:
 
     def __init__(self, codec: Codec = JSON) -> None:
         self._codec = codec
-        self._waiting: deque[bytes | TextDelta | ArgumentsDelta] = deque()
+        self._waiting: list[bytes | TextDelta | ArgumentsDelta] = []  # small while empty
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -42,7 +40,7 @@ class Backlog:
         """The oldest frame; None if there is none."""
         if not self._waiting:
             return None
-        oldest = self._waiting.popleft()
+        oldest = self._waiting.pop(0)
         if isinstance(oldest, bytes):
             self.bytes -= len(oldest)
             return oldest

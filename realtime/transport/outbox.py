@@ -25,27 +25,27 @@ class Outbox:
         self._limits = limits
         self._backlog = Backlog(codec)
         self._filled = asyncio.Event()
-        self._sent = asyncio.Event()
-        self._sent.set()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._sent: asyncio.Event | None = None
+        """While something waits: that nothing does. Most have nothing that waits, for hours."""
+        self._room: asyncio.Event | None = None
+        """While more than the bound waits: that less does."""
         self._patience: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._too_slow = False
 
     def put(self, *events: ServerEvent) -> None:
         """One or several that belong together."""
-        if self._sent.is_set():
+        if self._sent is None:
             frames = [self._codec.encode(event) for event in events]
             if self._socket.send_now(frames, self._binary):
                 return
+            self._sent = asyncio.Event()
         for event in events:
             self._backlog.put(event)
         self._filled.set()
-        self._sent.clear()
         over = self._backlog.bytes / self._limits.outbox_bytes_max
         if over > 1 and self._patience is None:
-            self._room.clear()
+            self._room = asyncio.Event()
             loop = asyncio.get_running_loop()
             self._patience = loop.call_later(self._limits.outbox_over_s_max, self._give_up)
         if over > _HARD:
@@ -53,11 +53,13 @@ class Outbox:
 
     async def room(self) -> None:
         """Returns while less than the bound waits."""
-        await self._room.wait()
+        if self._room is not None:
+            await self._room.wait()
 
     async def sent(self) -> None:
         """Returns when nothing waits."""
-        await self._sent.wait()
+        if self._sent is not None:
+            await self._sent.wait()
 
     async def run(self) -> None:
         """Sends for ever. Raises SocketClosed, or Hangup over a reader that is too slow."""
@@ -78,14 +80,18 @@ class Outbox:
             frame = self._backlog.take()
             if frame is None:
                 self._filled.clear()
-                self._sent.set()
+                if self._sent is not None:
+                    self._sent.set()
+                    self._sent = None
                 await self._filled.wait()
                 continue
             await self._socket.send(frame if self._binary else frame.decode())
             if self._patience is not None and self._backlog.bytes <= self._limits.outbox_bytes_max:
                 self._patience.cancel()
                 self._patience = None
-                self._room.set()
+                if self._room is not None:
+                    self._room.set()
+                    self._room = None
 
     def _give_up(self) -> None:
         self._too_slow = True

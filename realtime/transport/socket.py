@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -64,10 +63,10 @@ class StarletteSocket:
         self._ask: Callable[[], asyncio.Future[bool]] = extensions.get(ASK, {}).get(
             "ask", _answered
         )
-        self._ahead: deque[Message] = deque()
+        self._ahead: list[Message] = []
 
     async def recv(self) -> str | bytes:
-        message = self._ahead.popleft() if self._ahead else await self._websocket.receive()
+        message = self._ahead.pop(0) if self._ahead else await self._websocket.receive()
         if message["type"] != "websocket.receive":
             raise SocketClosed
         text: str | None = message.get("text")
