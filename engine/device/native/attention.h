@@ -13,6 +13,7 @@
 #define PARTS (DIM / LANES)
 #define QUERIES 32 /* of one KV head, computed together */
 #define KEYS 64    /* of one block */
+#define STREAMS 4  /* of a block, read side by side: the processor reads ahead in each of them */
 #define FEW 8      /* with fewer queries, turning the keys round costs more than it saves */
 #define HIDDEN -1e30f
 
@@ -40,27 +41,47 @@ typedef struct {
     float top[QUERIES], total[QUERIES];
     float score[QUERIES][KEYS];
     float turned[DIM][KEYS];
-    const element *key[KEYS], *value[KEYS];
 } Tile;
 
-static void score_few(Tile *tile, int queries, int keys) {
-    for (int k = keys; k % LANES; k++) tile->key[k] = tile->key[0];
-    for (int q = 0; q < queries; q++)
-        for (int k = 0; k < keys; k += LANES) {
+/* Where keys and values lie; after the last of `keys` up to a multiple of LANES: any that may be
+   read. */
+typedef struct {
+    const element *key[KEYS], *value[KEYS];
+    int keys;
+} Block;
+
+/* What the queries of a unit see: some of them [first, end), all of them [begin, seen). */
+typedef struct {
+    int64_t first, begin, seen, end;
+} Sight;
+
+/* LANES keys or values are asked for ahead of their use, past the caches: each is read once a step,
+   and would push out of them what the rest of the engine needs between two steps. */
+static inline __attribute__((always_inline)) void fetch(const element *const *at) {
+    for (int n = 0; n < LANES; n++)
+        for (int d = 0; d < DIM; d += 64 / (int)sizeof(element)) __builtin_prefetch(at[n] + d, 0, 0);
+}
+
+static void score_few(Tile *tile, const Block *block, int queries) {
+    for (int k = 0; k < block->keys; k += LANES) {
+        fetch(k + LANES < block->keys ? block->key + k + LANES : block->value);
+        for (int q = 0; q < queries; q++) {
             vec s[LANES];
             for (int n = 0; n < LANES; n++) {
-                s[n] = tile->query[q][0] * load(tile->key[k + n]);
+                s[n] = tile->query[q][0] * load(block->key[k + n]);
                 for (int p = 1; p < PARTS; p++)
-                    s[n] += tile->query[q][p] * load(tile->key[k + n] + p * LANES);
+                    s[n] += tile->query[q][p] * load(block->key[k + n] + p * LANES);
             }
             *(vec *)&tile->score[q][k] = fold(s);
         }
+    }
 }
 
-static void score_many(Tile *tile, int queries, int keys) {
+static void score_many(Tile *tile, const Block *block, int queries) {
+    const int keys = block->keys;
     for (int k = 0; k < keys; k++)
         for (int p = 0; p < PARTS; p++) {
-            const vec key = load(tile->key[k] + p * LANES);
+            const vec key = load(block->key[k] + p * LANES);
             for (int n = 0; n < LANES; n++) tile->turned[p * LANES + n][k] = key[n];
         }
     for (int q = 0; q < queries; q += 4)
@@ -105,15 +126,19 @@ static void soften(Tile *tile, int q, int keys, int64_t from, int64_t position, 
     tile->total[q] += sum(all);
 }
 
-static void mix(Tile *tile, int queries, int keys) {
+/* `next`: the block after it, if there is one, where it is to be fetched; else NULL. */
+static void mix(Tile *tile, const Block *block, const Block *next, int queries) {
+    const int keys = block->keys;
     for (int q = 0; q < queries; q += 2) {
         vec one[PARTS], two[PARTS];
         memcpy(one, tile->mixed[q], sizeof one);
         memcpy(two, tile->mixed[q + 1], sizeof two);
         for (int k = 0; k < keys; k++) {
+            if (next && !q && k % LANES == 0)
+                fetch(k + LANES < keys ? block->value + k + LANES : next->key);
             const float a = tile->score[q][k], b = tile->score[q + 1][k];
             for (int p = 0; p < PARTS; p++) {
-                const vec value = load(tile->value[k] + p * LANES);
+                const vec value = load(block->value[k] + p * LANES);
                 one[p] += a * value;
                 two[p] += b * value;
             }
@@ -126,6 +151,28 @@ static void mix(Tile *tile, int queries, int keys) {
 /* Where a position's key and value lie, in elements. */
 static inline int64_t place_of(const Pool *pool, const int32_t *pages, int64_t head, int64_t at) {
     return (((int64_t)pages[at / SLOTS] * pool->kv_heads + head) * SLOTS + at % SLOTS) * DIM;
+}
+
+/* The block of keys from `from` on. One that all queries see whole may be taken in any order: then
+   one after another from each of its STREAMS parts. */
+static void locate(Block *block, const Pool *pool, const int32_t *pages, int64_t head,
+                   const Sight *sight, int64_t from) {
+    const int64_t left = sight->end - from;
+    const int keys = block->keys = left < 0 ? 0 : left < KEYS ? (int)left : KEYS;
+    const int whole = from >= sight->begin && from + KEYS <= sight->seen;
+    for (int k = 0; k < keys;) {
+        const int64_t place = place_of(pool, pages, head, from + k);
+        const int run = (int)(SLOTS - (from + k) % SLOTS);
+        for (int i = 0; i < run && k < keys; i++, k++) {
+            const int to = whole ? k % (KEYS / STREAMS) * STREAMS + k / (KEYS / STREAMS) : k;
+            block->key[to] = pool->keys + place + i * DIM;
+            block->value[to] = pool->values + place + i * DIM;
+        }
+    }
+    for (int k = keys; k % LANES; k++) {
+        block->key[k] = block->key[0];
+        block->value[k] = block->value[0];
+    }
 }
 
 /* One unit and KV head: query [T, ...], tokens `stride` floats apart, to out [T, heads, DIM]. */
@@ -150,21 +197,21 @@ static void attend(const Pool *pool, const Row *rows, const Unit *unit, const fl
         tile.top[q] = HIDDEN;
         tile.total[q] = 0;
     }
+    const int64_t seen = start + first / group + 1;
     const int64_t end = start + (first + queries - 1) / group + 1;
-    int64_t from = start + first / group + 1 - pool->window;
-    if (!pool->window || from < 0) from = 0;
-    for (; from < end; from += KEYS) {
-        const int keys = (int)(end - from < KEYS ? end - from : KEYS);
-        for (int k = 0; k < keys; k++) {
-            const int64_t place = place_of(pool, pages, head, from + k);
-            tile.key[k] = pool->keys + place;
-            tile.value[k] = pool->values + place;
-        }
-        if (queries < FEW) score_few(&tile, queries, keys);
-        else score_many(&tile, queries, keys);
+    const int64_t before = pool->window ? pool->window : end;
+    const Sight sight = {seen > before ? seen - before : 0, end - before, seen, end};
+    Block blocks[2];
+    int64_t from = sight.first;
+    locate(&blocks[0], pool, pages, head, &sight, from);
+    for (int turn = 0; from < end; from += KEYS, turn ^= 1) {
+        const Block *block = &blocks[turn], *next = &blocks[turn ^ 1];
+        locate(&blocks[turn ^ 1], pool, pages, head, &sight, from + KEYS);
+        if (queries < FEW) score_few(&tile, block, queries);
+        else score_many(&tile, block, queries);
         for (int q = 0; q < queries; q++)
-            soften(&tile, q, keys, from, start + (first + q) / group, pool->window);
-        mix(&tile, queries, keys);
+            soften(&tile, q, block->keys, from, start + (first + q) / group, pool->window);
+        mix(&tile, block, queries < FEW && next->keys ? next : NULL, queries);
     }
     for (int q = 0; q < queries; q++) {
         const int64_t of = first + q;
