@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -55,7 +56,10 @@ async def _serve(start: Start, build: Build) -> None:
         here.call_soon_threadsafe(link.send, Loading(what, fraction))
 
     try:
-        runner, ready = await asyncio.to_thread(build, config, progress)
+        # The thread ends, and with it the threads that it computed with: libgomp lets those of a
+        # step spin while they wait for one another only where no more of them exist than cores.
+        with ThreadPoolExecutor(1, "loading") as loading:
+            runner, ready = await here.run_in_executor(loading, build, config, progress)
         text = Text(ready.folder)
     except EngineError as error:
         link.send(LoadFailed(error.message))
