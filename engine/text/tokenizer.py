@@ -7,7 +7,7 @@ is only asked when a checkpoint has no such file. See docs/decisions/0002.
 import json
 import re
 from collections.abc import Collection, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ OPEN, CLOSE = "\ufdd0", "\ufdd1"
 Unicode keeps for such internal use; in text from outside they become U+FFFD."""
 
 _NONCHARACTERS = str.maketrans({OPEN: "\ufffd", CLOSE: "\ufffd"})
+_KEPT = 16
+"""Texts whose ids are remembered: looking for borders asks for the same ones again."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -64,6 +66,7 @@ class Tokenizer:
         self._anchor = next(
             (added[id] for id in sorted(self.special_ids) if not _swallows(added[id])), None
         )
+        self._encoded = lru_cache(_KEPT)(self._encode)
 
     @classmethod
     def load(cls, folder: Path, written: str = "") -> "Tokenizer":
@@ -81,6 +84,9 @@ class Tokenizer:
     def encode(self, text: str, *, inside: bool = False) -> list[int]:
         """Control tokens written in `text` become control tokens; none is added. `inside`: the text
         continues something, so it has no beginning of its own."""
+        return list(self._encoded(text, inside))
+
+    def _encode(self, text: str, inside: bool) -> list[int]:
         if not inside or self._anchor is None:
             return self.raw.encode(text, add_special_tokens=False).ids
         return self.raw.encode(self._anchor.content + text, add_special_tokens=False).ids[1:]

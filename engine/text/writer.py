@@ -2,12 +2,32 @@
 comes out marked where it looks like one (`Tokenizer.encode_marked` spells that out)."""
 
 import json
+import operator
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, cast
 
 from engine.text.jinja import Program, Refused
 from engine.text.message import Message, Tool, ToolCall
 from engine.text.tokenizer import Tokenizer
+
+_KEPT = 16
+"""Texts that are remembered: one message is laid out by asking for the same few again and again."""
+
+
+class _Tools:
+    """Those of one conversation; the same ones are the same objects."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tuple(tools)
+
+    def __hash__(self) -> int:
+        return hash(tuple(map(id, self.tools)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Tools) and (
+            len(self.tools) == len(other.tools) and all(map(operator.is_, self.tools, other.tools))
+        )
 
 
 class Writer:
@@ -15,9 +35,11 @@ class Writer:
         self._program = program
         self._options = options
         self._folds_system = False
+        self._written = lru_cache(_KEPT)(self._write)
         self.mark = tokenizer.mark
         system, user = Message(role="system", content="a"), Message(role="user", content="b")
         self._folds_system = self.attempt([system, user]) is None
+        self._written.cache_clear()
         """The template knows no system role: its text goes into the first user message."""
 
     def write(
@@ -27,10 +49,13 @@ class Writer:
         add_generation_prompt: bool = False,
     ) -> str:
         """Raises Refused."""
+        return self._written(tuple(messages), _Tools(tools), add_generation_prompt)
+
+    def _write(self, messages: tuple[Message, ...], tools: _Tools, prompt: bool) -> str:
         return self._program.render(
             [self._plain(message) for message in self._folded(messages)],
-            [cast(Tool, self._marked(tool)) for tool in tools],
-            add_generation_prompt=add_generation_prompt,
+            [cast(Tool, self._marked(tool)) for tool in tools.tools],
+            add_generation_prompt=prompt,
             options=self._options,
         )
 

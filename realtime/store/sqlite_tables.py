@@ -348,6 +348,11 @@ class Tables:
         return events.next
 
     def _drop_old_events(self, session: str) -> None:
+        sql = "SELECT count(*), sum(length(packed)) FROM events WHERE session = ?"
+        found = self._one(sql, session)
+        assert found is not None, "it counts"
+        if found[0] <= keys.EVENTS_MAX and (found[1] or 0) <= keys.EVENTS_BYTES_MAX:
+            return
         sql = "SELECT n, length(packed) FROM events WHERE session = ? ORDER BY n DESC"
         weight = 0
         for count, (n, size) in enumerate(self._execute(sql, session), 1):
