@@ -275,12 +275,12 @@ class Fronts:
             front.say(told)
 
     def _address(self, event: AnyEvent) -> tuple[Front | None, AnyEvent]:
-        match event:
-            case Done() | Refused():
-                return self._answered(event)
+        match event:  # tokens, the most frequent, first
             case Tokens() | TurnEnded():
                 hold = self._closing.get(event.session) or self._holds.get(event.session)
                 return (hold.front if hold else None), event
+            case Done() | Refused():
+                return self._answered(event)
             case Expired():
                 hold = self._holds.pop(event.session, None)
                 return (hold.front if hold else None), event

@@ -141,7 +141,8 @@ class Loop(Generic[Ticket]):
 
     def _row(self, work: Work, number: int, index: int) -> Row:
         sequence, count, turn = work
-        start = sequence.launched - count
+        lease = sequence.lease
+        start = lease.reach - count
         feed = -1
         ids = sequence.ids[start : start + count]
         if not ids:
@@ -153,7 +154,8 @@ class Loop(Generic[Ticket]):
             sample = turn.next_sample()
             sequence.promised += 1
             sequence.last_feed = (number, index)
-        return Row(ids, feed, start, sequence.lease.pages[:], sample)
+        pages = lease.pages[:] if self._ahead else lease.pages  # they may change before it is done
+        return Row(ids, feed, start, pages, sample)
 
     async def _collect(self, sessions: Sessions) -> None:
         """Waits for the oldest step in flight and takes its effects. If the device failed it, those
@@ -195,11 +197,12 @@ class Loop(Generic[Ticket]):
         """KV of `count` tokens is written. Where the log was cut meanwhile, what lies beyond it is
         dropped, and so is an id drawn for a turn that has ended."""
         sequence, count, turn = work
-        kept = min(max(len(sequence.ids) - sequence.committed, 0), count)
-        self._cache.commit(sequence.lease, count, kept)
+        lease = sequence.lease
+        kept = min(max(len(sequence.ids) - lease.committed, 0), count)
+        self._cache.commit(lease, count, kept)
         self._counters.tokens_computed += count
-        if sequence.committed > sequence.reached:
-            sequence.reached = sequence.committed
+        if lease.committed > sequence.reached:
+            sequence.reached = lease.committed
         if sequence.publish_to:
             sessions.publish(sequence)
         if turn is not None:

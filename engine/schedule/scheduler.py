@@ -91,6 +91,22 @@ class Scheduler:
         budget = Budget(self.tokens, self.rows)
         works: list[Work] = []
         decoding, waiting = self._candidates()
+        if waiting or self._appends:
+            self._plan_beside(decoding, waiting, budget, works)
+        else:
+            self._overdue = None
+            if self._take_all(decoding, budget, works) and works:
+                self._live = budget.load
+        return Plan(works, budget.load)
+
+    def _plan_beside(
+        self,
+        decoding: list[Sequence],
+        waiting: list[Sequence],
+        budget: Budget,
+        works: list[Work],
+    ) -> None:
+        """The decodes, and what is to be prefilled beside them."""
         waiting = [s for s in waiting if self._admit(s)]
         overdue = [s for s in waiting[:1] if s is self._overdue]
         rest = waiting[len(overdue) :]
@@ -106,7 +122,6 @@ class Scheduler:
                 self._fill_with_appends(limit_s, budget, works)
         oldest = waiting[0] if waiting else None
         self._overdue = None if any(work.sequence is oldest for work in works) else oldest
-        return Plan(works, budget.load)
 
     def observe(self, load: Load, seconds: float) -> None:
         """What a planned step has cost on the device."""
