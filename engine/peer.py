@@ -26,6 +26,7 @@ from engine.messages import (
     Pong,
     Ready,
     Tokens,
+    TurnEnded,
 )
 
 log = logging.getLogger(__name__)
@@ -223,11 +224,15 @@ class Peer:
         if link is not self._link:
             return
         self._heard_s = time.monotonic()
-        waiting = bool(self._heard)
+        heard, waiting = self._heard, bool(self._heard)
+        beginnings, ended = len(heard), set[str]()
         for event in events:
             match event:
-                case Tokens():  # nearly all of them
-                    self._heard.append(event)
+                case Tokens(first=0) if event.session not in ended:
+                    heard.insert(beginnings, event)  # it is waited for; what goes on is read
+                    beginnings += 1
+                case Tokens():
+                    heard.append(event)
                 case Loading():
                     self._on_loading(event.what, event.fraction)
                 case Ready():
@@ -236,8 +241,12 @@ class Peer:
                     self._become(ModelError(event.message))
                 case Pong():
                     self.load, self.placed = event.load, 0
+                case TurnEnded():
+                    heard.append(event)
+                    ended.add(event.session)
                 case _:
-                    self._heard.append(event)
+                    heard.append(event)
+                    beginnings = len(heard)  # what is said behind it is told behind it
         if not waiting:
             self._pass_on()
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from engine.link import Link
-from engine.messages import AnyCommand, AnyEvent, Ready, Tokens
+from engine.messages import AnyCommand, AnyEvent, Done, Ready, Tokens, TurnEnded
 from engine.peer import SLICE, Peer
 
 COUNT = 5 * SLICE + 3
@@ -22,11 +22,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
+        self.order: list[str] = []
         self.slices: list[int] = []
         self.down_after: int | None = None
 
     def on_events(self, peer: Peer, events: list[AnyEvent]) -> None:
         self.slices.append(len(events))
+        self.order += [name_of(event) for event in events]
         self.numbers += [event.first for event in events if isinstance(event, Tokens)]
 
     def on_ready(self, ready: Ready) -> None: ...
@@ -70,6 +72,37 @@ async def connected(heard: Heard) -> AsyncIterator[Link[AnyEvent, AnyCommand]]:
     yield link
     peer.close()
     link.close()
+
+
+def name_of(event: AnyEvent) -> str:
+    match event:
+        case Tokens(turn=turn, first=first):
+            return f"{turn}{first}"
+        case TurnEnded(turn=turn):
+            return f"{turn}."
+        case _:
+            return type(event).__name__
+
+
+def ended(turn: str) -> TurnEnded:
+    return TurnEnded(f"of {turn}", turn, "stop", 9, 3, 0, 6, 7)
+
+
+def said(turn: str, first: int) -> Tokens:
+    return Tokens(f"of {turn}", turn, first, [1])
+
+
+async def test_beginnings_are_told_first_but_nothing_overtakes_what_it_stands_behind() -> None:
+    heard = Heard()
+    async with connected(heard) as link:
+        first = [said("a", 7), said("b", 0), said("b", 1), ended("a")]
+        then = [said("c", 4), said("d", 0), Tokens("of a", "e", 0, [1]), said("f", 0)]
+        link.send_now([Done(1), *first, *then, Done(2), said("g", 3), said("h", 0)])
+        async with asyncio.timeout(20):
+            while len(heard.order) < 12:
+                await asyncio.sleep(0)
+    before, behind = ["b0", "d0", "f0"], ["a7", "b1", "a.", "c4", "e0"]
+    assert heard.order == ["Done", *before, *behind, "Done", "h0", "g3"]
 
 
 def burst() -> list[AnyEvent]:
