@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from bench import models
-from bench.gateway_clients import Asker, Listener, Wire, late_s
+from bench.gateway_clients import Asker, Listener, Wire
 from bench.report import Report, Row, median, percentile
 
 RATE = 50.0
@@ -70,17 +70,17 @@ async def _run(options: argparse.Namespace) -> Report:
 class Gateway(NamedTuple):
     port: int
     pid: int
-    asked_file: Path
+    told_file: Path
 
     def cpu_s(self) -> float:
         """Processor time it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICKS
 
-    def asked_s(self) -> dict[str, float]:
-        """When the engine was asked for each turn, by the response's id."""
-        lines = self.asked_file.read_text().splitlines()
-        return {name: float(at) for name, at in map(str.split, lines)}
+    def told_s(self) -> dict[tuple[str, str], float]:
+        """When the engine was `asked` for each turn and has `answered`, by the response's id."""
+        lines = map(str.split, self.told_file.read_text().splitlines())
+        return {(what, name): float(at) for what, name, at in lines}
 
     def resident_bytes(self) -> int:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
@@ -91,7 +91,7 @@ async def served(
     folder: Path, rate: float, store: str | None = None, durability: str = "normal"
 ) -> AsyncIterator[Gateway]:
     """`store`: None for a file on disk."""
-    file = Path(tempfile.mkdtemp()) / "asked"
+    file = Path(tempfile.mkdtemp()) / "told"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.gateway_server", str(folder), str(rate), str(file)),
         *(store or f"sqlite:///{file.parent}/store.db", durability),
@@ -132,8 +132,11 @@ async def streams(gateway: Gateway, count: int, seconds: float) -> list[Row]:
     await asyncio.gather(*(listener.done for listener in listeners))
     for wire in wires:
         wire.close()
-    asked_s = gateway.asked_s()
-    waits = [asked_s[turn] - by_client_s + late for turn, by_client_s, late in turns]
+    told_s = gateway.told_s()
+    waits = [
+        told_s["asked", turn] - asked_s + first_s - told_s["answered", turn]
+        for turn, asked_s, first_s in turns
+    ]
     late = [late for listener in listeners for late in listener.late_s]
     what = f"{count} streams of {RATE:.0f} tokens/s"
     return [
@@ -144,11 +147,11 @@ async def streams(gateway: Gateway, count: int, seconds: float) -> list[Row]:
 
 
 class _Waited(NamedTuple):
+    """By the client's clock, which is the engine's too."""
+
     turn: str
     asked_s: float
-    """By the client."""
-    late_s: float
-    """Of the first token, from the beat of the device."""
+    first_s: float
 
 
 async def _probe(port: int, seconds: float) -> list[_Waited]:
@@ -164,7 +167,7 @@ async def _probe(port: int, seconds: float) -> list[_Waited]:
         _respond(wire, 3)
         payload, first_s = await asker.event("response.output_text.delta")
         turn = json.loads(payload)["response_id"]
-        waited.append(_Waited(turn, asked_s, late_s(payload, RATE, first_s)[0]))
+        waited.append(_Waited(turn, asked_s, first_s))
         await asker.event("response.done")
     wire.close()
     return waited

@@ -1,4 +1,4 @@
-"""python -m bench.gateway_server FOLDER RATE ASKED STORE DURABILITY: the gateway before an engine
+"""python -m bench.gateway_server FOLDER RATE TOLD STORE DURABILITY: the gateway before an engine
 that is scripted.
 
 As `continuo serve` runs it, in a process of its own. When it listens it prints its port and process
@@ -26,7 +26,7 @@ KEY = "bench"
 SESSIONS_MAX = 20_000
 
 
-async def main(folder: str, rate: str, asked: str, store: str, durability: Durability) -> None:
+async def main(folder: str, rate: str, told: str, store: str, durability: Durability) -> None:
     logs.configure("warning", (KEY,))
 
     async def launch() -> socket.socket:
@@ -34,7 +34,7 @@ async def main(folder: str, rate: str, asked: str, store: str, durability: Durab
         with theirs:
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bench.scripted_engine"),
-                *("beats", str(theirs.fileno()), folder, rate, asked),
+                *("beats", str(theirs.fileno()), folder, rate, told),
                 pass_fds=(theirs.fileno(),),
             )
         return ours
@@ -63,5 +63,5 @@ async def main(folder: str, rate: str, asked: str, store: str, durability: Durab
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    folder, rate, asked, store, durability = sys.argv[1:]
-    uvloop.run(main(folder, rate, asked, store, msgspec.convert(durability, Durability)))
+    folder, rate, told, store, durability = sys.argv[1:]
+    uvloop.run(main(folder, rate, told, store, msgspec.convert(durability, Durability)))

@@ -1,8 +1,9 @@
-"""python -m bench.scripted_engine DRAWS FD FOLDER RATE ASKED: the engine on a device of no model.
+"""python -m bench.scripted_engine DRAWS FD FOLDER RATE TOLD: the engine on a device of no model.
 
 All of the engine is real but the device: it computes nothing, answers each step at its next beat,
-RATE a second by the monotonic clock. At rate 0 it answers at once. When each turn was asked for is
-written to the file ASKED. DRAWS says what an id tells, and where the fronts are:
+RATE a second by the monotonic clock. At rate 0 it answers at once. When each turn was asked for,
+and when its first id was sent, is written to the file TOLD. DRAWS says what an id tells, and where
+the fronts are:
 
 beats     which beat it was drawn at, so that whoever reads the text knows how late it came; the
           front is at the other end of the connected socket FD
@@ -29,7 +30,7 @@ from engine.config import EngineConfig, Listening
 from engine.fronts import Fronts
 from engine.link import Link
 from engine.listening import listen
-from engine.messages import AnyCommand, AnyEvent, Generate, Ready
+from engine.messages import AnyCommand, AnyEvent, Generate, Ready, Tokens
 from engine.parts import assemble
 from engine.text import Text
 
@@ -112,7 +113,7 @@ def lateness_s(beat: int, rate: float, now_s: float) -> float:
     return now_s - (last - (last - beat) % BEATS) / rate
 
 
-async def serve(draws: str, fd: int, folder: str, rate: float, asked: TextIO) -> None:
+async def serve(draws: str, fd: int, folder: str, rate: float, told: TextIO) -> None:
     runner = ContextRunner(rate) if draws == "context" else TimedRunner(rate)
     parts = assemble(runner, Text(folder), EngineConfig(max_num_seqs=ROWS))
     ready = Ready(
@@ -131,22 +132,29 @@ async def serve(draws: str, fd: int, folder: str, rate: float, asked: TextIO) ->
     if draws == "context":
         await listen(Listening(fd=fd), parts.fronts, ready)
     else:
-        await _join(parts.fronts, ready, fd, asked, parts.loop.stop)
+        await _join(parts.fronts, ready, fd, told, parts.loop.stop)
     await parts.run()
 
 
 async def _join(
-    fronts: Fronts, ready: Ready, fd: int, asked: TextIO, lost: Callable[[], None]
+    fronts: Fronts, ready: Ready, fd: int, told: TextIO, lost: Callable[[], None]
 ) -> None:
     def hear(commands: list[AnyCommand]) -> None:
         now_s = time.monotonic()
         for command in commands:
             if isinstance(command, Generate):
-                asked.write(f"{command.turn} {now_s}\n")
+                told.write(f"asked {command.turn} {now_s}\n")
         fronts.receive(front, commands)
 
+    def send(events: list[AnyEvent]) -> None:
+        link.send_now(events)
+        now_s = time.monotonic()
+        for event in events:
+            if isinstance(event, Tokens) and not event.first:
+                told.write(f"answered {event.turn} {now_s}\n")
+
     link: Link[AnyEvent, AnyCommand] = Link(msgspec.msgpack.Decoder(list[AnyCommand]), hear, lost)
-    front = fronts.join(link.send_now)
+    front = fronts.join(send)
     sock = socket.socket(fileno=fd)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
     link.send(ready)
@@ -154,5 +162,5 @@ async def _join(
 
 if __name__ == "__main__":
     draws, fd, folder, rate, file = sys.argv[1:]
-    with open(file, "w", buffering=1) as asked:
-        uvloop.run(serve(draws, int(fd), folder, float(rate), asked))
+    with open(file, "w", buffering=1) as told:
+        uvloop.run(serve(draws, int(fd), folder, float(rate), told))

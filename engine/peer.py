@@ -43,7 +43,7 @@ RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
 REDIAL_S_MAX = 2.0
 READY_S = 10.0
 """From being connected to an engine elsewhere, which is loaded, until it says so."""
-SLICE = 32
+SLICE = 16
 """Events passed on at a time: then what was said of them is written, and others have their turn."""
 DIAL_S = 3.0
 """To reach one address."""
