@@ -502,6 +502,9 @@ class Sessions:
 
     def _changed(self, sequence: Sequence, kept: int) -> None:
         """The log was changed after its first `kept` ids, and KV follows it."""
+        ended = sequence.ended
+        if ended is not None and kept < ended.length and not sequence.paused:
+            sequence.ended = None  # it is cut: who knows nothing of that is not told its end
         self._forget(sequence, kept)
         self._schedule(sequence)
 

@@ -206,7 +206,8 @@ class History:
     async def step_epoch(self) -> None:
         """Positions told before mean nothing any more. Raises StoreError."""
         async with self._lock:
-            self.epoch += 1
+            # A fence is never the same again, even in a store that has lost this step.
+            self.epoch = max(self.epoch + 1, self.ledger.lease.fence)
             whole = self._whole(self.conversation, self._words, self.settings, ())
             await self._write(whole, News(epoch=True))
             self.transcript.epoch = wire_epoch(self.ledger.lease.store, self.epoch)

@@ -87,9 +87,10 @@ class Ledger:
         """Answers whose end is not written yet."""
         self._undone: set[str] = set()
         """Keys that may be written, and have no effect."""
-        self._unsure_state = False
-        """Whether other settings may stand there."""
+        self._unsure = False
+        """Whether a write that was not answered may have left something there."""
         self._lost = False
+        """Whether the store must be given all of it again."""
         self._left = False
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when another gateway turns out to own the session."""
@@ -110,46 +111,51 @@ class Ledger:
         try:
             await self._write_or_give(whole, news)
         except BaseException as error:
-            if news.once is not None and not isinstance(error, Conflict):
-                self._undone.add(news.once.key)
-            self._unsure_state |= news.state
+            if not isinstance(error, Conflict):
+                self._unsure = True
+                if news.once is not None:
+                    self._undone.add(news.once.key)
             if news.begin is not None:  # it may have been begun all the same
                 self._ends.append(news.begin.id)
             raise
 
     async def _write_or_give(self, whole: Whole, news: News) -> None:
-        if self._lost or self._told < whole.first:
-            await self._give_again(whole)
+        if self._lost or self._tenure.lost or self._told < whole.first:
+            await self._take_again(whole)
         try:
             await self._write(whole, news)
         except (SessionBehind, StoreLost, UnknownSession) as error:
             log.warning("%s: it is written again", error)
-            await self._give_again(whole)
+            await self._take_again(whole)
             await self._write(whole, news)
 
     async def _write(self, whole: Whole, news: News) -> None:
         at = common_prefix(self._sure, whole.pieces)
-        moved = not at == len(self._sure) == len(whole.pieces)
+        moved = self._lost or not at == len(self._sure) == len(whole.pieces)
         first = min(self._told, whole.next)
         fresh = tuple(whole.events(first)) if first < whole.next else ()
+        told = self._lost or fresh or self._maybe > first
+        over = self._lost or self._unsure
         # What is asked again keeps its key: an older write of it that comes late is a repetition.
         undone = self._undone - ({news.once.key} if news.once else set())
         change = Change(
             at=at if moved else None,
             entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
-            epoch=whole.epoch if news.epoch else None,
-            state=self._state(whole) if news.state or self._unsure_state else None,
+            epoch=whole.epoch if news.epoch or self._lost else None,
+            state=self._state(whole) if news.state or over else None,
             once=news.once,
             undone=tuple(sorted(undone)),
-            begin=news.begin,
             ends=tuple(self._ends),
-            events=Events(first - self.base, fresh) if fresh or self._maybe > first else None,
+            begins=(*(whole.begun if self._lost else ()), *((news.begin,) if news.begin else ())),
+            events=Events(first - self.base, fresh) if told else None,
         )
         if change == Change():
             return
         self._sure, self._told = self._sure[:at], first
         self._maybe = max(self._maybe, whole.next)
         written = await self._tenure.do(lambda lease: self._store.write(lease, change))
+        if self._tenure.lost:
+            raise SessionBehind(self.lease.session, "it was taken with an older fence")
         if isinstance(written, Repeated):
             # Whoever asked for it was refused, and asks again: it has no effect yet.
             assert news.once is not None, "only a key is repeated"
@@ -158,23 +164,30 @@ class Ledger:
             return
         self._sure = whole.pieces
         self._told = self._maybe = whole.next
-        self._unsure_state = False
         self._undone -= {*undone, news.once.key} if news.once else undone
         del self._ends[: len(change.ends)]
+        if over:
+            # Perhaps as long as what it was put over: a store that loses it, but not that, is
+            # known by its fence.
+            await self._tenure.take()
+            self._lost = self._unsure = self._tenure.lost
 
-    async def _give_again(self, whole: Whole) -> None:
-        """The store has lost it: it is what is here."""
+    async def _take_again(self, whole: Whole) -> None:
+        """The store has lost some of it, or all: the next write gives it what is here, in one step,
+        so that nobody finds a part of it there."""
         self._lost = True
         try:
             await self._tenure.take()
+            found = await self._store.load(self.lease.session)
         except (UnknownSession, StoreLost):
             self._tenure.given(await self._store.create(self._new))
-        self._ends, self._sure = [], ()
+            found = None
+        self._tenure.lost = False
+        there = () if found is None else found.answers
+        begun = {one.id for one in whole.begun}
+        self._ends = [one.begun.id for one in there if one.begun.id not in begun]
+        self._sure = ()
         self.base = self._told = self._maybe = whole.first
-        emptied = Change(at=0, state=self._state(whole), epoch=whole.epoch, events=Events())
-        for change in (emptied, *(Change(begin=begun) for begun in whole.begun)):
-            await self._tenure.do(lambda lease, change=change: self._store.write(lease, change))
-        self._lost = False
 
     def _state(self, whole: Whole) -> bytes:
         return pack_state(State(settings=whole.settings, first=self.base))
@@ -187,9 +200,12 @@ class Ledger:
         """What came of this request, if it was done before. Raises Conflict, StoreError."""
         if once.key in self._undone:
             return None
-        return await self._tenure.do(
-            lambda lease: self._store.repeated(lease, once), harmless_when_late=True
-        )
+        try:
+            return await self._tenure.do(
+                lambda lease: self._store.repeated(lease, once), harmless_when_late=True
+            )
+        except (SessionBehind, StoreLost, UnknownSession):
+            return None  # what was asked elsewhere is lost; the write gives it again what is here
 
     async def journal(self, answer: str, first: int, ids: tuple[int, ...]) -> int:
         """Of an answer being made; gives how many ids of it are there. Raises StoreError."""
@@ -206,8 +222,12 @@ class Ledger:
         await self._tenure.do(lambda lease: self._store.hold(lease, for_s, parked=parked))
 
     async def confirm(self) -> None:
-        """Raises StoreError."""
-        await self._tenure.do(self._store.confirm, harmless_when_late=True)
+        """That it is ours. A store that has forgotten so is told at once: it takes somebody for the
+        owner who had it before, and may wake up. Raises StoreError."""
+        try:
+            await self._tenure.do(self._store.confirm, harmless_when_late=True)
+        except SessionBehind:
+            await self._tenure.take()
 
     def leave(self) -> None:
         """Nothing more is written."""

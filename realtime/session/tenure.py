@@ -21,6 +21,8 @@ class Tenure:
         self._hold_s = hold_s
         self._doubtful = False
         """Whether a call with this lease may still arrive."""
+        self.lost = False
+        """Whether the store has lost a fence that it gave us, and who knows what else."""
         self._left = False
         self._taking = asyncio.Lock()
 
@@ -74,6 +76,7 @@ class Tenure:
                 if card.owner != lease.owner and card.fence >= lease.fence:
                     raise
                 seen = card.fence  # our own; or one from before ours, which the store has lost
+                self.lost |= seen < lease.fence
 
     def given(self, lease: Lease) -> None:
         """A new one, which nothing was asked with."""

@@ -124,9 +124,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     once: Once | None = None
     undone: tuple[str, ...] = ()
     """Keys that were written and have no effect after all: they are forgotten, before `once`."""
-    begin: Begun | None = None
     ends: tuple[str, ...] = ()
     """Answers that are not being made any more; their ids so far are forgotten."""
+    begins: tuple[Begun, ...] = ()
+    """Answers that are being made from now on, without ids so far."""
     events: Events | None = None
 
 

@@ -351,7 +351,7 @@ def _said(reply: Sequence[Any]) -> int | None:
 
 def _change_args(change: Change) -> list[str | bytes | int]:
     """As write.lua numbers them, from the third on."""
-    once, begin, events = change.once, change.begin, change.events
+    once, events = change.once, change.events
     assert once is None or len(once.result) <= keys.ONCE_RESULT_BYTES_MAX, "a result is a few ids"
     return [
         b"" if once is None else digest(once.key.encode()),
@@ -362,13 +362,13 @@ def _change_args(change: Change) -> list[str | bytes | int]:
         len(change.entries),
         "" if change.epoch is None else change.epoch,
         b"" if change.state is None else pack(change.state),
-        "" if begin is None else begin.id,
-        b"" if begin is None else msgspec.msgpack.encode(begin),
+        len(change.begins),
         " ".join(change.ends),
         events.first if events else "",
         keys.EVENTS_MAX,
         keys.EVENTS_BYTES_MAX,
         b"".join(digest(key.encode()) for key in change.undone),
         *(pack_entry(entry) for entry in change.entries),
+        *(each for begun in change.begins for each in (begun.id, msgspec.msgpack.encode(begun))),
         *(pack(body) for body in (events.bodies if events else ())),
     ]

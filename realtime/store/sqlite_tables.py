@@ -111,7 +111,7 @@ class Tables:
             return Lease(new.id, new.owner, row[2], self.epoch)
         self.verify()
         now = self._in_ms(0)
-        values = (new.id, new.tenant, new.secret, new.owner, 1, 0, 0, now)
+        values = (new.id, new.tenant, new.secret, new.owner, now, 0, 0, now)
         try:
             self._execute(
                 "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
@@ -123,7 +123,7 @@ class Tables:
             there = self._one("SELECT owner FROM sessions WHERE id = ?", new.id)
             ended = there == (_NOBODY,)
             raise (SessionEnded(new.id) if ended else SessionExists(new.id)) from error
-        return Lease(new.id, new.owner, 1, self.epoch)
+        return Lease(new.id, new.owner, now, self.epoch)
 
     def find(self, session: str) -> Card | None:
         row = self._one(
@@ -179,10 +179,11 @@ class Tables:
         self, session: str, owner: str, hold_s: float, seen: int | None, secret: bytes | None
     ) -> Lease:
         row = self._one(
-            "UPDATE sessions SET owner = ?, fence = fence + 1, parked = 0, deadline_ms = ?, "
-            "secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? AND owner <> ? "
-            "AND fence = coalesce(?, fence) RETURNING fence",
+            "UPDATE sessions SET owner = ?, fence = max(fence + 1, ?), parked = 0, "
+            "deadline_ms = ?, secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? "
+            "AND owner <> ? AND fence = coalesce(?, fence) RETURNING fence",
             owner,
+            self._in_ms(0),
             self._in_ms(hold_s),
             secret,
             session,
@@ -364,9 +365,8 @@ class Tables:
     def _put_answers(self, session: str, change: Change) -> None:
         for ended in change.ends:
             self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, ended)
-        if change.begin is not None:
-            begun = msgspec.msgpack.encode(change.begin)
-            values = (session, change.begin.id, begun)
+        for begun in change.begins:
+            values = (session, begun.id, msgspec.msgpack.encode(begun))
             self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, 0)", *values)
 
     def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:

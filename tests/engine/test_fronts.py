@@ -161,6 +161,24 @@ async def test_a_turn_that_ended_meanwhile_is_told_whole(bench: Bench) -> None:
         assert await read(turn) == oracle([*PROMPT, *oracle(PROMPT, 30), 7], 3)
 
 
+async def test_a_turn_that_was_cut_since_is_made_anew(bench: Bench) -> None:
+    """Who takes over knows of an unfinished turn; its end, and that it was cut, were lost."""
+    port = await bench.listen()
+    whole = oracle(PROMPT, 30)
+    async with front(port) as one, front(port) as two:
+        for fence, behind in ((1, []), (3, [7] * 40)):
+            await one.open("s", fence=fence)
+            await one.append("s", PROMPT)
+            assert await read(await one.generate("s", Sampling(max_tokens=30), "t")) == whole
+            await one.rewind("s", len(PROMPT) + 10)
+            await one.append("s", behind)
+            taken = await two.attach(
+                "s", PROMPT + whole[:4], unfinished=unfinished(30, 4), fence=fence + 1
+            )
+            assert await read(taken) == whole
+            await two.close("s")
+
+
 async def test_a_lost_link_pauses_the_turn_after_a_grace(bench: Bench) -> None:
     bench.config = EngineConfig(detach_grace_s=0.05)
     bench.kill()

@@ -38,7 +38,7 @@ async def session(store: Counted, *, begins: bool = True) -> Ledger:
     new = fresh_session()
     lease = await store.create(new)
     if begins:
-        await store.write(lease, Change(begin=answer()))
+        await store.write(lease, Change(begins=(answer(),)))
     return Ledger(store, lease, new)
 
 
@@ -91,7 +91,7 @@ async def test_what_the_store_does_not_know_yet_is_written_from_its_beginning(
         async with asyncio.timeout(20):
             while not store.sizes:
                 await asyncio.sleep(0.01)
-        await store.write(ledger.lease, Change(begin=answer()))
+        await store.write(ledger.lease, Change(begins=(answer(),)))
         await stored(store, ledger, [1, 2, 3])
 
 

@@ -104,8 +104,15 @@ async def test_what_was_asked_under_the_fence_before_is_asked_again(
 async def test_a_fence_of_ours_that_we_were_not_told_of(store: Store, tenure: Tenure) -> None:
     """The claim was done, its answer was lost: nobody else has the session."""
     ghost = await store.claim(tenure.lease.session, tenure.lease.owner, hold_s=60)
-    await asyncio.gather(*(tenure.do(lambda lease: put(store, lease, 1)) for _ in range(5)))
-    assert tenure.lease.fence == ghost.fence + 1, "once for all that wait"
+    used: list[Lease] = []
+
+    async def write(lease: Lease) -> None:
+        used.append(lease)
+        await put(store, lease, 1)
+
+    await asyncio.gather(*(tenure.do(write) for _ in range(5)))
+    assert tenure.lease.fence > ghost.fence
+    assert used == 5 * [used[0]] + 5 * [tenure.lease], "taken once for all that wait"
     ghost = await store.claim(tenure.lease.session, tenure.lease.owner, hold_s=60)
     await tenure.take()
     assert tenure.lease.fence > ghost.fence

@@ -4,22 +4,23 @@
 --        3 key, or ''  4 digest  5 result  6 bytes the window may have
 --        7 at, or ''   8 number of entries
 --        9 epoch, or ''  10 state, or ''
---        11 begun id, or ''  12 Begun  13 ended ids, spaces between
---        14 first event, or ''  15 events kept  16 bytes of them
---        17 keys that are forgotten, joined  18... entries, then events
+--        11 number of answers that begin  12 ended ids, spaces between
+--        13 first event, or ''  14 events kept  15 bytes of them
+--        16 keys that are forgotten, joined
+--        17... entries, then id and Begun of each that begins, then events
 -- reply  {'ok', position, next event} | {'repeated', result} | {'conflict'} | {'behind', what}
 --        | as in fenced.lua
 local HEAD = 17 -- of a record in the window: key (8), digest (8), length of the result (1)
 
 local key = ARGV[3]
 local window = ''
-if key ~= '' or ARGV[17] ~= '' then
+if key ~= '' or ARGV[16] ~= '' then
   window = redis.call('GET', KEYS[5]) or ''
 end
-if ARGV[17] ~= '' then
+if ARGV[16] ~= '' then
   local undone = {}
-  for n = 1, #ARGV[17], 8 do
-    undone[string.sub(ARGV[17], n, n + 7)] = true
+  for n = 1, #ARGV[16], 8 do
+    undone[string.sub(ARGV[16], n, n + 7)] = true
   end
   local kept, from = {}, 1
   while from <= #window do
@@ -47,11 +48,12 @@ local next_event = tonumber(redis.call('HGET', KEYS[1], 'events'))
 if ARGV[7] ~= '' and tonumber(ARGV[7]) > position then
   return {'behind', position .. ' entries, not ' .. ARGV[7]}
 end
-if ARGV[14] ~= '' and tonumber(ARGV[14]) > next_event then
-  return {'behind', next_event .. ' events, not ' .. ARGV[14]}
+if ARGV[13] ~= '' and tonumber(ARGV[13]) > next_event then
+  return {'behind', next_event .. ' events, not ' .. ARGV[13]}
 end
 
-local entries_end = 17 + tonumber(ARGV[8])
+local entries_end = 16 + tonumber(ARGV[8])
+local begun_end = entries_end + 2 * tonumber(ARGV[11])
 if ARGV[7] ~= '' then
   local at = tonumber(ARGV[7])
   if at == 0 then
@@ -59,32 +61,32 @@ if ARGV[7] ~= '' then
   elseif at < position then
     redis.call('LTRIM', KEYS[3], 0, at - 1)
   end
-  for n = 18, entries_end do
+  for n = 17, entries_end do
     redis.call('RPUSH', KEYS[3], ARGV[n])
   end
   position = at + tonumber(ARGV[8])
 end
 
-if ARGV[14] ~= '' then
-  local first = tonumber(ARGV[14])
+if ARGV[13] ~= '' then
+  local first = tonumber(ARGV[13])
   local weight = tonumber(redis.call('HGET', KEYS[1], 'weight'))
   for _ = first + 1, next_event do
     weight = weight - #(redis.call('RPOP', KEYS[6]) or '')
   end
-  for n = entries_end + 1, #ARGV do
+  for n = begun_end + 1, #ARGV do
     redis.call('RPUSH', KEYS[6], ARGV[n])
     weight = weight + #ARGV[n]
   end
-  next_event = first + #ARGV - entries_end
+  next_event = first + #ARGV - begun_end
   local kept = redis.call('LLEN', KEYS[6])
-  while kept > tonumber(ARGV[15]) or weight > tonumber(ARGV[16]) do
+  while kept > tonumber(ARGV[14]) or weight > tonumber(ARGV[15]) do
     weight = weight - #redis.call('LPOP', KEYS[6])
     kept = kept - 1
   end
   redis.call('HSET', KEYS[1], 'events', next_event, 'weight', weight)
 end
 
-if ARGV[17] ~= '' then
+if ARGV[16] ~= '' then
   redis.call('SET', KEYS[5], window)
 end
 if key ~= '' then
@@ -111,12 +113,12 @@ local function forget(answer)
     end
   end
 end
-for ended in string.gmatch(ARGV[13], '[^ ]+') do
+for ended in string.gmatch(ARGV[12], '[^ ]+') do
   forget(ended)
 end
-if ARGV[11] ~= '' then
-  forget(ARGV[11])
-  redis.call('HSET', KEYS[4], ARGV[11], ARGV[12], ARGV[11] .. '#', 0)
+for n = entries_end + 1, begun_end, 2 do
+  forget(ARGV[n])
+  redis.call('HSET', KEYS[4], ARGV[n], ARGV[n + 1], ARGV[n] .. '#', 0)
 end
 if ARGV[9] ~= '' then
   redis.call('HSET', KEYS[1], 'epoch', ARGV[9])

@@ -1,17 +1,21 @@
 """With a real Redis that goes away, comes back, and comes back empty."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.session import Registry
+from realtime.session.stored import entry_of, pieces_of
 from realtime.store import open_store
-from tests.realtime.resume.returning import Client, resumed
+from tests.realtime.resume.returning import Client, Event, resumed
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
+from tests.realtime.talks import SLOW_S
 from tests.support.engines import Bench
 
 pytestmark = needs_redis
@@ -96,6 +100,65 @@ async def test_what_was_flushed_is_given_again_or_said_to_be_gone(
     await here.socket.until("conversation.item.done", 2)
     assert resumed(here.socket)["resumed"] == "snapshot", "another store, other positions"
     await here.drop()
+
+
+async def copied(redis: RedisProcess) -> dict[Any, Any]:
+    """As a replica has it."""
+    async with redis.client() as admin:
+        keys = await admin.keys("*")
+        async with admin.pipeline(transaction=True) as steps:
+            for key in keys:
+                steps.dump(key)
+            return dict(zip(keys, await steps.execute(), strict=True))
+
+
+async def fail_over(redis: RedisProcess, kept: dict[Any, Any]) -> None:
+    """What was confirmed after that is lost."""
+    async with redis.client() as admin, admin.pipeline(transaction=True) as steps:
+        steps.flushall()
+        for key, value in kept.items():
+            steps.restore(key, 0, value)
+        await steps.execute()
+
+
+async def test_what_a_fail_over_lost_is_given_again(
+    registry: Registry, redis: RedisProcess, bench: Bench
+) -> None:
+    """The end of an answer; then the right of who has the session."""
+    bench.runner.step_s = SLOW_S
+    client = await connected(registry)
+    client.say("u1", "hello")
+    client.respond(30)
+    await client.socket.until("response.created")
+    kept = await copied(redis)
+    await client.socket.until("response.done")
+    await fail_over(redis, kept)
+    client.say("u2", "still there?")
+    while not any(named(event) == "u2" for event in client.socket.sent):
+        await asyncio.sleep(0.01)
+    await client.drop()
+    client.take()
+    session = registry.find(client.session_id)
+    assert session is not None
+    found = await registry._store.load(client.session_id)
+    assert found is not None
+    assert found.answers == ()
+    assert found.log == tuple(entry_of(piece) for piece in pieces_of(session.conversation, ()))
+    await registry._forget(registry._sessions[client.session_id])
+    kept = await copied(redis)
+    client.resume()
+    await client.socket.until("session.updated")
+    assert resumed(client.socket)["resumed"] == "exact"
+    await fail_over(redis, kept)
+    content = [{"type": "input_text", "text": "hello"}]
+    asked = {"id": "u3", "type": "message", "role": "user", "content": content}
+    client.socket.put(type="conversation.item.create", event_id="ask-3", item=asked)
+    assert (await client.socket.until("conversation.item.done"))["item"]["id"] == "u3"
+    await client.drop()
+
+
+def named(event: Event) -> str | None:
+    return event["item"]["id"] if event["type"] == "conversation.item.done" else None
 
 
 async def test_killed_and_started_again(registry: Registry, redis: RedisProcess) -> None:

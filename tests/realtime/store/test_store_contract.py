@@ -68,7 +68,7 @@ async def test_an_id_is_taken_once(store: Store) -> None:
         await store.create(fresh_session(id=new.id, owner="gate-2"))
 
 
-WHOLE = Change(at=0, entries=(entry(1),), begin=answer(), events=Events(0, (b"e",)))
+WHOLE = Change(at=0, entries=(entry(1),), begins=(answer(),), events=Events(0, (b"e",)))
 
 
 async def is_over(store: Store, lease: Lease) -> None:
@@ -302,7 +302,7 @@ async def test_a_cut_forgets_what_follows_and_steps_the_epoch(store: Store) -> N
 async def test_a_write_behind_a_hole_is_refused_whole(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
-    hole = Change(at=2, entries=(entry(2),), epoch=9, once=Once("k", b"c"), begin=answer())
+    hole = Change(at=2, entries=(entry(2),), epoch=9, once=Once("k", b"c"), begins=(answer(),))
     with pytest.raises(SessionBehind):
         await store.write(lease, hole)
     with pytest.raises(SessionBehind):
@@ -412,7 +412,7 @@ async def test_the_window_forgets_the_oldest_first(
 
 async def test_an_answer_is_loaded_with_what_it_has_said(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begin=answer()))
+    await store.write(lease, Change(begins=(answer(),)))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 2, (70_000,)) == 3
     assert await store.journal(lease, "resp_1", 3, ()) == 3
@@ -423,7 +423,7 @@ async def test_an_answer_is_loaded_with_what_it_has_said(store: Store) -> None:
 
 async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begin=answer()))
+    await store.write(lease, Change(begins=(answer(),)))
     await store.journal(lease, "resp_1", 0, (1, 2))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 1, (2, 3, 4)) == 4
@@ -435,7 +435,7 @@ async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
 
 async def test_a_journal_has_no_hole(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begin=answer()))
+    await store.write(lease, Change(begins=(answer(),)))
     with pytest.raises(SessionBehind):
         await store.journal(lease, "resp_1", 1, (5,))
     with pytest.raises(UnknownAnswer):
@@ -446,7 +446,7 @@ async def test_many_journals_in_one_call(store: Store) -> None:
     """One that is refused is none of the others."""
     ours, stale, ended, silent = [await store.create(fresh_session()) for _ in range(4)]
     for lease in (ours, stale, ended):
-        await store.write(lease, Change(begin=answer()))
+        await store.write(lease, Change(begins=(answer(),)))
     await store.claim(stale.session, "gate-2", hold_s=60)
     await store.close(ended)
     elsewhere = Lease(ours.session, ours.owner, ours.fence, "another store")
@@ -469,9 +469,9 @@ async def test_many_journals_in_one_call(store: Store) -> None:
 
 async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> None:
     lease = await store.create(fresh_session())
-    change = Change(at=0, entries=(entry(1), Entry(b"to come")), begin=answer())
+    change = Change(at=0, entries=(entry(1), Entry(b"to come")), begins=(answer(),))
     await store.write(lease, change)
-    await store.write(lease, Change(begin=answer("resp_12")))
+    await store.write(lease, Change(begins=(answer("resp_12"),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
     await store.journal(lease, "resp_12", 0, (4,))
     await store.write(lease, Change(at=1, entries=(entry(8, 9),), ends=("resp_1",)))
@@ -485,9 +485,9 @@ async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> Non
 
 async def test_an_answer_begun_again_has_said_nothing(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begin=answer()))
+    await store.write(lease, Change(begins=(answer(),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
-    await store.write(lease, Change(begin=answer()))
+    await store.write(lease, Change(begins=(answer(),)))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
     assert snapshot.answers == (Answer(answer(), ()),)

@@ -48,9 +48,10 @@ entries = st.lists(st.builds(Entry, st.binary(max_size=40), ids), max_size=3).ma
 onces = st.none() | st.builds(
     Once, st.sampled_from("abcdefghijklmnop"), st.sampled_from((b"x", b"y")), st.binary(max_size=3)
 )
-begins = st.none() | st.builds(
+answers = st.builds(
     Begun, id=st.sampled_from(NAMES), seed=st.integers(0, 9), prompt=st.integers(0, 9)
 )
+begins = st.lists(answers, max_size=2, unique_by=lambda begun: begun.id).map(tuple)
 
 
 @dataclass
@@ -104,8 +105,8 @@ class Model:
             self.events[change.events.first :] = change.events.bodies
         for ended in change.ends:
             self.answers.pop(ended, None)
-        if change.begin is not None:
-            self.answers[change.begin.id] = Answer(change.begin)
+        for begun in change.begins:
+            self.answers[begun.id] = Answer(begun)
         self.epoch = self.epoch if change.epoch is None else change.epoch
         self.state = self.state if change.state is None else change.state
 
@@ -198,7 +199,7 @@ class StoreMachine(RuleBasedStateMachine):
         entries=entries,
         once=onces,
         undone=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
-        begin=begins,
+        begins=begins,
         ends=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
         state=st.none() | st.binary(max_size=9),
         epoch=st.none() | st.integers(0, 9),

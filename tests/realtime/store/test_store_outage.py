@@ -295,7 +295,7 @@ async def test_full_refuses_whole_and_goes_on_when_there_is_room(
         change = Change(
             at=1,
             entries=(Entry(b"x"),),
-            begin=answer(),
+            begins=(answer(),),
             epoch=3,
             events=Events(0, (b"e",)),
             once=Once("event_1", b"c"),
@@ -412,7 +412,7 @@ async def test_all_of_a_session_lies_in_one_slot(
     change = Change(
         at=0,
         entries=(entry(1),),
-        begin=answer(),
+        begins=(answer(),),
         once=Once("event_1", b"c"),
         events=Events(0, (b"e",)),
     )

@@ -64,7 +64,7 @@ async def test_a_parked_session_is_small(redis: RedisProcess, turns: int, words:
         once = Once(f"event_{turn}a", b"item", str(at).encode())
         await store.write(lease, Change(at=at, entries=(asked,), once=once))
         once = Once(f"event_{turn}b", b"respond", bytes.fromhex(name[5:]))
-        await store.write(lease, Change(begin=begun, once=once))
+        await store.write(lease, Change(begins=(begun,), once=once))
         await store.journal(lease, name, 0, said.ids)
         await store.write(lease, Change(at=at + 1, entries=(said,), ends=(name,)))
         tokens += len(asked.ids) + len(said.ids)
