@@ -83,6 +83,8 @@ class Ledger:
         """Records that the store has; and that it may have."""
         self._sure: tuple[Piece, ...] = pieces
         """The beginning of the log that certainly stands."""
+        self._more = False
+        """Whether something else may stand behind that."""
         self._ends: list[str] = []
         """Answers whose end is not written yet."""
         self._undone: set[str] = set()
@@ -131,7 +133,7 @@ class Ledger:
 
     async def _write(self, whole: Whole, news: News) -> None:
         at = common_prefix(self._sure, whole.pieces)
-        moved = self._lost or not at == len(self._sure) == len(whole.pieces)
+        moved = self._more or not at == len(self._sure) == len(whole.pieces)
         first = min(self._told, whole.next)
         fresh = tuple(whole.events(first)) if first < whole.next else ()
         told = self._lost or fresh or self._maybe > first
@@ -151,7 +153,7 @@ class Ledger:
         )
         if change == Change():
             return
-        self._sure, self._told = self._sure[:at], first
+        self._sure, self._more, self._told = self._sure[:at], moved, first
         self._maybe = max(self._maybe, whole.next)
         written = await self._tenure.do(lambda lease: self._store.write(lease, change))
         if self._tenure.lost:
@@ -162,7 +164,7 @@ class Ledger:
             self._undone.discard(news.once.key)
             await self._write(whole, msgspec.structs.replace(news, once=None))
             return
-        self._sure = whole.pieces
+        self._sure, self._more = whole.pieces, False
         self._told = self._maybe = whole.next
         self._undone -= {*undone, news.once.key} if news.once else undone
         del self._ends[: len(change.ends)]
@@ -186,7 +188,7 @@ class Ledger:
         there = () if found is None else found.answers
         begun = {one.id for one in whole.begun}
         self._ends = [one.begun.id for one in there if one.begun.id not in begun]
-        self._sure = ()
+        self._sure, self._more = (), True
         self.base = self._told = self._maybe = whole.first
 
     def _state(self, whole: Whole) -> bytes:

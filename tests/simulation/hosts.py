@@ -21,6 +21,7 @@ from engine.text import StopWatch, Text
 from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.protocol.closing import CloseCode
+from realtime.server.app import PING_S
 from realtime.session import Fork, Guest, Registry, Return
 from realtime.transport import Connection, SocketClosed
 from tests.simulation.network import End
@@ -149,7 +150,7 @@ class GatewayHost:
 
 
 class Wire:
-    """The socket of a connection."""
+    """The socket of a connection. The server pings whoever is there, as in `server.app`."""
 
     def __init__(self, end: End) -> None:
         self._end = end
@@ -157,6 +158,15 @@ class Wire:
         self._asked: asyncio.Future[bool] | None = None
         end.on_data = self._frames.put_nowait
         end.on_lost = lambda why: self._lost()
+        self._keep_alive()
+
+    def _keep_alive(self, unanswered: bool = False) -> None:
+        """A ping is not answered where the link is cut: then the client is gone."""
+        if unanswered:
+            self._end.end()
+        if self._end.open:
+            loop = asyncio.get_running_loop()
+            loop.call_later(PING_S, self._keep_alive, self._end.link.cut)
 
     async def recv(self) -> str | bytes:
         frame = await self._frames.get()

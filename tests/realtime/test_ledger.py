@@ -1,0 +1,72 @@
+"""A write that was not answered has been done or not: what is written next stands either way."""
+
+from collections.abc import AsyncIterator
+from itertools import product
+
+import pytest
+
+from realtime.protocol.core import Settings
+from realtime.session.ledger import Ledger, News, Whole
+from realtime.session.stored import Piece, Place, Words, entry_of
+from realtime.store import Change, Conflict, Lease, Once, Repeated, StoreUnavailable, Written
+from realtime.store.sqlite import SqliteStore
+from tests.realtime.store.making import fresh_session
+
+A, B, C, PLACE = Words("a"), Words("b"), Words("c"), Place("resp_1")
+LOGS: tuple[tuple[Piece, ...], ...] = ((A,), (A, B), (A, C), (A, PLACE), (A, B, C), (C, B))
+
+
+class Unanswering(SqliteStore):
+    """`lose`: the next write is done or not, and nobody hears of it."""
+
+    lose: bool | None = None
+
+    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+        lose, self.lose = self.lose, None
+        if lose is not False:
+            written = await super().write(lease, change)
+            if lose is None:
+                return written
+        raise StoreUnavailable("no answer")
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Unanswering]:
+    store = await Unanswering.open(None, "normal")
+    yield store
+    await store.aclose()
+
+
+def whole(pieces: tuple[Piece, ...]) -> Whole:
+    return Whole(
+        pieces=pieces, settings=Settings(), epoch=0, first=0, next=0, events=lambda number: []
+    )
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["done", "lost"])
+async def test_the_log_is_what_is_written_next(store: Unanswering, done: bool) -> None:
+    for before, meant, after in product(LOGS, repeat=3):
+        if before == meant:
+            continue  # nothing is written
+        new = fresh_session()
+        ledger = Ledger(store, await store.create(new), new)
+        await ledger.write(whole(before), News())
+        store.lose = done
+        with pytest.raises(StoreUnavailable):
+            await ledger.write(whole(meant), News())
+        await ledger.write(whole(after), News())
+        found = await store.load(new.id)
+        assert found is not None
+        assert found.log == tuple(map(entry_of, after)), f"{before} {meant} {after}"
+
+
+async def test_what_is_refused_leaves_the_log_as_it_was(store: Unanswering) -> None:
+    new = fresh_session()
+    ledger = Ledger(store, await store.create(new), new)
+    await ledger.write(whole((A, B)), News(once=Once("key", b"one")))
+    with pytest.raises(Conflict):
+        await ledger.write(whole((A,)), News(once=Once("key", b"other")))
+    await ledger.write(whole((A,)), News(once=Once("another", b"other")))
+    found = await store.load(new.id)
+    assert found is not None
+    assert found.log == (entry_of(A),)
