@@ -352,7 +352,7 @@ class Sessions:
             ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
         else:
             sequence.log.turn_ended(ended.turn, ended.prompt_tokens)
-        sequence.paused, sequence.ended = False, ended
+        sequence.paused, sequence.ended = False, None if drop else ended
         self._emit(ended)
 
     def _withdraw(self, sequence: Sequence, turn: str) -> None:
@@ -391,7 +391,8 @@ class Sessions:
         error: str | None = None,
     ) -> None:
         """The one way out of a turn. What is still in flight for it is dropped when it lands; with
-        `drop`, so is what it has said. Nobody is told of one that is `paused`."""
+        `drop`, so is what it has said, and who asks for it later has it made anew. Nobody is told
+        of one that is `paused`."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
@@ -405,7 +406,7 @@ class Sessions:
         self._touch(sequence)
         now = sequence.touched_s
         taken_up = turn.taken_up_s or now
-        sequence.ended = TurnEnded(
+        ended = TurnEnded(
             session=sequence.id,
             turn=turn.id,
             reason=reason,
@@ -421,9 +422,9 @@ class Sessions:
             model_s=self._counters.worked_s(now) - turn.mark_s,
             error=error,
         )
-        sequence.paused = paused
+        sequence.paused, sequence.ended = paused, None if drop else ended
         if told and not paused:
-            self._emit(sequence.ended)
+            self._emit(ended)
 
     def settle(self, sequence: Sequence) -> None:
         """After anything that may have made a session quiet: when nothing of it runs or flies, the

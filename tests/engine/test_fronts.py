@@ -179,6 +179,21 @@ async def test_a_turn_that_was_cut_since_is_made_anew(bench: Bench) -> None:
             await two.close("s")
 
 
+@pytest.mark.parametrize("paused", [False, True])
+async def test_a_turn_that_was_dropped_is_made_anew(bench: Bench, paused: bool) -> None:
+    """Who takes over has heard that it began, and not that whoever began it gave it up."""
+    port = await bench.listen()
+    async with front(port) as one, front(port) as two:
+        turn, _ = await begin(one, 150, 4, fence=1)
+        if paused:
+            await one.pause("s")
+        assert await one.cancel("s", "t", drop=True) == len(PROMPT)
+        await read(turn)
+        taken = await two.attach("s", PROMPT, unfinished=unfinished(150, 0), fence=2)
+        async with asyncio.timeout(20):
+            assert await read(taken) == oracle(PROMPT, 150)
+
+
 async def test_a_lost_link_pauses_the_turn_after_a_grace(bench: Bench) -> None:
     bench.config = EngineConfig(detach_grace_s=0.05)
     bench.kill()
