@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from engine import EngineError, EngineLost, Piece, StaleFence, Text, TurnEnded, TurnFailed
+from engine import EngineError, EngineLost, Piece, StaleFence, Text, Turn, TurnEnded, TurnFailed
 from realtime.protocol.core import (
     Answer,
     AnswerError,
@@ -41,14 +41,14 @@ class Answering:
         self.on_interrupted: Callable[[], None] = lambda: None
         """Called when what makes it is gone, and all before that has been told."""
         self._cancelled = False
-        self._generating = False
+        self._made: Turn | None = None
 
     async def cancel(self) -> None:
         """Stops it within a step; the run ends soon after. A turn that was asked for a moment ago
         is there before the word to stop it: the engine takes them in order."""
         self._cancelled = True
-        if self._generating:
-            await self.strand.cancel(self.answer.id)
+        if self._made is not None:
+            await self.strand.cancel(self._made)
 
     async def run(
         self,
@@ -96,11 +96,11 @@ class Answering:
             turn = await self.strand.answer(spans, header, sampling, self.answer.id)
         else:
             turn = await self.strand.go_on(spans, header, said, sampling, self.answer.id)
-        self._generating = True
+        self._made = turn
         if self._cancelled:
-            await self.strand.cancel(self.answer.id)
+            await self.strand.cancel(turn)
         if not await self._heard(accepted):
-            await self.strand.cancel(self.answer.id, drop=True)
+            await self.strand.cancel(turn, drop=True)
         if not self.refused:
             turn.when_interrupted(lambda: self.on_interrupted())
         drawn: list[int] = []
@@ -119,8 +119,7 @@ class Answering:
         assert ended is not None, "a turn that stopped has ended"
         kept = ended.length - prompt.length
         del self.sampled[kept:]
-        self.strand.drawn(drawn[:kept])  # of a refused one too, if it ended before it was stopped
-        assert self.strand.length == ended.length, "the engine's log is what we think it is"
+        self.strand.drawn(turn, drawn[:kept])  # of a refused one too, if it ended by itself before
         return ended
 
     def break_off(self, said: Sequence[int], text: Text, tell: Teller) -> None:

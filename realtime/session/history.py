@@ -175,7 +175,8 @@ class History:
             told = (AnswerStarted(answer),)
             whole = self._whole(new, self._words, self.settings, told)
             await self._write(whole, News(begin=begun, once=once))
-            self.conversation = new
+            if entry is not None:  # else it may have changed: one of its own has shown an item
+                self.conversation = new
             self.begun[answer.id] = begun
             self._tell(told)
 
@@ -200,7 +201,8 @@ class History:
                 raise
             except StoreError as error:
                 log.warning("the end of %s is not written yet: %s", answer.id, error)
-            self.conversation = new
+            if begun.entry is not None:  # else it may have changed, as in `begin`
+                self.conversation = new
             self._tell(told)
 
     async def step_epoch(self) -> None:

@@ -92,12 +92,14 @@ class Strand:
         self._parent = parent
         self._left: list[str] = []
         """Sessions under earlier names that the engine may still have."""
+        self._turn: Turn | None = None
+        """It adds to the log, and what it has added is not known here yet."""
         self._lock = asyncio.Lock()
 
     def forget(self) -> None:
         """The engine was lost, or did not answer: what its log holds is not known any more."""
         self._left.append(self.session)
-        self._spans, self._tail, self._draft = None, [], []
+        self._spans, self._tail, self._draft, self._turn = None, [], [], None
         self._opened += 1
 
     @property
@@ -157,15 +159,12 @@ class Strand:
         """A turn that was begun elsewhere goes on behind `spans`, `header` and the ids it has said;
         it says these first. Raises EngineError."""
         async with self._lock:
-            self._answering, self._attaches, self._parent = True, False, None
-            try:
-                unfinished = Unfinished(turn, sampling, len(said))
-                made = await self._attach(spans, [*header, *said], unfinished)
-            except BaseException:
-                self._answering = False
-                raise
+            self._attaches, self._parent = False, None
+            unfinished = Unfinished(turn, sampling, len(said))
+            made = await self._attach(spans, [*header, *said], unfinished)
             assert made is not None, "it is unfinished"
             self._spans, self._tail, self._draft = tuple(spans), list(header), []
+            self._turn = made
             return made
 
     async def _attach(
@@ -192,13 +191,25 @@ class Strand:
                 self._spans = None
                 return await self._answer(tuple(spans), list(header), sampling, turn)
 
-    def drawn(self, ids: Sequence[int]) -> None:
-        """The turn has ended; it has put these into the log."""
+    def drawn(self, turn: Turn, ids: Sequence[int]) -> None:
+        """The turn has ended; it has put these into the log. Means nothing where the log it ran on
+        was forgotten meanwhile."""
+        if turn is not self._turn:
+            return
+        self._turn = None
         self._tail.extend(ids)
+        ended = turn.ended
+        assert ended is not None, "a turn that has drawn all its ids has ended"
+        assert self.length == ended.length, "the engine's log is what we think it is"
 
-    async def cancel(self, turn: str, *, drop: bool = False) -> None:
+    async def cancel(self, turn: Turn, *, drop: bool = False) -> None:
         """`drop`: what it said is forgotten."""
-        await self._door.cancel(self.session, turn, drop=drop)
+        await self._door.cancel(turn.session, turn.id, drop=drop)
+
+    def _forget_unheard(self) -> None:
+        """A turn whose end nobody has waited for may have added anything."""
+        if self._turn is not None:
+            self.forget()
 
     async def close(self) -> None:
         async with self._lock:
@@ -216,6 +227,7 @@ class Strand:
     async def _sync(
         self, wanted: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
     ) -> Synced:
+        self._forget_unheard()
         if self._spans is None:
             self._spans, self._tail = await self._begin(wanted, tail)
             self._draft = []
@@ -235,6 +247,7 @@ class Strand:
     async def _answer(
         self, wanted: tuple[Span, ...], header: list[int], sampling: Sampling, turn: str
     ) -> Turn:
+        self._forget_unheard()
         if self._spans is None:
             self._spans, self._tail = await self._begin(wanted, header)
             self._draft = []
@@ -249,10 +262,10 @@ class Strand:
         *results, started = await asyncio.gather(*changes, starting, return_exceptions=True)
         failed = next((result for result in results if isinstance(result, BaseException)), None)
         if failed is None and isinstance(started, Turn):
-            self._spans, self._tail = wanted, header
+            self._spans, self._tail, self._turn = wanted, header, started
             return started
         if isinstance(started, Turn):
-            await self._door.cancel(self.session, turn, drop=True)
+            await self.cancel(started, drop=True)
             self.forget()
         raise failed or started  # type: ignore[misc]
 

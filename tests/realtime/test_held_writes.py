@@ -1,0 +1,115 @@
+"""What an answer does while another write of its session is on its way to the store."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+
+import pytest
+
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.session import Registry
+from realtime.session.stored import Asked
+from realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
+from realtime.store.sqlite import SqliteStore
+from tests.realtime.talks import Ears, Talk
+from tests.support.engines import Bench
+
+
+class Held(SqliteStore):
+    """`block`: from now on writes wait, until `let_go` has them done, or refused."""
+
+    going: asyncio.Event
+    waiting: asyncio.Event
+    refuses = False
+
+    def block(self) -> None:
+        self.going.clear()
+        self.waiting.clear()
+
+    def let_go(self, *, refuse: bool = False) -> None:
+        self.refuses = refuse
+        self.going.set()
+
+    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+        if not self.going.is_set():
+            self.waiting.set()
+            await self.going.wait()
+            if self.refuses:
+                raise StoreUnavailable("it is away")
+        return await super().write(lease, change)
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Held]:
+    store = await Held.open(None)
+    assert isinstance(store, Held)
+    store.going, store.waiting = asyncio.Event(), asyncio.Event()
+    store.going.set()
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+async def talk(bench: Bench, store: Held) -> AsyncIterator[Talk]:
+    template = bench.engine.text.template
+    assert template is not None
+    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    ears = Ears()
+    yield Talk(await registry.open(ears), ears, bench)
+    await registry.aclose()
+
+
+async def test_what_is_shown_while_an_answer_beside_it_is_written(talk: Talk, store: Held) -> None:
+    """Its beginning, and its end."""
+    history, settings = talk.session._history, talk.session.settings
+    await talk.say("hello")
+    main = core.Answer(id="resp_main", conversation=talk.session.id, settings=settings)
+    beside = core.Answer(id="resp_beside", conversation=None, settings=settings)
+    await history.begin(main, Asked(), 1, 1)
+
+    async def shown_during(write: Coroutine[None, None, None], text: str) -> None:
+        store.block()
+        writing = asyncio.create_task(write)
+        await asyncio.wait_for(store.waiting.wait(), 20)
+        part = core.Part("output_text", text)
+        item = core.MessageItem(id="a1", role="assistant", parts=(part,))
+        history.conversation = history.conversation.show(main.id, (item,))
+        store.let_go()
+        await asyncio.wait_for(writing, 20)
+        assert history.conversation.find("a1") == item
+
+    await shown_during(history.begin(beside, Asked(), 1, 1), "so")
+    await shown_during(history.end(beside, ()), "so far")
+    await talk.say("while you speak")
+    added = await talk.ears.until(core.ItemAdded, 2)
+    assert isinstance(added, core.ItemAdded)
+    assert added.previous == "a1"
+    await history.end(main, ())
+
+
+async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, store: Held) -> None:
+    """Its end is heard of when the next one has been asked for already."""
+    bench = talk.bench
+    await talk.say("hello")
+    prompt, header = talk.session.conversation.asked()
+    said = prompt.length + len(header) + len(talk.expected(3))
+    store.block()
+    asking = asyncio.create_task(talk.respond(3))
+    await asyncio.wait_for(store.waiting.wait(), 20)
+    async with asyncio.timeout(20):
+        while (await bench.engine.info(talk.session.id)).length < said or bench.engine.turns:
+            await asyncio.sleep(0)
+    bench.may_launch.clear()
+    bench.kill()
+    while bench.engine.up:
+        await asyncio.sleep(0)
+    store.let_go(refuse=True)
+    await asyncio.sleep(0.05)  # it is being stopped: the engine is not there
+    asking.cancel()
+    await asyncio.wait([asking])
+    turn = asyncio.create_task(talk.turn(5))
+    await talk.ears.until(core.AnswerStarted)
+    bench.may_launch.set()
+    await asyncio.wait_for(turn, 20)
+    await talk.say("and more")
+    await talk.turn()
