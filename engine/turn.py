@@ -106,7 +106,7 @@ class Turn:
         try:
             await end
         finally:
-            self._wake = lambda: None
+            self._wake = self._at_interruption = lambda: None  # they refer to who followed
         self._check()
 
     async def __aiter__(self) -> AsyncIterator[Piece]:
