@@ -20,9 +20,9 @@ export class Command {
     this.#env = env;
   }
 
-  /** `continuo WORDS`. */
+  /** `continuo WORDS`, whose model can be watched. */
   static continuo(words: string[], ready: string, env: Record<string, string> = {}): Command {
-    return Command.python('realtime.server.cli', words, ready, env);
+    return Command.python('tests.browser.paced', words, ready, env);
   }
 
   static python(

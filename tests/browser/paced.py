@@ -1,0 +1,11 @@
+"""`continuo` with a model that takes its time: `python -m tests.browser.paced WORDS`. The bundled
+one has told a story before anybody could do something in the middle of it."""
+
+import sys
+
+from engine import process
+from realtime.server.cli import main
+
+if __name__ == "__main__":
+    process.MODULE = "tests.browser.paced_boot"
+    sys.exit(main())
