@@ -101,7 +101,10 @@ class _Pen:
     async def _run(self) -> None:
         while self.journals:
             await asyncio.sleep(BATCH_S)
-            await self._write()
+            try:
+                await self._write()
+            except Exception:  # of one answer: the others are written all the same
+                log.exception("journals")
 
     async def _write(self) -> None:
         news = [(journal, one) for journal in self.journals if (one := journal.news())]

@@ -69,6 +69,26 @@ async def test_many_answers_are_written_in_few_calls(store: Counted) -> None:
         assert sum(store.sizes) == COUNT + 1, "only what is new"
 
 
+async def test_a_fault_of_one_ends_no_other(store: Counted) -> None:
+    scribe, ours, theirs = Scribe(store), await session(store), await session(store)
+    broken = asyncio.Event()
+
+    def breaks() -> None:
+        broken.set()
+        raise KeyError("a fault")
+
+    theirs.on_replaced = breaks
+    await store.claim(theirs.lease.session, "gate-2", hold_s=60)
+    with ExitStack() as open:
+        said = [[1] for _ in range(4)]
+        for ids in said:  # one with each pen
+            open.enter_context(scribe.keeping(Journal(ours, "resp_1", ids)))
+        open.enter_context(scribe.keeping(Journal(theirs, "resp_1", [1])))
+        await asyncio.wait_for(broken.wait(), 20)
+        said[0].append(2)
+        await stored(store, ours, [1, 2])
+
+
 async def test_who_was_replaced_is_told_and_others_are_written(store: Counted) -> None:
     scribe = Scribe(store)
     ours, theirs = await session(store), await session(store)
