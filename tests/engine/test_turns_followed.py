@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import StaleFence, TurnFailed
-from engine.messages import Sampling, Tokens, TurnEnded
+from engine.messages import Reason, Sampling, Tokens, TurnEnded
 from engine.text import Text
 from engine.turn import Piece, Turn
 
@@ -20,8 +20,8 @@ def tokens(first: int, *ids: int) -> Tokens:
     return Tokens("s", "t", first, list(ids))
 
 
-def ended(reason: str = "length", error: str | None = None) -> TurnEnded:
-    return TurnEnded("s", "t", reason, 9, 3, 0, 6, 7, error=error)  # type: ignore[arg-type]
+def ended(reason: Reason = "length", error: str | None = None) -> TurnEnded:
+    return TurnEnded("s", "t", reason, 9, 3, 0, 6, 7, error=error)
 
 
 async def followed(turn: Turn, taken: list[Piece]) -> "asyncio.Task[None]":
