@@ -11,33 +11,47 @@ COPY tools/build_web.sh tools/
 COPY web web
 RUN mkdir -p realtime/server && sh tools/build_web.sh
 
-FROM python:3.11-slim AS build
+# Everything but our own code, so that a change of it neither fetches PyTorch again nor ships it.
+FROM python:3.11-slim AS packages
 ARG TORCH_INDEX=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/venv
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
-# Everything but our own code first, so that a change of it does not fetch PyTorch again.
+# PyTorch's own tests and C++ headers are of no use to us.
 RUN if [ -n "$TORCH_INDEX" ]; then /opt/venv/bin/pip install --index-url "$TORCH_INDEX" "torch>=2.11,<2.14"; fi \
     && mkdir engine realtime bench && touch engine/__init__.py realtime/__init__.py bench/__init__.py \
     && /opt/venv/bin/pip install . \
-    && /opt/venv/bin/pip uninstall -y continuo
+    && /opt/venv/bin/pip uninstall -y continuo \
+    && cd /opt/venv/lib/python3.*/site-packages/torch && rm -rf test include
+
+FROM packages AS build
 COPY engine engine
 COPY realtime realtime
 COPY bench bench
 COPY --from=page /src/realtime/server/assets realtime/server/assets
-RUN /opt/venv/bin/pip install --no-deps .
+RUN /opt/venv/bin/pip wheel --no-deps --wheel-dir /wheels .
 
 FROM python:3.11-slim
-RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin continuo \
-    && install -d -o continuo /models
-COPY --from=build /opt/venv /opt/venv
+# The compiler makes code for the very processor it will run on, when it is first needed: the step of
+# a model on a CPU (engine/device/native: four times as fast), and on a GPU what Triton starts its
+# kernels with. Made here, it would have to do for every processor and every shape of a model.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+# All that is kept lies in the home, a volume: models, what was compiled, the conversations of `serve`.
+# It can be written under a read-only root, and lets code run, which Docker's /tmp does not.
+RUN useradd --uid 10001 --home-dir /home/continuo --no-create-home --shell /usr/sbin/nologin continuo \
+    && install -d -o continuo -g continuo /home/continuo
+COPY --from=packages /opt/venv /opt/venv
+RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
+    /opt/venv/bin/pip install --no-cache-dir --no-deps --no-index /wheels/*.whl
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    HOME=/tmp \
-    HF_HOME=/models
+    HOME=/home/continuo \
+    CONTINUO_HOST=0.0.0.0
 USER 10001
-VOLUME /models
+VOLUME /home/continuo
 EXPOSE 8000 8100
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["continuo"]

@@ -27,9 +27,9 @@ COMPILE_S_MAX = 60.0
 @cache
 def library(source: str, *defines: str) -> ctypes.CDLL | None:
     """The compiled `source` of this folder; None, and a line in the log, if it cannot be had."""
-    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("cc") or ""]
-    if not compiler[0]:
-        log.warning("no C compiler (cc) is installed: models run slower on this CPU")
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if shutil.which(compiler[0]) is None:
+        log.warning("no C compiler (%s) is installed: models run slower on this CPU", compiler[0])
         return None
     command = [*compiler, *FLAGS.split(), *defines, str(FOLDER / source)]
     path = CACHE / f"{Path(source).stem}-{_digest([*compiler, FLAGS, *defines])}.so"
@@ -38,9 +38,13 @@ def library(source: str, *defines: str) -> ctypes.CDLL | None:
             CACHE.mkdir(parents=True, exist_ok=True)
             _compile(command, path)
         return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+    except subprocess.SubprocessError as error:
         said = getattr(error, "stderr", None) or error
         log.warning("models run slower on this CPU: %s", str(said).strip()[:500])
+        return None
+    except OSError as error:
+        place = f"{CACHE} must be writable and let code run; XDG_CACHE_HOME moves it"
+        log.warning("models run slower on this CPU: %s (%s)", error, place)
         return None
 
 
@@ -60,7 +64,8 @@ def _compile(command: Sequence[str], path: Path) -> None:
 
 def _digest(told: Sequence[str]) -> str:
     """Of all that the compiled file depends on."""
-    digest = sha256("\0".join([*told, platform.machine(), _processor()]).encode())
+    here = [platform.machine(), *platform.libc_ver(), _processor()]
+    digest = sha256("\0".join([*told, *here]).encode())
     for path in sorted(FOLDER.glob("*.[ch]")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
