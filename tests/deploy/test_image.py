@@ -93,6 +93,7 @@ def tracked(*paths: str) -> list[str]:
     return listed.stdout.decode().split()
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout: what is ours?")
 def test_what_is_copied_is_there() -> None:
     """C sources, the bundled model and the page's sources among it."""
     copied = [
