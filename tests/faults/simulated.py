@@ -25,7 +25,7 @@ ROWS = (
     Row(
         id="F39",
         fault="simulated: gateways and engines killed, paused, cut off, half open; a store that is "
-        "away, late, loses calls; clients that drop and repeat",
+        "away, late, loses calls, fails over; clients that drop and repeat",
         passes="nothing acknowledged is lost or doubled, answers are those of a fresh prefill and "
         "end once, one owner, no page left over, everything closes",
         world=model,

@@ -3,12 +3,16 @@ not answered, comes back after the last event it has seen, and notices what does
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from realtime.protocol.closing import CloseCode
 from realtime.session import Return
 from tests.simulation.network import End
+from tests.simulation.replica import Fact
+from tests.simulation.storage import Storage
 
 Event = dict[str, Any]
 AGAIN = {"store_unavailable", "engine_unavailable", "session_replaced", "server_error"}
@@ -36,8 +40,11 @@ class Text:
 
 
 class Person:
-    def __init__(self, name: str, chance: Random, dial: Callable[..., End | None]) -> None:
-        """`dial` connects to a gateway; None: it is not there."""
+    def __init__(
+        self, name: str, chance: Random, dial: Callable[..., End | None], storage: Storage
+    ) -> None:
+        """`dial` connects to a gateway; None: it is not there. `storage` is not asked for anything
+        but what it has promised, and lost."""
         self.name = name
         self.chance = chance
         self.session = ""
@@ -51,6 +58,10 @@ class Person:
         """None: not over yet."""
         self.asks: dict[str, str] = {}
         """Of those that were accepted, the response."""
+        self.kept: dict[str, str | None] = {}
+        """Of items that were told when the store had them, the words; None: it was deleted."""
+        self.lost: Counter[Fact] = Counter()
+        """What the store has lost by failing over, as far as everything was told anew since."""
         self.edited = False
         """Whether history was changed behind an answer."""
         self.fatal: str | None = None
@@ -58,6 +69,7 @@ class Person:
         self.ended = False
         """Whether it wants its session to be over."""
         self._dial = dial
+        self._storage = storage
         self._end: End | None = None
         self._entered = False
         self._outstanding: list[Asked] = []
@@ -69,6 +81,10 @@ class Person:
         self._delta_ids: set[str] = set()
         self._anew: set[str] = set()
         """Responses that had ended and are told again, all of it (a snapshot)."""
+        self._unkept: set[str] = set()
+        """Responses whose end was told and is not in the store: it may be lost with a gateway."""
+        self._sent_away = 0
+        """How often a gateway took another one for the owner of the session."""
 
     @property
     def waits_for(self) -> str:
@@ -210,10 +226,19 @@ class Person:
         if why is None:
             return
         code, reason = why
+        if code == CloseCode.REPLACED and self._sent_away < self._hands_lost:
+            self._sent_away += 1
+            return
         if code not in (1001, 1011, 1012, 1013) and not self.ended:
             self.fatal = f"close {int(code)}: {reason}"
         if code == 1011:
             self.fatal = f"close 1011: {reason}"
+
+    @property
+    def _hands_lost(self) -> int:
+        """How often the store has forgotten who has the session: it may take a gateway for its
+        owner that slept since then."""
+        return self._storage.replica.lost["owner", self.session]
 
     # ------------------------------------------------------------ hearing
 
@@ -270,7 +295,10 @@ class Person:
             case "conversation.item.done":
                 self._place(event["item"]["id"], event["previous_item_id"])
                 self._add(event["item"])
+                if event["item"]["role"] == "user":
+                    self.kept.setdefault(event["item"]["id"], _words(event["item"]))
             case "conversation.item.deleted":
+                self.kept[event["item_id"]] = None
                 self.items.pop(event["item_id"], None)
                 if event["item_id"] in self.order:
                     self.order.remove(event["item_id"])
@@ -310,6 +338,7 @@ class Person:
         self.texts.clear()
         self.responses = {name: done for name, done in self.responses.items() if done is not None}
         self._anew |= self.responses.keys()
+        self.lost = Counter(self._storage.replica.lost)
 
     def _place(self, name: str, previous: str | None) -> None:
         """Also of one that is there already: what stands before it may have been told later."""
@@ -327,13 +356,25 @@ class Person:
     def _cut(self, name: str, end: int) -> None:
         part = self.items[name]["content"][0]
         part["text"] = part["text"][:end]
+        if self.kept.get(name) is not None:
+            self.kept[name] = part["text"]
 
     def _begin(self, response: Event) -> None:
         name = response["id"]
         mark = (response["metadata"] or {}).get("ask")
         assert mark is not None, "every response is asked for"
-        assert self.asks.setdefault(mark, name) == name, f"{mark} is answered twice"
+        before: str = self.asks.get(mark) or name
+        assert before == name or self._is_lost(before), f"{mark} is answered twice"
+        self.asks[mark] = name
+        if name in self._anew and (name in self._unkept or self.lost["making", name]):
+            self._anew.remove(name)
+            self.responses[name] = None  # it may end otherwise
         self.responses.setdefault(name, None)
+
+    def _is_lost(self, response: str) -> bool:
+        """There was an answer, and there is none: another attempt at it may have come back."""
+        fact = ("answer", response)
+        return self.lost[fact] > 0 and fact not in self._storage.facts()
 
     def _over(self, response: Event) -> None:
         name = response["id"]
@@ -347,5 +388,21 @@ class Person:
         assert response["status"] in ("completed", "incomplete", "cancelled"), response
         for item in response["output"]:
             told = self.texts.get(item["id"])
-            whole = "".join(part.get("text", "") for part in item["content"])
+            whole = _words(item)
             assert told is None or told.text == whole, f"{told.text!r} is not {whole!r}"
+        self._keep(response)
+
+    def _keep(self, response: Event) -> None:
+        """What of it the store has now stays."""
+        facts = self._storage.facts()
+        if ("making", response["id"]) in facts:
+            self._unkept.add(response["id"])
+        else:
+            self._unkept.discard(response["id"])
+        for item in response["output"]:
+            if facts.get(("item", item["id"])) == _words(item):
+                self.kept.setdefault(item["id"], _words(item))
+
+
+def _words(item: Event) -> str:
+    return "".join(part.get("text", "") for part in item["content"])

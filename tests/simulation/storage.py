@@ -1,5 +1,5 @@
 """The store as a server of its own: the real tables, behind a network that delays calls, loses
-them, does them late, and in another order."""
+them, does them late, and in another order; a replica may take its place."""
 
 from collections.abc import Callable
 from contextvars import Context
@@ -10,6 +10,7 @@ from realtime.store import StoreLost, StoreUnavailable, keys
 from realtime.store.sqlite import SqliteStore
 from realtime.store.sqlite_file import connect, transaction
 from realtime.store.sqlite_tables import Tables
+from tests.simulation.replica import Fact, Replica, facts
 from tests.simulation.virtual import HERE, VirtualLoop
 
 T = TypeVar("T")
@@ -31,12 +32,24 @@ class Storage:
         self.asleep = False
         self.shaky = 0.0
         self._waiting: list[Callable[[], None]] = []
+        self.replica = Replica(self._db)
+        self._servers = 1
+        """A call that is on its way to an earlier one is lost."""
 
     def wake(self) -> None:
         self.asleep = False
         waiting, self._waiting = self._waiting, []
         for act in waiting:
             act()
+
+    def fail_over(self) -> bool:
+        """To the replica, with what that has. False: it is not ready to."""
+        done = self.replica.take_over()
+        self._servers += done
+        return done
+
+    def facts(self) -> dict[Fact, str]:
+        return facts(self._db)
 
     def do(self, act: Callable[..., Any], *args: Any) -> Any:
         """As the product's thread does it."""
@@ -57,7 +70,7 @@ class Storage:
         not known what becomes of it."""
         loop, chance, here = self._loop, self._chance, HERE.get()
         assert here is not None, "a process asks"
-        heard = loop.create_future()
+        heard, server = loop.create_future(), self._servers
 
         def hear(value: Any, error: Exception | None) -> None:
             if not heard.done() and error is not None:
@@ -69,6 +82,8 @@ class Storage:
             hear(None, StoreUnavailable("the store does not answer"))
 
         def arrive() -> None:
+            if server != self._servers:
+                return
             if self.asleep:
                 self._waiting.append(arrive)
                 return

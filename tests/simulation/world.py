@@ -62,6 +62,8 @@ class World:
     def __init__(self, loop: NetworkLoop, seed: int, folder: str) -> None:
         self.loop = loop
         self.chance = Random(f"world {seed}")
+        self.losses = Random(f"fail-over {seed}")
+        """Apart: where the store does not fail over, all goes as it would without this."""
         self.outcome = Outcome()
         self.network = loop.network = Network(loop, Random(f"network {seed}"))
         self.storage = Storage(loop, Random(f"store {seed}"), self._tell)
@@ -86,7 +88,7 @@ class World:
             process = Process(loop, f"person-{n}")
             self._processes.append(process)
             chance = Random(f"person {n} of {seed}")
-            self.people.append(Person(str(n), chance, self._dialler(process)))
+            self.people.append(Person(str(n), chance, self._dialler(process), self.storage))
 
     def _tell(self, line: str) -> None:
         self.outcome.tell(f"{self.loop.now:.6f} {line}")
@@ -132,6 +134,23 @@ class World:
             await fault(self, chance)
             await asyncio.sleep(chance.expovariate(1.0))
         self.heal()
+
+    async def lose(self, until_s: float) -> None:
+        """In two lives of five the store fails over, at once or after some time in which there is
+        none, and has lost up to a second of what it had confirmed: perhaps that a session has
+        changed hands."""
+        chance = self.losses
+        for _ in range(chance.choice([0, 0, 0, 1, 2])):
+            await asyncio.sleep(chance.uniform(0.0, until_s / 2))
+            self.storage.replica.catch_up()
+            if chance.random() < 0.5:
+                await drop_a_client(self, chance)
+            await asyncio.sleep(chance.uniform(0.05, 1.0))
+            if chance.random() < 0.5:
+                await store_away(self, chance)
+            if self.storage.fail_over():
+                self.outcome.faults.append("fail_over")
+                self._tell("fail_over")
 
     def heal(self) -> None:
         self._tell("healed")
@@ -311,8 +330,10 @@ def check(world: World, person: Person) -> None:
     assert items.keys() == person.items.keys(), f"{items.keys() ^ person.items.keys()}"
     for name, item in items.items():
         told = "".join(part.get("text", "") for part in person.items[name]["content"])
-        kept = "".join(part.text for part in item.parts)  # type: ignore[union-attr]
-        assert told == kept, f"{name}: {told!r} is not {kept!r}"
+        assert told == _words(item), f"{name}: {told!r} is not {_words(item)!r}"
+    for name, words in person.kept.items():
+        there = _words(items[name]) if name in items else None
+        assert there == words or person.lost["item", name], f"{name}: {there!r} is not {words!r}"
     snapshot = world.storage.do(world.storage.tables.load, person.session)
     assert snapshot is not None, "the store has it"
     assert snapshot.card.fence == session.fence, "who has it owns it"
@@ -326,6 +347,10 @@ def check(world: World, person: Person) -> None:
             _check_answer(person, conversation, span)
     else:
         _check_answer(person, conversation, answers[-1])
+
+
+def _words(item: Any) -> str:
+    return "".join(part.text for part in item.parts)
 
 
 def _check_answer(person: Person, conversation: Any, span: Any) -> None:
@@ -364,8 +389,10 @@ async def life(world: World) -> None:
         process.run(live(person, chance.choice([1, 2, 3, 4])), process.name)
         for person, process in zip(world.people, world._processes, strict=True)
     ]
-    befalling = world.loop.create_task(world.befall(chance.choice([2.0, 6.0, 15.0])))
-    await befalling
+    until_s = chance.choice([2.0, 6.0, 15.0])
+    losing = world.loop.create_task(world.lose(until_s))
+    await world.loop.create_task(world.befall(until_s))
+    await losing
     await all_of(world, living)
     for act in (settle, leave):
         doing = [

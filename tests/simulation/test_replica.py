@@ -1,0 +1,44 @@
+"""The store of the simulation fails over: what it has lost is known, and no more than that."""
+
+from collections import Counter
+
+from realtime.protocol.core import MessageItem, Part
+from realtime.session.layout import Span
+from realtime.session.stored import entry_of
+from realtime.store import Begun, Change, NewSession, Once
+from realtime.store.sqlite_file import connect
+from realtime.store.sqlite_tables import Tables
+from tests.simulation.replica import Replica, facts
+
+
+def said(name: str, text: str) -> Change:
+    item = MessageItem(id=name, role="user", parts=(Part("input_text", text),))
+    return Change(at=0, entries=(entry_of(Span((item,), (1, 2, 3))),))
+
+
+def new(name: str) -> NewSession:
+    return NewSession(id=name, owner="gate-1", tenant="", hold_s=60)
+
+
+def test_what_a_fail_over_takes_away_or_brings_back_is_known() -> None:
+    store = connect(None, "normal")
+    tables, replica = Tables(store, lambda: 1_800_000_000.0), Replica(store)
+    lease = tables.create(new("sess_1"))
+    tables.write(tables.create(new("sess_2")), said("item_9", "kept"))
+    tables.write(lease, said("item_1", "hello"))
+    tables.write(lease, Change(begins=(Begun(id="resp_1", seed=1, prompt=3),)))
+    replica.catch_up()
+    before = facts(store)
+    once = Once("event_1", b"", b"resp_2")
+    begun = (Begun(id="resp_2", seed=1, prompt=3),)
+    tables.write(lease, Change(ends=("resp_1",), begins=begun, once=once))
+    tables.write(lease, said("item_1", "hel"))
+    lease = tables.claim("sess_1", "gate-2", 60, None, None)
+    assert replica.take_over()
+    answers = [(kind, name) for kind in ("answer", "making") for name in ("resp_1", "resp_2")]
+    assert replica.lost == Counter([("item", "item_1"), ("owner", "sess_1"), *answers])
+    assert facts(store) == before, "it goes on with what the replica had"
+    tables.create(new("sess_3"))
+    assert not replica.take_over(), "nobody could come back to that one"
+    assert ("owner", "sess_3") in facts(store)
+    assert replica.lost.total() == 6
