@@ -164,15 +164,15 @@ class Ledger:
             self._undone.discard(news.once.key)
             await self._write(whole, msgspec.structs.replace(news, once=None))
             return
+        if over:
+            # Perhaps as long as what it was put over: a store that loses it, but not that, is
+            # known by its fence. Where none is given, this write is one that was not answered.
+            await self._tenure.take()
+        self._lost = self._unsure = self._tenure.lost
         self._sure, self._more = whole.pieces, False
         self._told = self._maybe = whole.next
         self._undone -= {*undone, news.once.key} if news.once else undone
         del self._ends[: len(change.ends)]
-        if over:
-            # Perhaps as long as what it was put over: a store that loses it, but not that, is
-            # known by its fence.
-            await self._tenure.take()
-            self._lost = self._unsure = self._tenure.lost
 
     async def _take_again(self, whole: Whole) -> None:
         """The store has lost some of it, or all: the next write gives it what is here, in one step,
@@ -203,11 +203,18 @@ class Ledger:
         if once.key in self._undone:
             return None
         try:
-            return await self._tenure.do(
-                lambda lease: self._store.repeated(lease, once), harmless_when_late=True
-            )
-        except (SessionBehind, StoreLost, UnknownSession):
+            try:
+                return await self._asked(once)
+            except SessionBehind:  # it has lost our right to the session, and perhaps nothing else
+                await self._tenure.take()
+                return await self._asked(once)
+        except (StoreLost, UnknownSession):
             return None  # what was asked elsewhere is lost; the write gives it again what is here
+
+    async def _asked(self, once: Once) -> bytes | None:
+        return await self._tenure.do(
+            lambda lease: self._store.repeated(lease, once), harmless_when_late=True
+        )
 
     async def journal(self, answer: str, first: int, ids: tuple[int, ...]) -> int:
         """Of an answer being made; gives how many ids of it are there. Raises StoreError."""

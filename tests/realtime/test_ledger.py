@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,16 @@ class Unanswering(SqliteStore):
     """`lose`: the next write is done or not, and nobody hears of it."""
 
     lose: bool | None = None
+    claims: int | None = None
+    """So many are answered, one is not."""
+
+    async def claim(self, *args: Any, **options: Any) -> Lease:
+        if self.claims is not None:
+            self.claims -= 1
+            if self.claims < 0:
+                self.claims = None
+                raise StoreUnavailable("no answer")
+        return await super().claim(*args, **options)
 
     async def write(self, lease: Lease, change: Change) -> Written | Repeated:
         lose, self.lose = self.lose, None
@@ -37,9 +48,14 @@ async def store() -> AsyncIterator[Unanswering]:
     await store.aclose()
 
 
-def whole(pieces: tuple[Piece, ...]) -> Whole:
+def whole(pieces: tuple[Piece, ...], *events: bytes) -> Whole:
     return Whole(
-        pieces=pieces, settings=Settings(), epoch=0, first=0, next=0, events=lambda number: []
+        pieces=pieces,
+        settings=Settings(),
+        epoch=0,
+        first=0,
+        next=len(events),
+        events=lambda number: [*events[number:]],
     )
 
 
@@ -58,6 +74,27 @@ async def test_the_log_is_what_is_written_next(store: Unanswering, done: bool) -
         found = await store.load(new.id)
         assert found is not None
         assert found.log == tuple(map(entry_of, after)), f"{before} {meant} {after}"
+
+
+async def test_a_write_behind_which_no_fence_was_given_was_not_answered(
+    store: Unanswering,
+) -> None:
+    """What it told is not told, and what is told in its place is written."""
+    new = fresh_session()
+    ledger = Ledger(store, await store.create(new), new)
+    await ledger.write(whole((A,), b"A"), News())
+    for before in (False, True):
+        store.lose = before
+        with pytest.raises(StoreUnavailable):
+            await ledger.write(whole((A, B), b"A", b"B"), News())
+        store.claims = 1
+        with pytest.raises(StoreUnavailable):
+            await ledger.write(whole((A, PLACE), b"A", b"place"), News())
+        await ledger.write(whole((A, C), b"A", b"C"), News())
+        found = await store.load(new.id)
+        assert found is not None
+        assert found.log == (entry_of(A), entry_of(C))
+        assert found.events.bodies == (b"A", b"C")
 
 
 async def test_what_is_refused_leaves_the_log_as_it_was(store: Unanswering) -> None:

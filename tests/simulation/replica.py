@@ -40,6 +40,9 @@ def facts(db: sqlite3.Connection) -> dict[Fact, str]:
     found = {("owner", id): owner for id, owner in db.execute("SELECT id, owner FROM sessions")}
     for (id,) in db.execute("SELECT id FROM answers"):
         found["answer", id] = found["making", id] = ""
+        found["item", first_of(id)] = (
+            "(not yet)"  # if it was deleted in what is lost, it comes back
+        )
     for (result,) in db.execute("SELECT result FROM once"):
         found["answer", result.decode()] = ""  # or the name of an item, which is none
     for (packed,) in db.execute("SELECT packed FROM entries"):

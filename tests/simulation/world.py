@@ -10,6 +10,8 @@ from functools import lru_cache
 from random import Random
 from typing import Any
 
+import msgspec
+
 from engine.text import Text
 from realtime.session import Fork, Registry, Return, Session
 from realtime.session.stored import entry_of, pieces_of
@@ -355,8 +357,8 @@ def _words(item: Any) -> str:
 
 def _check_answer(person: Person, conversation: Any, span: Any) -> None:
     """It is what a fresh prefill of all before it gives."""
-    before = conversation.previous(span.items[0].id)
-    asked, header = conversation.upto(before).asked()
+    before = conversation.spans[: conversation.spans.index(span)]
+    asked, header = msgspec.structs.replace(conversation, spans=before).asked()
     expected = oracle([*asked.ids(), *header], 60, stop_ids=[0])
     assert list(span.sampled) == expected[: len(span.sampled)], "as a fresh prefill would"
     response = person.responses.get(span.answer)
