@@ -245,6 +245,11 @@ class Transcript:
         def covered(number: int) -> bool:
             return streams[number].covers(reached[number], parts.get(number, 0))
 
+        def between(number: int) -> bool:
+            """They wait for an item of an answer, which is not known here yet."""
+            waits = reached[number].edges % 2 == 0
+            return waits and number in streams and not covered(number)
+
         def catch_up(number: int, told: int) -> None:
             at = reached[number]
             said = streams[number].retell(at)
@@ -260,6 +265,8 @@ class Transcript:
                 behind = said_in.get(_before(record.tell) or "", -1)
                 if behind in reached and covered(behind):
                     catch_up(behind, number)
+                elif not _stands(record.tell, previous) and any(map(between, reached)):
+                    raise Gap  # perhaps behind that item
             here = Position(epoch=self.epoch, told=number, answers=tuple(reached.values()))
             lines.append(Line(record.tell, here, skip))
             if isinstance(record.tell, AnswerStarted):
@@ -373,6 +380,17 @@ def _before(tell: Tell) -> str | None:
             return previous
         case _:
             return None
+
+
+def _stands(tell: Tell, previous: Previous) -> bool:
+    """Whether something stands where it was put."""
+    match tell:
+        case ItemAdded(item=item, previous=before):
+            return previous(item.id) == before
+        case TextCommitted(item_id=item, previous=before):
+            return previous(item) == before
+        case _:
+            return True
 
 
 def _further(at: Reached, text: str) -> Reached:

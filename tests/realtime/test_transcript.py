@@ -63,10 +63,11 @@ class Gate:
         assert since is not None
         return since
 
-    def go_on(self, since: Position) -> list[Line]:
+    def go_on(self, since: Position, places: dict[str, str] | None = None) -> list[Line]:
         self.heard = []
         first = core.TextCleared()
-        self.transcript.go_on(self.hear, since, first, {"a1": "u1", "u2": "a1"}.get)
+        places = places or {"a1": "u1", "u2": "a1"}
+        self.transcript.go_on(self.hear, since, first, places.get)
         return self.heard[1:]
 
     def hear(self, line: Line) -> None:
@@ -144,3 +145,23 @@ def test_what_was_told_in_part_is_told_to_its_end_first() -> None:
     again = one.go_on(since)
     kinds = [(type(line.tell), line.skip) for line in again]
     assert kinds == [(core.OutputStarted, 1), (core.TextDelta, 0), (core.ItemAdded, 0)]
+
+
+def test_what_stands_behind_an_item_that_was_told_in_part_and_is_not_known_is_not_told() -> None:
+    """Both gateways know that it was added; what it stands behind went with the first one."""
+    one, other = Gate(), Gate()
+    one.begin()
+    since = one.position(part=1)
+    other.transcript.record(core.ItemAdded(message("u2", "and?"), "a1"))
+    with pytest.raises(Gap):
+        other.go_on(since, {"u2": "u1"})
+    assert other.heard == [], "nothing was said"
+
+
+def test_what_stands_elsewhere_is_told_at_once() -> None:
+    one, other = Gate(), Gate()
+    one.begin()
+    since = one.position(part=1)
+    other.transcript.record(core.ItemAdded(message("u2", "and?"), "u1"))
+    (added,) = other.go_on(since, {"u2": "u1"})
+    assert isinstance(added.tell, core.ItemAdded)
