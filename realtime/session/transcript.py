@@ -246,9 +246,8 @@ class Transcript:
             return streams[number].covers(reached[number], parts.get(number, 0))
 
         def between(number: int) -> bool:
-            """They wait for an item of an answer, which is not known here yet."""
-            waits = reached[number].edges % 2 == 0
-            return waits and number in streams and not covered(number)
+            """They wait for an item of an answer, which may not be known here yet."""
+            return reached[number].edges % 2 == 0
 
         def catch_up(number: int, told: int) -> None:
             at = reached[number]

@@ -147,15 +147,17 @@ def test_what_was_told_in_part_is_told_to_its_end_first() -> None:
     assert kinds == [(core.OutputStarted, 1), (core.TextDelta, 0), (core.ItemAdded, 0)]
 
 
-def test_what_stands_behind_an_item_that_was_told_in_part_and_is_not_known_is_not_told() -> None:
+def test_what_stands_behind_an_item_that_is_not_known_here_is_not_told() -> None:
     """Both gateways know that it was added; what it stands behind went with the first one."""
     one, other = Gate(), Gate()
+    not_at_all = one.position()
     one.begin()
-    since = one.position(part=1)
+    in_part = one.position(part=1)
     other.transcript.record(core.ItemAdded(message("u2", "and?"), "a1"))
-    with pytest.raises(Gap):
-        other.go_on(since, {"u2": "u1"})
-    assert other.heard == [], "nothing was said"
+    for since in (not_at_all, in_part):
+        with pytest.raises(Gap):
+            other.go_on(since, {"u2": "u1"})
+        assert other.heard == [], "nothing was said"
 
 
 def test_what_stands_elsewhere_is_told_at_once() -> None:

@@ -29,6 +29,7 @@ FAILED_ONCE = (
     10138,
     11467,
     11908,
+    15981,
     21428,
 )
 """Beyond those. A taken-back request was asked again elsewhere, and answered as if it were done. Of
@@ -42,8 +43,8 @@ was deleted before it was written again: the place stayed. A client that nobody 
 session was gone, and the network said so to nobody: the simulation had no pings. A turn that one
 gateway had dropped was asked for by another, and told to be over, without what it had said. A store
 had lost a change of hands, and requests from before were done again. A write behind which no fence
-was given was refused, and what it told stayed told. Who had heard a part of how an item begins was
-told what stands behind it at once."""
+was given was refused, and what it told stayed told. Who had heard nothing of an item, or a part of
+how it begins, was told what stands behind it at once."""
 FAILED_OVER = (332, 401, 853, 1304, 2815)
 """Of those in which the store has lost something. A deletion; an end, and the answer ended
 otherwise; a cut; a fence, where the log was not too short; a deletion and the end of the answer."""
