@@ -1,8 +1,9 @@
-"""python -m bench.gateway_server FOLDER RATE TOLD STORE DURABILITY: the gateway before an engine
-that is scripted.
+"""python -m bench.gateway_server FOLDER RATE TOLD STORE DURABILITY CORE: the gateway before an
+engine that is scripted.
 
-As `continuo serve` runs it, in a process of its own. When it listens it prints its port and process
-id.
+As `continuo serve` runs it, in a process of its own; its event loop runs on the core CORE, its
+store's thread and the engine where they were started. When it listens it prints its port and its
+process id.
 """
 
 import asyncio
@@ -26,7 +27,9 @@ KEY = "bench"
 SESSIONS_MAX = 20_000
 
 
-async def main(folder: str, rate: str, told: str, store: str, durability: Durability) -> None:
+async def main(
+    folder: str, rate: str, told: str, store: str, durability: Durability, core: int
+) -> None:
     logs.configure("warning", (KEY,))
 
     async def launch() -> socket.socket:
@@ -51,6 +54,7 @@ async def main(folder: str, rate: str, told: str, store: str, durability: Durabi
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
         app = build(engine, settings, await open_store(store, durability))
+        os.sched_setaffinity(0, {core})
         server = Server(app, settings, lambda: print(port, os.getpid(), flush=True))
         async with app.state.registry.running():
             serving = asyncio.create_task(server.serve([sock]))
@@ -63,5 +67,6 @@ async def main(folder: str, rate: str, told: str, store: str, durability: Durabi
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    folder, rate, told, store, durability = sys.argv[1:]
-    uvloop.run(main(folder, rate, told, store, msgspec.convert(durability, Durability)))
+    folder, rate, told, store, durability, core = sys.argv[1:]
+    kept = msgspec.convert(durability, Durability)
+    uvloop.run(main(folder, rate, told, store, kept, int(core)))

@@ -1,7 +1,8 @@
 """Time per decode step of scheduler, cache and batch building, on a device that does nothing.
 
-Two tables in one: steps of N sequences, and one streaming turn (16 ids in, 8 out) on a history of H
-ids, whose cost must not depend on H.
+Two tables in one: steps of N sequences, and one turn (16 ids in, 8 out) on a history of H ids, of a
+streaming session, whose cost must not depend on H, and of a regular one, which publishes each turn.
+The two take turns, one by one.
 """
 
 import argparse
@@ -28,7 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     rows: list[Row] = [_decode(n, options.steps) for n in (1, 8, 64, 256)]
-    rows += [_turn(h, options.turns) for h in (1_000, 10_000, 100_000)]
+    for history in (1_000, 10_000, 100_000):
+        rows += _turns(history, options.turns)
     notes = [
         "Microseconds. A turn is 16 ids in and 8 out: an append, a prefill and 7 decode steps."
     ]
@@ -82,17 +84,31 @@ def _decode(sequences: int, steps: int) -> Row:
     }
 
 
-def _turn(history: int, turns: int) -> Row:
+def _turns(history: int, turns: int) -> list[Row]:
+    kinds = {
+        "streaming": _session(history, turns, True),
+        "regular": _session(history, turns, False),
+    }
+    spent: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for _ in range(turns):
+        for kind, rig in kinds.items():
+            spent[kind].append(_one_turn(rig))
+    return [
+        {
+            "what": f"{kind} turn, {history} ids of history",
+            "median_us": median(found[1:]) * 1e6,
+            "p99_us": percentile(found[1:], 99) * 1e6,
+        }
+        for kind, found in spent.items()
+    ]
+
+
+def _session(history: int, turns: int, streaming: bool) -> _Rig:
     rig = _Rig(pages=(history + turns * 24) // PAGE + 10, rows=64)
-    rig.sessions.apply(Open(0, "s"))
+    rig.sessions.apply(Open(0, "s", streaming))
     rig.sessions.apply(Append(0, "s", [7] * history))
     rig.drain()
-    spent = [_one_turn(rig) for _ in range(turns)]
-    return {
-        "what": f"streaming turn, {history} ids of history",
-        "median_us": median(spent[1:]) * 1e6,
-        "p99_us": percentile(spent[1:], 99) * 1e6,
-    }
+    return rig
 
 
 def _one_turn(rig: _Rig) -> float:
