@@ -112,7 +112,7 @@ class Session:
         if since is not None:
             exact = core.Resumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
             try:
-                self._transcript.go_on(listener, since, exact, self._before)
+                self._transcript.go_on(listener, since, exact, self.conversation.previous)
             except Gap:
                 pass
             else:
@@ -133,12 +133,6 @@ class Session:
             yield core.TextAppended(len(self._history.draft))
         for answering in self._answers:
             yield core.AnswerStarted(answering.answer)
-
-    def _before(self, item_id: str) -> str | None:
-        try:
-            return self.conversation.previous(item_id)
-        except KeyError:
-            return None
 
     def aside(self) -> str:
         """An event id for what is said now and is no part of the conversation."""

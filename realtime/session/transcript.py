@@ -59,7 +59,7 @@ class Record(msgspec.Struct, frozen=True):
 
 Listener = Callable[[Line], None]
 Previous = Callable[[str], str | None]
-"""The item before an item."""
+"""The item before an item. Raises KeyError for one that is not in the conversation."""
 
 
 class Transcript:
@@ -261,11 +261,12 @@ class Transcript:
                     raise Gap
                 catch_up(record.answer, number)
             else:  # what stands behind something that an answer said is told behind it
-                behind = said_in.get(_before(record.tell) or "", -1)
+                before = _before(record.tell)
+                behind = said_in.get(before or "", -1)
                 if behind in reached and covered(behind):
                     catch_up(behind, number)
-                elif not _stands(record.tell, previous) and any(map(between, reached)):
-                    raise Gap  # perhaps behind that item
+                elif not _is_known(before, previous) and any(map(between, reached)):
+                    raise Gap  # perhaps it is that item
             here = Position(epoch=self.epoch, told=number, answers=tuple(reached.values()))
             lines.append(Line(record.tell, here, skip))
             if isinstance(record.tell, AnswerStarted):
@@ -381,15 +382,14 @@ def _before(tell: Tell) -> str | None:
             return None
 
 
-def _stands(tell: Tell, previous: Previous) -> bool:
-    """Whether something stands where it was put."""
-    match tell:
-        case ItemAdded(item=item, previous=before):
-            return previous(item.id) == before
-        case TextCommitted(item_id=item, previous=before):
-            return previous(item) == before
-        case _:
-            return True
+def _is_known(item: str | None, previous: Previous) -> bool:
+    """Whether it is in the conversation here. Nothing, before the first item, always is."""
+    if item is not None:
+        try:
+            previous(item)
+        except KeyError:
+            return False
+    return True
 
 
 def _further(at: Reached, text: str) -> Reached:
@@ -439,7 +439,8 @@ def _ended(record: Record, previous: Previous) -> _Stream:
     apart = answer.conversation is None
     for index, item in enumerate(answer.items):
         assert isinstance(item, MessageItem | CallItem), "models say these"
-        before = None if apart else previous(item.id)
+        there = not apart and _is_known(item.id, previous)
+        before = previous(item.id) if there else None
         stream.take(OutputStarted(answer.id, index, _begun(item), before, apart))
         stream.take(_delta(OutputStarted(answer.id, index, item, before, apart), _text(item)))
         stream.take(OutputEnded(answer.id, index, item, before, apart))

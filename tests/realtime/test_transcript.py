@@ -66,8 +66,8 @@ class Gate:
     def go_on(self, since: Position, places: dict[str, str] | None = None) -> list[Line]:
         self.heard = []
         first = core.TextCleared()
-        places = places or {"a1": "u1", "u2": "a1"}
-        self.transcript.go_on(self.hear, since, first, places.get)
+        there = {"u1": None} | (places or {"a1": "u1", "u2": "a1"})
+        self.transcript.go_on(self.hear, since, first, there.__getitem__)
         return self.heard[1:]
 
     def hear(self, line: Line) -> None:
@@ -158,6 +158,16 @@ def test_what_stands_behind_an_item_that_is_not_known_here_is_not_told() -> None
         with pytest.raises(Gap):
             other.go_on(since, {"u2": "u1"})
         assert other.heard == [], "nothing was said"
+
+
+def test_what_an_item_came_to_stand_before_is_told_behind_it() -> None:
+    """Added while an answer was made that had not begun its item: that stands between now."""
+    one, other = Gate(), Gate()
+    since = one.position()
+    other.transcript.record(core.ItemAdded(message("u2", "and?"), "u1"))
+    other.begin()
+    told = [type(line.tell) for line in other.go_on(since, {"a1": "u1", "u2": "a1"})]
+    assert told == [core.AnswerStarted, core.ItemAdded, core.OutputStarted]
 
 
 def test_what_stands_elsewhere_is_told_at_once() -> None:
