@@ -298,3 +298,23 @@ def test_chat_ends_when_the_server_goes_away(model: str) -> None:
     assert stop(running) == 0
     terminal.until("closed the connection")
     assert terminal.close() == 1
+
+
+def test_chat_goes_on_where_it_was_when_its_server_is_killed(tmp_path: Path, model: str) -> None:
+    """What is said while there is none is heard by the next one, which knows the conversation."""
+    store = ("--store", f"sqlite:///{tmp_path / 'store.db'}")
+    running = start("--model", model, "--temperature", "0", *store)
+    port = address(running).rpartition(":")[2]
+    terminal = Terminal("--url", address(running))
+    terminal.until("you> ")
+    for _ in range(2):
+        running.process.kill()
+        running.process.wait(30)
+        terminal.type("hello\n")
+        running = start("--model", model, "--temperature", "0", "--port", port, *store)
+        terminal.until("hello\r\n")
+        terminal.until(r"\S.*\r\n")
+        terminal.until("you> ")
+    terminal.type("\x04")
+    assert terminal.close() == 0
+    assert stop(running) == 0
