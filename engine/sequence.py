@@ -9,24 +9,20 @@ one.
 """
 
 from array import array
-from collections import Counter, deque
+from collections import Counter
 
 from engine.batch import Penalties, Sample
 from engine.cache import Lease
 from engine.log import Log
 from engine.messages import (
-    Append,
-    Attach,
     Close,
-    Fork,
-    Generate,
     Reason,
     Residency,
-    Rewind,
     Sampling,
     TurnEnded,
 )
 from engine.text import Matcher, StopWatch
+from engine.waiting import Waiting
 
 _MASK = (1 << 64) - 1
 
@@ -225,7 +221,7 @@ class Sequence:
         self.reached = 0
         """How far KV has ever reached into the present ids, here or where the session was before;
         committed less: KV was lost."""
-        self.deferred: deque[Append | Attach | Generate | Rewind | Fork] = deque()
+        self.deferred = Waiting()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
         self.found: Residency = "none"

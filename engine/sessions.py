@@ -9,16 +9,16 @@ cancel, pause, close, info and a fork of what the turn began with do not. A refu
 nothing. What is in flight is named by its turn.
 """
 
-import heapq
 import secrets
 from array import array
 from collections.abc import Callable
-from typing import TypeGuard, assert_never
+from typing import assert_never
 
 import msgspec
 
 from engine.batch import Geometry
 from engine.cache import SessionAwareCache
+from engine.deadlines import Deadlines
 from engine.errors import BadRequest, Busy, EngineError, StaleFence, TooLong, UnknownSession
 from engine.history import common_prefix
 from engine.log import Log, edits
@@ -30,7 +30,6 @@ from engine.messages import (
     Close,
     Done,
     Drain,
-    EngineStats,
     Expired,
     Fork,
     Generate,
@@ -43,24 +42,19 @@ from engine.messages import (
     Reason,
     Refused,
     Rewind,
-    SessionInfo,
     Stats,
     Tokens,
     TurnEnded,
 )
 from engine.metrics import Counters
+from engine.reports import engine_load, engine_stats, session_info
 from engine.schedule import Scheduler
 from engine.sequence import Sequence, Turn
 from engine.text import Grammars, StopWatch
+from engine.waiting import Deferrable
 
-DEFERRED_MAX = 256
-"""Commands that may wait on one session."""
-QUEUED_TURNS_MAX = 8
-"""Turns among them."""
 NOBODY = 0
 """The number of a command that no front has sent: its Done reaches nobody."""
-
-Deferrable = Append | Attach | Generate | Rewind | Fork
 
 
 class Sessions:
@@ -84,8 +78,7 @@ class Sessions:
         self._emit = emit
         self._clock = clock
         self._table: dict[str, Sequence] = {}
-        self._deadlines: list[tuple[float, str, Sequence]] = []
-        """Heap of (not before, session, its sequence), one for each session with a timeout."""
+        self._deadlines = Deadlines()
         self._unprepared: dict[Sequence, None] = {}
         """Quiet sessions whose next command waits until its grammar is compiled."""
         self._draining = False
@@ -115,13 +108,17 @@ class Sessions:
             case Close():
                 self._close(self._find(command.session), command)
             case Info():
-                info = self._info(self._find(command.session))
+                info = session_info(self._find(command.session), self._clock())
                 self._emit(Done(command.n, info.length, info))
             case ListSessions():
-                sessions = [self._info(s) for s in self._table.values()]
+                now = self._clock()
+                sessions = [session_info(s, now) for s in self._table.values()]
                 self._emit(Done(command.n, sessions=sessions))
             case Stats():
-                self._emit(Done(command.n, stats=self._stats()))
+                stats = engine_stats(
+                    self._cache, self._scheduler, self._counters, self._table.values()
+                )
+                self._emit(Done(command.n, stats=stats))
             case Drain():
                 self._draining = True
                 self._emit(Done(command.n))
@@ -141,12 +138,9 @@ class Sessions:
                 self._change(sequence, command)
                 return
             self._unprepared[sequence] = None
-        last = waiting[-1] if waiting else None
-        if _is_provisional(last) and _is_provisional(command):
-            waiting.pop()
-            self._emit(Done(last.n, sequence.log.length))
-        self._check_bounds(sequence, command)
-        waiting.append(command)
+        replaced = waiting.put(command, sequence.id)
+        if replaced is not None:
+            self._emit(Done(replaced.n, sequence.log.length))
 
     def _prepared(self, command: Deferrable) -> bool:
         """Whether it may take effect. A grammar is compiled from when it is first heard of."""
@@ -160,17 +154,6 @@ class Sessions:
             del self._unprepared[sequence]
             if sequence.closing is None:
                 self.settle(sequence)
-
-    def _check_bounds(self, sequence: Sequence, command: Deferrable) -> None:
-        waiting = sequence.deferred
-        if len(waiting) >= DEFERRED_MAX:
-            raise Busy(f"{DEFERRED_MAX} commands already wait on session {sequence.id}")
-        turns = sum(isinstance(other, Generate) for other in waiting)
-        if isinstance(command, Generate) and turns >= QUEUED_TURNS_MAX:
-            raise Busy(
-                f"session {sequence.id} has a turn in flight and {turns} queued, which is the most",
-                field="turn",
-            )
 
     def _change(self, sequence: Sequence, command: Deferrable) -> None:
         match command:
@@ -336,7 +319,10 @@ class Sessions:
         elif sequence.paused and sequence.ended and command.turn in (None, sequence.ended.turn):
             self._end_paused(sequence, sequence.ended, drop=command.drop)
         elif command.turn is not None:
-            self._withdraw(sequence, command.turn)
+            waiting = sequence.deferred.withdraw(command.turn)
+            if waiting is not None:
+                message = f"turn {waiting.turn} was cancelled"
+                self._emit(Refused(waiting.n, "cancelled", message, "turn"))
         self._emit(Done(command.n, sequence.log.length))
 
     def _pause(self, sequence: Sequence, command: Pause) -> None:
@@ -354,13 +340,6 @@ class Sessions:
             sequence.log.turn_ended(ended.turn, ended.prompt_tokens)
         sequence.paused, sequence.ended = False, None if drop else ended
         self._emit(ended)
-
-    def _withdraw(self, sequence: Sequence, turn: str) -> None:
-        for waiting in sequence.deferred:
-            if isinstance(waiting, Generate) and waiting.turn == turn:
-                sequence.deferred.remove(waiting)
-                self._emit(Refused(waiting.n, "cancelled", f"turn {turn} was cancelled", "turn"))
-                return
 
     def _close(self, sequence: Sequence, command: Close) -> None:
         if sequence.turn is not None:
@@ -459,22 +438,12 @@ class Sessions:
         self._emit(Done(closing.n, sequence.log.length))
 
     def expire(self) -> float | None:
-        """Ends the sessions whose time is up. Returns the seconds until the next may be. A timeout
-        counts from the end of the last turn or change, and cannot fire inside a turn."""
+        """Ends the sessions whose time is up. Returns the seconds until the next may be."""
         now = self._clock()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            _, id, sequence = heapq.heappop(self._deadlines)
-            if self._table.get(id) is not sequence or sequence.timeout_s is None:
-                continue
-            deadline = sequence.touched_s + sequence.timeout_s
-            if sequence.busy or sequence.deferred:
-                deadline = max(deadline, now + sequence.timeout_s)
-            if deadline > now:
-                heapq.heappush(self._deadlines, (deadline, id, sequence))
-            else:
-                self._close(sequence, Close(NOBODY, id))
-                self._emit(Expired(id))
-        return self._deadlines[0][0] - now if self._deadlines else None
+        for sequence in self._deadlines.due(now):
+            self._close(sequence, Close(NOBODY, sequence.id))
+            self._emit(Expired(sequence.id))
+        return self._deadlines.within_s(now)
 
     def publish(self, sequence: Sequence) -> None:
         """Shares the first turn's prompt, once KV has reached it."""
@@ -493,9 +462,7 @@ class Sessions:
     def _add(self, sequence: Sequence) -> None:
         self._table[sequence.id] = sequence
         self._rest(sequence)
-        if sequence.timeout_s is not None:
-            deadline = sequence.touched_s + sequence.timeout_s
-            heapq.heappush(self._deadlines, (deadline, sequence.id, sequence))
+        self._deadlines.add(sequence)
 
     def _rest(self, sequence: Sequence) -> None:
         if not sequence.busy:
@@ -525,57 +492,10 @@ class Sessions:
         """The session was used, or its turn has ended: its timeout begins anew."""
         sequence.touched_s = self._clock()
 
-    def _info(self, sequence: Sequence) -> SessionInfo:
-        known = sequence.lease.known
-        return SessionInfo(
-            session=sequence.id,
-            streaming=sequence.log.history is None,
-            state="generating" if sequence.turn else "prefilling" if sequence.flying else "idle",
-            length=sequence.log.length,
-            provisional=sequence.log.provisional,
-            committed=sequence.committed,
-            held_pages=len(sequence.lease.pages),
-            host_pages=len(sequence.lease.host),
-            host_tokens=known - sequence.committed,
-            lost_tokens=max(sequence.reached - known, 0),
-            turn=sequence.turn.id if sequence.turn else None,
-            idle_s=self._clock() - sequence.touched_s,
-        )
-
     def load(self) -> Load:
         """How full it is, at a glance."""
-        return Load(
-            sessions=len(self._table),
-            turns=self._scheduler.turns,
-            rows=self._scheduler.rows,
-            pages_leased=self._cache.leased,
-            pages_total=self._cache.pool.total,
-            draining=self._draining,
-        )
-
-    def _stats(self) -> EngineStats:
-        cache, counters = self._cache, self._counters
-        queued = sum(isinstance(c, Generate) for s in self._table.values() for c in s.deferred)
-        return EngineStats(
-            pages_total=cache.pool.total,
-            pages_free=cache.pool.free,
-            pages_tree=cache.tree.size,
-            pages_leased=cache.leased,
-            sessions=len(self._table),
-            active_turns=self._scheduler.turns,
-            queued_turns=queued,
-            steps=counters.steps,
-            tokens_computed=counters.tokens_computed,
-            tokens_drawn=counters.tokens_drawn,
-            model_s=counters.model_s,
-            failed_steps=counters.failed_steps,
-            failed_audits=counters.failed_audits,
-            retractions=self._scheduler.retractions,
-            evicted_pages=cache.evicted,
-            host_pages_total=cache.host.pool.total,
-            host_pages_used=cache.host.used,
-            pages_spilled=cache.host.spilled,
-            pages_recalled=cache.host.recalled,
+        return engine_load(
+            self._cache, self._scheduler, sessions=len(self._table), draining=self._draining
         )
 
 
@@ -605,7 +525,3 @@ def _of_the_past(sequence: Sequence, command: Fork) -> bool:
     """Whether it forks what the running turn does not change."""
     turn = sequence.turn
     return turn is not None and command.at is not None and command.at <= turn.began
-
-
-def _is_provisional(command: Deferrable | None) -> TypeGuard[Append]:
-    return isinstance(command, Append) and command.span == "provisional"

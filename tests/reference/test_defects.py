@@ -33,7 +33,7 @@ from engine.messages import (
     Sampling,
     TurnEnded,
 )
-from engine.sessions import QUEUED_TURNS_MAX
+from engine.waiting import QUEUED_TURNS_MAX
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine
