@@ -1,22 +1,22 @@
 """The engines of a gateway: those it was told of, and those that are announced in Redis.
 
-    continuo:engines             sorted set: HOST:PORT, scored by when it is forgotten (ms of Redis)
-    continuo:engine:HOST:PORT    what it says of itself, JSON; expires with it
-
 An engine knows no Redis: the process it was started by announces it. Which engine a session goes to
 is decided by what the engines say on their links; here they are only found.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
 
 import msgspec
 
 from engine import Engine, Security
 from realtime.errors import SetupError
 from realtime.server.addresses import Address
+from realtime.store import keys
 from realtime.store.errors import StoreError
 from realtime.store.redis_server import RedisServer
 
@@ -24,24 +24,6 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 1.0
 """How often an engine is announced, and how often gateways look."""
-FORGET_MS = 5_000
-"""After the last time."""
-
-_ENGINES = "continuo:engines"
-_ANNOUNCE = """
--- KEYS 1 continuo:engines, 2 continuo:engine:ADDRESS
--- ARGV 1 address, 2 what it says, 3 ms it holds
-local now = redis.call('TIME')
-redis.call('ZADD', KEYS[1], now[1] * 1000 + math.floor(now[2] / 1000) + ARGV[3], ARGV[1])
-redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
-return 1
-"""
-_FIND = """
--- KEYS 1 continuo:engines. Gives the addresses that hold
-local now = redis.call('TIME')
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now[1] * 1000 + math.floor(now[2] / 1000))
-return redis.call('ZRANGE', KEYS[1], 0, -1)
-"""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -116,18 +98,15 @@ async def _announce(engine: Engine, address: Address, redis: RedisServer) -> Non
                 load.pages_total,
             )
             if not load.draining:
-                await _tried(
-                    redis,
-                    "EVAL",
-                    *(_ANNOUNCE, 2, _ENGINES, f"continuo:engine:{address}"),
-                    *(str(address), msgspec.json.encode(said), FORGET_MS),
-                )
+                names = (keys.ENGINES, keys.engine_key(str(address)))
+                args = (str(address), msgspec.json.encode(said), keys.ENGINE_FORGOTTEN_MS)
+                await _tried(redis, partial(redis.run, "announce", names, args))
         await asyncio.sleep(ANNOUNCE_S)
 
 
 async def _forget(address: Address, redis: RedisServer) -> None:
-    await _tried(redis, "ZREM", _ENGINES, str(address))
-    await _tried(redis, "DEL", f"continuo:engine:{address}")
+    await _tried(redis, partial(redis.do, "ZREM", keys.ENGINES, str(address)))
+    await _tried(redis, partial(redis.do, "DEL", keys.engine_key(str(address))))
 
 
 async def _look(
@@ -136,7 +115,7 @@ async def _look(
     """While Redis does not answer, those that were found stay."""
     known: set[Address] = set()
     while True:
-        found = await _tried(redis, "EVAL", _FIND, 1, _ENGINES)
+        found = await _tried(redis, partial(redis.run, "engines", (keys.ENGINES,)))
         if found is not None:
             now = {Address.read(name.decode()) for name in found} - fixed
             for address in now - known:
@@ -148,10 +127,11 @@ async def _look(
         await asyncio.sleep(ANNOUNCE_S)
 
 
-async def _tried(redis: RedisServer, *command: str | bytes | int) -> list[bytes] | None:
+async def _tried(redis: RedisServer, call: Callable[[], Awaitable[Any]]) -> Any:
+    """What it replies. None: Redis does not answer."""
     try:
         async with redis.bounded():
-            return await redis.do(*command)
+            return await call()
     except StoreError as error:
         log.warning("engines in Redis: %s", error)
         return None

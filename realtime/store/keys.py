@@ -1,8 +1,8 @@
 """Every key, expiry and bound of the store, with its unit.
 
 All keys of a session carry its id in braces, so that they share one hash slot and one script may
-touch them all. `epoch` and `deadlines` stand alone. `deadlines` is an index: a session is in it
-before it is made, and its own deadline is looked at before it is removed.
+touch them all. `epoch`, `deadlines` and what is said of engines stand alone. `deadlines` is an
+index: a session is in it before it is made, and its own deadline is looked at before it is removed.
 """
 
 from typing import NamedTuple
@@ -31,6 +31,12 @@ EPOCH = "continuo:epoch"
 DEADLINES = "continuo:deadlines"
 """sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
 
+ENGINES = "continuo:engines"
+"""sorted set: HOST:PORT of the engines that are announced, scored by when each is forgotten (ms of
+Redis's clock). Never expires."""
+ENGINE_FORGOTTEN_MS = 5_000
+"""After an engine was announced last."""
+
 
 class SessionKeys(NamedTuple):
     """Never expire by themselves: a sweep removes them when the session's deadline is over."""
@@ -58,3 +64,8 @@ def session_keys(session: str) -> SessionKeys:
 def kept_key(response: str) -> str:
     """string: a packed Kept. Expires as its keeper says."""
     return f"continuo:{{{response}}}:kept"
+
+
+def engine_key(address: str) -> str:
+    """string: what an engine says of itself, JSON. Expires when the engine is forgotten."""
+    return f"continuo:engine:{address}"

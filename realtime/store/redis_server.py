@@ -20,6 +20,7 @@ from realtime.store.errors import StoreRefused, StoreUnavailable
 
 _FENCED = ("confirm", "repeated", "hold", "close", "journal", "write")
 _PLAIN = ("index", "due", "create", "find", "load", "claim", "end", "expire")
+_ENGINES = ("announce", "engines")
 _ENDING = ("close", "end")
 _PASSING = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN")
 """Errors of a Redis that may be well again soon: its disk or memory is full, it starts, it is
@@ -52,7 +53,7 @@ def _scripts() -> dict[str, str]:
         before += ["over"] if name in _ENDING else []
         return "".join(read(part) for part in (*before, name))
 
-    return {name: whole(name) for name in (*_FENCED, *_PLAIN)}
+    return {name: whole(name) for name in (*_FENCED, *_PLAIN, *_ENGINES)}
 
 
 class RedisServer:

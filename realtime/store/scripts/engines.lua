@@ -1,0 +1,6 @@
+-- The engines that are announced; those whose time is over are forgotten.
+-- KEYS   1 engines
+-- ARGV   -
+-- reply  {address, ...}
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', whole(now_ms))
+return redis.call('ZRANGE', KEYS[1], 0, -1)
