@@ -1,6 +1,7 @@
 """Messages to text by the template's program. What people write cannot become a control token: it
 comes out marked where it looks like one (`Tokenizer.encode_marked` spells that out)."""
 
+import hashlib
 import json
 import operator
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from engine.text.tokenizer import Tokenizer
 
 _KEPT = 16
 """Texts that are remembered: one message is laid out by asking for the same few again and again."""
+_ID_CHARS = 9
+"""Of a call's id, where the template counts them: Mistral's do."""
 
 
 class _Tools:
@@ -37,10 +40,16 @@ class Writer:
         self._folds_system = False
         self._written = lru_cache(_KEPT)(self._write)
         self.mark = tokenizer.mark
+        self._short_ids = False
         system, user = Message(role="system", content="a"), Message(role="user", content="b")
         self._folds_system = self.attempt([system, user]) is None
-        self._written.cache_clear()
         """The template knows no system role: its text goes into the first user message."""
+        call = ToolCall(name="c", arguments="{}", id="call_of_any_length")
+        self._short_ids = (
+            self.attempt([user, Message(role="assistant", tool_calls=(call,))]) is None
+        )
+        """The template counts the characters of a call's id: it is shown shorter ones than ours."""
+        self._written.cache_clear()
 
     def write(
         self,
@@ -88,12 +97,17 @@ class Writer:
         if message.tool_calls:
             plain["tool_calls"] = [self._plain_call(call) for call in message.tool_calls]
         if message.role == "tool" and message.tool_call_id:
-            plain["tool_call_id"] = self.mark(message.tool_call_id)
+            plain["tool_call_id"] = self.mark(self._id(message.tool_call_id))
         return plain
 
     def _plain_call(self, call: ToolCall) -> dict[str, Any]:
         function = {"name": self.mark(call.name), "arguments": self._marked(_arguments(call))}
-        return {"type": "function", "id": self.mark(call.id), "function": function}
+        return {"type": "function", "id": self.mark(self._id(call.id)), "function": function}
+
+    def _id(self, id: str) -> str:
+        if not self._short_ids or len(id) == _ID_CHARS:
+            return id
+        return hashlib.sha256(id.encode()).hexdigest()[:_ID_CHARS]
 
     def _marked(self, value: object) -> object:
         if isinstance(value, str):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
@@ -60,12 +61,16 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: Starlette | Entrance, registry: Registry, settings: Settings, port: int = 0
+    app: Starlette | Entrance,
+    registry: Registry,
+    settings: Settings,
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Running]:
     """`app` is or becomes the application with that registry."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
-    server = Server(app, settings, ready.set)
+    server = Server(app, settings, ready.set, tls)
     async with registry.running():
         serving = asyncio.create_task(server.serve([sock]))
         await ready.wait()

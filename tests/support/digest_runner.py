@@ -127,10 +127,13 @@ class DigestRunner:
                 past = extend(past, id)
                 self.memory[row.pages[position // size]][position % size] = past
             assert len(row.pages) == -(-(row.start + len(ids)) // size)
-            id = draw(past, row.sample) if row.sample is not None else -1
+            id = self.draw(past, row.sample) if row.sample is not None else -1
             self.drawn.append(id)
             answers.append(self._answer(id, row.sample, ids[-1], past))
         return Sampled(answers, self.step_s)
+
+    def draw(self, past: Digest, sample: Sample) -> int:
+        return draw(past, sample)
 
     def collect(self, ticket: Sampled) -> Sampled:
         return ticket

@@ -24,7 +24,7 @@ from engine.text.tools import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from tests.engine.text.test_grammar import drawn, grammars
 from tests.engine.text.text_fixtures import family, template_of
 
-CALLING = ["demo", "qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small"]
+CALLING = ["demo", "qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args"]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Köln", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
@@ -72,7 +72,7 @@ def follow_their_schemas(found: list[Call]) -> bool:
 @pytest.mark.parametrize("several", [True, False])
 def test_must_call(name: str, several: bool) -> None:
     template = template_of(name)
-    tools = TOOLS if name != "mistral_small" else [TOOLS[0], TOOLS[2]]  # names stand bare there
+    tools = TOOLS if name != "mistral_args" else [TOOLS[0], TOOLS[2]]  # names stand bare there
     grammar = template.calling(tools, Asked(must=True, several=several))
     assert grammar is not None
     counts: set[int] = set()

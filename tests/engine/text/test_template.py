@@ -1,5 +1,6 @@
 """Segments made from new messages alone against the whole rendered at once."""
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,9 @@ from engine.errors import BadRequest, ModelError
 from engine.text import ChatTemplate, Message, Role, Text, Tool, ToolCall
 
 ANY_ORDER = ("chatml", "qwen2_5", "qwen3", "counting", "numbered", BUNDLED)
-WITH_TOOLS = ("qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", BUNDLED)
+WITH_TOOLS = (
+    *("qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args", BUNDLED),
+)
 STABLE = ("chatml", "qwen2_5", "llama3", "gemma", BUNDLED)
 
 NASTY = (
@@ -466,3 +469,18 @@ def test_what_templates_may_use(tmp_path: Path) -> None:
     template = made_of(source, tmp_path)
     text = Text(str(tmp_path))
     assert text.decode(template.render(said("x"))) == '{"a": "<é>"}x'
+
+
+def test_a_template_that_wants_short_ids_of_calls_is_shown_short_ones() -> None:
+    """Mistral's refuses what has not 9 characters; a result still names its call."""
+    template, text = template_of("mistral_v3"), family("mistral_v3")
+    call = ToolCall(name="look", arguments="{}", id="call_0123456789abcdef0123")
+    asked = [*said("One?"), Message(role="assistant", tool_calls=(call,))]
+    result, other = (
+        Message(role="tool", content="1", tool_call_id=id) for id in (call.id, call.id[:-1] + "4")
+    )
+    written = text.decode(template.render([*asked, result]))
+    named, answered = re.findall(r'id": "(\w{9})"', written)
+    assert named == answered
+    assert answered in text.decode(template.extend(asked, [result]).ids)
+    assert answered not in text.decode(template.extend(asked, [other]).ids)

@@ -182,7 +182,8 @@ CALLS = st.lists(
 
 
 @pytest.mark.parametrize(
-    "name", ["qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", BUNDLED]
+    "name",
+    ["qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args", BUNDLED],
 )
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, size=st.integers(1, 50))
@@ -214,7 +215,8 @@ def test_what_the_template_writes_is_read_back(
     ("name", "format"),
     [
         *[(BUNDLED, HERMES), ("qwen2_5", HERMES), ("qwen3", HERMES), ("llama3", LLAMA3)],
-        *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("llama2", None), ("gemma", None)],
+        *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("mistral_args", MISTRAL_ARGS)],
+        *[("llama2", None), ("gemma", None)],
     ],
 )
 def test_the_format_is_seen_in_the_template(name: str, format: ToolFormat | None) -> None:

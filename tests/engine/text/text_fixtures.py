@@ -124,6 +124,7 @@ INST = [
     *("[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
 ]
+ARGS = ["[ARGS]", "[CALL_ID]"]
 HEADERS = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
@@ -140,6 +141,10 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
     ),
     "mistral_small": (
         lambda: byte_level(["<s>", "</s>", *INST]),
+        {"bos_token": "<s>", "eos_token": "</s>"},
+    ),
+    "mistral_args": (
+        lambda: byte_level(["<s>", "</s>", *INST, *ARGS]),
         {"bos_token": "<s>", "eos_token": "</s>"},
     ),
     "llama2": (lambda: sentencepiece_like([]), {"bos_token": "<s>", "eos_token": "</s>"}),
