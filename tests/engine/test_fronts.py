@@ -381,7 +381,7 @@ async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
         await engine.when_ready()
         await until(lambda: len(engine.loads()) == 2)
         names = [await engine.open() for _ in range(6)]
-        assert len({engine.place(name) for name in names}) <= 2
+        assert len({engine.place(name) for name in names}) == 2, "both have some"
         for name in names:
             await engine.append(name, PROMPT)
         turns = [await engine.generate(name, Sampling(max_tokens=80)) for name in names]
@@ -406,6 +406,26 @@ async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
             await engine.append(names[1], [4])
         two.may_launch.set()
         await until(lambda: one.engine.up and two.engine.up)
+
+
+async def test_a_new_session_goes_where_there_is_room(letters: Path) -> None:
+    """Though the other one has fewer sessions: they hold its pages."""
+    async with (
+        digest_engine(letters) as full,
+        digest_engine(letters) as other,
+        front(await full.listen()) as filling,
+        front(await other.listen()) as engine,
+    ):
+        await engine.open("first")
+        roomy = engine.place("first")
+        await filling.open("long")
+        await filling.append("long", [n % 50 + 1 for n in range(199)])
+        loaded = filling.place("long")
+        engine.add("127.0.0.1", await full.listen())
+        await until(lambda: sum(load.pages_leased > 45 for load in engine.loads().values()) == 1)
+        names = [await engine.open() for _ in range(6)]
+        assert loaded in engine.loads()
+        assert {engine.place(name) for name in names} == {roomy}
 
 
 async def test_a_session_that_went_elsewhere_is_ended_where_it_was(letters: Path) -> None:
