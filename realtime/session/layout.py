@@ -86,7 +86,7 @@ class Layout:
         assert len(segments) == len(before), "one segment a message"
         for at, segment in enumerate(segments, found.keep):
             self._revise(at - self._lead + 1, segment)
-        if not self._messages:
+        if new and not self._messages:
             ids = self._without_head(ids)
         return ids
 

@@ -24,15 +24,7 @@ class Prompt(msgspec.Struct, frozen=True):
 def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
     """Raises Refusal if there is no room for a single token, or its form cannot be enforced."""
     conversation, header = conversation.asked()
-    length, limit = conversation.length + len(header), ready.max_model_len
-    if length >= limit:
-        raise Refusal(
-            f"The prompt of this response is {length:,} tokens, but the context of the model "
-            f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
-            code="context_length_exceeded",
-            param=param,
-        )
-    room = limit - length
+    room = _room(conversation.length + len(header), ready, param)
     tokens = settings.max_output_tokens
     sampling = msgspec.structs.replace(
         settings.sampling,
@@ -43,3 +35,22 @@ def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, para
         seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
     )
     return Prompt(conversation, header, sampling)
+
+
+def warm_up_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
+    """What stands before whatever is said next: no header, for no answer is wanted yet. May be
+    nothing at all. Raises Refusal."""
+    _room(conversation.length, ready, param)
+    return Prompt(conversation, [], settings.sampling)
+
+
+def _room(length: int, ready: Ready, param: str) -> int:
+    limit = ready.max_model_len
+    if length >= limit:
+        raise Refusal(
+            f"The prompt of this response is {length:,} tokens, but the context of the model "
+            f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return limit - length

@@ -28,7 +28,7 @@ from realtime.session.keeping import Keeper
 from realtime.session.layout import Span
 from realtime.session.lineage import Lineage, Point
 from realtime.session.making import Making, Visitor
-from realtime.session.prompting import Prompt, prompt_of
+from realtime.session.prompting import Prompt, prompt_of, warm_up_of
 from realtime.session.rates import Rates
 from realtime.session.recording import Recording
 from realtime.session.refusals import check_engine
@@ -185,12 +185,13 @@ class Responses:
         """And the input. Raises Refusal."""
         window = Window(self._door.ready.max_model_len, ask.settings.truncation)
         items = ask.input
+        made_of = prompt_of if ask.generate else warm_up_of
 
         def make() -> tuple[Prompt, tuple[core.Item, ...]]:
             before = origin.begin(ask.settings)
             given = tuple(_resolved(item, before) for item in items)
             conversation = window.fitted(before.with_items(given))
-            return prompt_of(conversation, ask.settings, self._door.ready, "input"), given
+            return made_of(conversation, ask.settings, self._door.ready, "input"), given
 
         await vet(ask.settings, self._template, "")
         chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))

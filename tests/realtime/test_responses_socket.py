@@ -149,6 +149,7 @@ async def test_input_items_in_every_spelling(caller: Caller, bench: Bench) -> No
 async def test_what_is_not_given_is_named(caller: Caller) -> None:
     wrong: list[tuple[Event, str, str]] = [
         ({}, "missing_required_parameter", "input"),
+        ({"input": [], "generate": True}, "missing_required_parameter", "input"),
         ({"input": [{"content": "x"}]}, "missing_required_parameter", "input[0].role"),
         ({"input": [{"type": "function_call"}]}, "missing_required_parameter", "input[0].call_id"),
         ({"input": [{"type": "computer_call"}]}, "invalid_value", "input[0].type"),
@@ -248,6 +249,49 @@ async def test_warm_up_prefills(caller: Caller, bench: Bench) -> None:
     assert cached(hot) == warm["usage"]["input_tokens"]
     only = await caller.turn(input=[], previous_response_id=warm["id"])
     assert only["usage"]["output_tokens"] == 4, "one may go on without more input"
+
+
+HEAD: Event = {"instructions": "be kind " * 10, "tools": [TOOL]}
+
+
+@pytest.mark.parametrize("said", [{"input": []}, {"input": ""}, {}])
+@pytest.mark.parametrize("wish", [HEAD, {"tools": [TOOL]}, {"instructions": "be kind " * 10}])
+async def test_warm_up_without_input_prefills_what_stands_before_it(
+    caller: Caller, bench: Bench, said: Event, wish: Event
+) -> None:
+    await caller.send(generate=False, **said, **wish)
+    warm = (await caller.until(*ENDS))[-1]["response"]
+    head = warm["usage"]["input_tokens"]
+    assert (warm["status"], warm["output"], head > 0) == ("completed", [], True)
+    [session] = await bench.engine.list()
+    while session.committed < head:
+        [session] = await bench.engine.list()
+    computed = (await bench.engine.stats()).tokens_computed
+    assert computed == head == session.length
+    response = await caller.turn("hello", previous_response_id=warm["id"], **wish)
+    assert cached(response) == head
+    computed = (await bench.engine.stats()).tokens_computed - computed
+    assert computed == response["usage"]["total_tokens"] - 1 - head, "nothing of it again"
+    assert len(await bench.engine.list()) == 1, "one engine session for both"
+
+
+async def test_warm_up_of_nothing_at_all_is_a_point_like_others(caller: Caller) -> None:
+    await caller.send(generate=False)
+    warm = (await caller.until(*ENDS))[-1]["response"]
+    assert (warm["status"], warm["output"], warm["usage"]["total_tokens"]) == ("completed", [], 0)
+    after = await caller.turn("hello", previous_response_id=warm["id"])
+    anew = await caller.turn("hello", store=False)
+    assert text_of(after) == text_of(anew)
+    assert after["usage"]["input_tokens"] == anew["usage"]["input_tokens"]
+
+
+async def test_warm_up_without_input_goes_on_over_another_connection(running: Running) -> None:
+    async with calling(running) as caller:
+        await caller.send(input=[], generate=False, **HEAD)
+        warm = (await caller.until(*ENDS))[-1]["response"]
+    async with calling(running) as caller:
+        response = await caller.turn("hello", previous_response_id=warm["id"], **HEAD)
+    assert cached(response) >= warm["usage"]["input_tokens"]
 
 
 async def test_an_item_reference(caller: Caller) -> None:

@@ -117,3 +117,13 @@ def test_what_a_later_question_changed_is_changed_back_without_it() -> None:
     asked = before.add(user(1, "and now"))
     assert asked.ids()[: before.length] != before.ids(), "old reasoning is dropped"
     assert asked.drop("u1").ids() == before.ids()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("instructions", ["", "be brief"])
+def test_an_answer_to_nothing_still_sees_the_tools(name: str, instructions: str) -> None:
+    tools = () if name in NO_TOOLS else (TOOL,)
+    template = template_of(name)
+    empty = Conversation.start(template, Settings(instructions=instructions, tools=tools))
+    asked, header = empty.asked()
+    assert (asked.ids(), header) == (empty.ids(), template.answer(None))

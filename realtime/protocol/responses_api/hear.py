@@ -29,7 +29,7 @@ def hear(create: client.Create, default: core.Settings, model: str, fresh: Fresh
     _unsupported(create)
     settings = settings_of(create, default, create.model or model)
     items = items_of("" if create.input is None else create.input, "input", fresh)
-    if not items and create.previous_response_id is None:
+    if not items and create.previous_response_id is None and create.generate is not False:
         raise missing("input")
     return core.GoOn(
         settings=settings,

@@ -101,17 +101,20 @@ export const responses = {
   async a_warm_up_is_prefilled(client) {
     const talk = client.call();
     const wish = { instructions: 'Be brief. '.repeat(20), tools: [WEATHER] };
-    const events = await talk.respond({ input: 'Hello there.', generate: false, ...wish });
-    assert.deepEqual(kinds(events), [
-      'response.created',
-      'response.in_progress',
-      'response.completed',
-    ]);
-    const { id, output, usage } = events.at(-1).response;
-    assert.deepEqual(output, []);
-    const body = { input: 'hello', previous_response_id: id, max_output_tokens: 24, ...wish };
-    const said = (await talk.respond(body)).at(-1).response;
-    assert(said.usage.input_tokens > usage.input_tokens);
+    for (const input of [[], 'Hello there.']) {
+      const events = await talk.respond({ input, generate: false, ...wish });
+      assert.deepEqual(kinds(events), [
+        'response.created',
+        'response.in_progress',
+        'response.completed',
+      ]);
+      const { id, output, usage } = events.at(-1).response;
+      assert.deepEqual(output, []);
+      assert(usage.input_tokens > 0, 'instructions and tools at least');
+      const body = { input: 'hello', previous_response_id: id, max_output_tokens: 24, ...wish };
+      const said = (await talk.respond(body)).at(-1).response;
+      assert(said.usage.input_tokens > usage.input_tokens);
+    }
     talk.close();
   },
 
