@@ -345,7 +345,8 @@ class Engine:
 
     async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn:
         """Starts a turn on all that was appended; returns once it is accepted. The drawn ids,
-        including a final stop id, become part of the log."""
+        including a final stop id, become part of the log. `turn` names it; a regular session can
+        go on from a turn by its name, and refuses that name for another."""
         check(sampling, self.ready.vocab_size)
         if sampling.seed is None:
             sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
@@ -376,8 +377,8 @@ class Engine:
     async def fork(
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str:
-        """A new session on the first `at` tokens (None: all) of another, sharing its KV; `fence`
-        is the child's."""
+        """A new session on the first `at` tokens (None: all) of another, sharing its KV, and with
+        the turns that finished in them; `fence` is the child's."""
         name = child or _fresh("sess")
         await self._routing.ask(Fork(self._routing.next(), session, name, at, fence))
         return name

@@ -3,7 +3,8 @@
     root ── t1 ── t2 ── t3          each node keeps the ids between its parent's end and its own;
               └── t4                a log is put together again only when a branch is taken up
 
-A streaming session has none: it is append-only.
+A turn whose answer a rewind has cut stays in the line of the present log with what is left of it;
+whole, it can still be branched from. A streaming session has none: it is append-only.
 """
 
 from array import array
@@ -14,7 +15,8 @@ from engine.errors import BadRequest
 
 
 class Past:
-    """A finished turn: the log was `prompt` long when it began and `length` when it ended."""
+    """A finished turn: the log was `prompt` long when it began and `length` when it ended. Never
+    changed, so that forks share it."""
 
     __slots__ = ("ids", "length", "parent", "prompt", "turn")
 
@@ -48,10 +50,26 @@ class History:
         self._tip = Past(turn, self._tip, ids[start:], prompt, len(ids))
         self._finished[turn] = self._tip
 
+    def check_unused(self, turn: str) -> None:
+        """Raises BadRequest for the name of a turn that could be branched from."""
+        if turn in self._finished:
+            raise BadRequest(
+                f"turn {turn} has finished in this session already: a new one needs its own name",
+                field="turn",
+            )
+
     def cut(self, to: int) -> None:
         """The present log was cut to `to` ids."""
-        while self._tip is not None and self._tip.length > to:
-            self._tip = self._tip.parent
+        self._tip = _cut(self._tip, to)
+
+    def fork(self, at: int) -> "History":
+        """Of a session on the first `at` ids of the present log: the turns that finished there."""
+        child = History()
+        child._tip = _cut(self._tip, at)
+        for past in _line(child._tip):
+            if self._finished.get(past.turn) is past:
+                child._finished[past.turn] = past
+        return child
 
     def base(
         self,
@@ -62,8 +80,9 @@ class History:
         drop_previous_output: bool,
         offset: int,
     ) -> "Base":
-        """The log to append to, O(its length). Changes nothing yet. Raises BadRequest for a turn
-        that has not finished here."""
+        """The log to append to, O(its length). Dropped is what its last turn has said, as far as
+        the log still has it, and nothing else: what was appended behind it stays. Changes nothing
+        yet. Raises BadRequest for a turn that has not finished here."""
         past = self._tip if after is None else self._find(after)
         gone: list[Past] = []
         if replace:
@@ -72,15 +91,17 @@ class History:
         if replace or after is not None:
             ids = _log(past)
         if drop_previous_output and past is not None:
-            ids = ids[: past.prompt]
-        return Base(ids[:offset] if offset else ids, past, gone)
+            ids = ids[: past.prompt] + ids[past.length :]
+            past = _cut(past, past.prompt)
+        if offset:
+            ids = ids[:offset]
+        return Base(ids, _cut(past, len(ids)), gone)
 
     def take(self, base: "Base") -> None:
         """The present log is now `base.ids`."""
         for past in base.gone:
             del self._finished[past.turn]
         self._tip = base.tip
-        self.cut(len(base.ids))
 
     def _find(self, turn: str) -> Past:
         past = self._finished.get(turn)
@@ -101,6 +122,17 @@ def common_prefix(a: "array[int]", b: "array[int]") -> int:
         else:
             high = middle
     return low
+
+
+def _cut(past: Past | None, to: int) -> Past | None:
+    """The last turn of its log once that is cut to `to` ids: one that had begun by then, with what
+    is left of its answer, be it nothing."""
+    while past is not None and past.prompt > to:
+        past = past.parent
+    if past is None or past.length <= to:
+        return past
+    start = past.parent.length if past.parent else 0
+    return Past(past.turn, past.parent, past.ids[: to - start], past.prompt, to)
 
 
 def _line(past: Past | None) -> Iterator[Past]:

@@ -97,6 +97,24 @@ class Log:
         if self.history is not None:
             self.history.record(turn, self.ids, prompt)
 
+    def check_turn(self, turn: str) -> None:
+        """Raises BadRequest for the name of a turn that a regular session could branch from."""
+        if self.history is not None:
+            self.history.check_unused(turn)
+
+    def fork(self, at: int) -> "Log":
+        """The log of a new session on the first `at` ids, with the turns that finished in them."""
+        child = Log(self.capacity, streaming=self.history is None)
+        child.ids.extend(self.ids[:at])
+        if self.history is not None:
+            child.history = self.history.fork(at)
+        return child
+
+    def forget_turns(self) -> None:
+        """None can be branched from any more; the ids stay."""
+        if self.history is not None:
+            self.history = History()
+
     def base(self, append: Append) -> Base | None:
         """What a regular session's append goes on from, if not simply from its log."""
         if self.history is None or edits(append) is None:

@@ -77,8 +77,9 @@ class Append(OnSession, frozen=True):
     span's beginning keeps its KV.
 
     The other fields are for regular sessions: go on after the end of turn `after` instead of the
-    present log; `replace` that turn and all that followed it (without `after`: everything); forget
-    what the last turn said; keep only [:offset] of the log.
+    present log; `replace` that turn and all that followed it (without `after`: everything);
+    `drop_previous_output` takes out of it what the last turn has said, as far as it is still there,
+    and leaves what was appended behind that; keep only [:offset] of the log.
     """
 
     session: str

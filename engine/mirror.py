@@ -143,10 +143,12 @@ class Mirror:
     def translated(self, command: SessionCommand) -> SessionCommand:
         """The command as an engine understands it that does not know the session's old turns.
         Raises BadRequest as that engine would have."""
-        if not isinstance(command, Append) or edits(command) is None:
-            return command
         record = self._records.get(command.session)
         if record is None or not record.attached:
+            return command
+        if isinstance(command, Generate):
+            record.log.check_turn(command.turn)
+        if not isinstance(command, Append) or edits(command) is None:
             return command
         base = record.log.base(command)
         if base is None:
@@ -189,7 +191,6 @@ class Mirror:
             record.prompt = record.log.length
 
     def _fork(self, parent: Record, command: Fork, length: int) -> None:
-        log = Log(parent.log.capacity, streaming=parent.log.history is None)
-        log.ids.extend(parent.log.ids[:length])
         opened = msgspec.structs.replace(parent.opened, session=command.child)
-        self._records[command.child] = Record(opened, log)
+        child = self._records[command.child] = Record(opened, parent.log.fork(length))
+        child.attached = parent.attached

@@ -165,6 +165,7 @@ class Sessions:
                 self._emit(Done(command.n, sequence.log.length))
             case Generate():
                 self._check_drain()
+                sequence.log.check_turn(command.turn)
                 self._begin(sequence, command)
             case Rewind():
                 self._changed(sequence, sequence.log.rewind(command.to))
@@ -220,7 +221,8 @@ class Sessions:
         self._in_order(sequence, command)
 
     def _restore(self, sequence: Sequence, command: Attach) -> None:
-        """The log becomes what the front says; the turn goes on where it was."""
+        """The log becomes what the front says; the turn goes on where it was. Of finished turns the
+        front knows better: of one here it may not have heard, and ask for it again."""
         log, ids = sequence.log, array("i", command.ids)
         asked, goes_on = command.generate, _goes_on(sequence, command)
         if asked is not None:
@@ -231,6 +233,7 @@ class Sessions:
                 field="ids",
             )
         log.take_span()
+        log.forget_turns()
         sequence.aside = array("i")
         anew = not log.ids
         if goes_on and sequence.ended is not None:
@@ -301,9 +304,7 @@ class Sessions:
         lease = cache.fork(sequence.lease, sequence.ids, at, log.length)
         if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.admitted):
             cache.rest(sequence.lease)
-        copy = Log(log.capacity, streaming=log.history is None)
-        copy.ids.extend(log.ids[:at])
-        child = Sequence(command.child, lease, copy, sequence.timeout_s, self._clock())
+        child = Sequence(command.child, lease, log.fork(at), sequence.timeout_s, self._clock())
         child.turns = sequence.turns
         child.reached = min(sequence.reached, at)
         self._add(child)

@@ -361,6 +361,30 @@ async def test_branches_survive_their_engine(letters: Path) -> None:
             await engine.append(session, [4], after="zz")
 
 
+async def test_a_fork_has_its_turns_whichever_engine_has_it(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        engine = bench.engine
+        session = await engine.open(streaming=False)
+        log = [1, 2]
+        await engine.append(session, log)
+        log += await read(await engine.generate(session, Sampling(max_tokens=3), turn="a"))
+        before = await engine.fork(session)
+        bench.kill()
+        await engine.append(session, [3])
+        await read(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
+        after = await engine.fork(session)
+        for child in (before, after):
+            with pytest.raises(BadRequest, match="turn a has finished") as caught:
+                await engine.generate(child, Sampling(max_tokens=3), turn="a")
+            assert caught.value.field == "turn"
+            await engine.append(child, [4], after="a")
+            assert await answer(engine, child, 3) == oracle([*log, 4], 3)
+        assert await engine.append(before, [5], drop_previous_output=True) == len(log) + 2
+        bench.kill()
+        assert await engine.append(after, [5], after="a", drop_previous_output=True) == 3
+        assert await answer(engine, after, 3) == oracle([1, 2, 5], 3)
+
+
 async def test_what_was_not_answered_is_asked_again(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as bench:
         engine = bench.engine

@@ -1,15 +1,30 @@
 """Random lives, step by step and without a clock: sessions of both kinds in a pool too small for
-them, turns retracted, and steps that the device loses. Whatever happened, an answer goes on from
-the log as one fresh prefill would; each turn ends once; the books balance after every step."""
+them, turns retracted, and steps that the device loses. Whatever happened, the log is what a slow
+and obvious one says, branches of regular sessions included; an answer goes on from it as one fresh
+prefill would; each turn ends once; the books balance after every step."""
 
 import random
 
 import pytest
 
-from engine.messages import Append, Cancel, Fork, Generate, Rewind, Sampling, TurnEnded
+from engine.log import edits
+from engine.messages import (
+    Append,
+    Cancel,
+    Done,
+    Fork,
+    Generate,
+    LoopCommand,
+    Refused,
+    Rewind,
+    Sampling,
+    Tokens,
+    TurnEnded,
+)
 from engine.schedule import Scheduler
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
+from tests.support.plain_log import PlainLog
 from tests.support.retracting import RetractingScheduler
 
 SESSIONS, DEEDS = 5, 60
@@ -32,8 +47,13 @@ class Lives:
         self.children = 0
         self.prompts: dict[str, tuple[str, list[int]]] = {}
         """Of each turn: its session, and the log when it began."""
+        self.logs: dict[str, PlainLog] = {}
+        self.asked: dict[int, LoopCommand] = {}
+        self.heard = 0
+        """Events that have come."""
         for n in range(SESSIONS):
             self.desk.open(f"s{n}", streaming=bool(n % 2), scope=f"scope {n % 3 % 2}")
+            self.logs[f"s{n}"] = PlainLog()
 
     def live(self) -> None:
         for _ in range(DEEDS):
@@ -55,25 +75,58 @@ class Lives:
         session = source.choice(list(desk.sessions._table))
         length = len(desk.sequence(session).ids)
         few = [source.randint(0, 3) for _ in range(source.randint(1, 9))]
-        match source.randint(0, 8):
+        match source.randint(0, 11):
             case 0 | 1:
-                desk.tell(Append(desk.n(), session, few))
+                self.ask(Append(desk.n(), session, few))
             case 2:
                 commit = source.random() < 0.5
-                desk.tell(Append(desk.n(), session, few, "commit" if commit else "provisional"))
+                self.ask(Append(desk.n(), session, few, "commit" if commit else "provisional"))
             case 3 | 4 | 5:
                 self.turns += 1
                 sampling = Sampling(max_tokens=source.randint(1, 12))
-                desk.tell(Generate(desk.n(), session, f"t{self.turns}", sampling))
+                self.ask(Generate(desk.n(), session, f"t{self.turns}", sampling))
             case 6:
-                desk.tell(Rewind(desk.n(), session, source.randint(0, length)))
+                self.ask(Rewind(desk.n(), session, source.randint(0, length)))
             case 7:
-                desk.tell(Cancel(desk.n(), session, drop=source.random() < 0.5))
-            case _:
+                self.ask(Cancel(desk.n(), session, drop=source.random() < 0.5))
+            case 8:
                 self.children += 1
                 child, at = f"c{self.children}", source.randint(0, length)
-                desk.tell(Fork(desk.n(), session, child, at))
-        self.watch()
+                self.ask(Fork(desk.n(), session, child, at))
+            case 9:
+                self.use_a_name_again(session)
+            case _:
+                self.branch(session, few)
+
+    def branch(self, session: str, ids: list[int]) -> None:
+        """What only a regular session takes."""
+        desk, source = self.desk, self.source
+        finished = list(self.logs[session].finished)
+        append = Append(
+            desk.n(),
+            session,
+            ids,
+            after=source.choice([None, source.choice(finished or ["nobody"])]),
+            replace=source.random() < 0.3,
+            drop_previous_output=source.random() < 0.5,
+            offset=source.choice([0, 0, 0, -2, 5]),
+        )
+        if desk.sequence(session).log.history is None and edits(append):
+            assert desk.refuse(append).field == edits(append)
+        else:
+            self.ask(append)
+
+    def use_a_name_again(self, session: str) -> None:
+        desk, finished = self.desk, list(self.logs[session].finished)
+        sequence = desk.sequence(session)
+        if finished and sequence.log.history is not None and not sequence.busy:
+            used = Generate(desk.n(), session, self.source.choice(finished), Sampling())
+            assert desk.refuse(used).field == "turn"
+
+    def ask(self, command: LoopCommand) -> None:
+        self.asked[command.n] = command
+        self.desk.tell(command)
+        self.hear(dropping=isinstance(command, Cancel) and command.drop)
 
     def step(self) -> bool:
         """As the loop does it; now and then the device loses one."""
@@ -85,14 +138,43 @@ class Lives:
             desk.collect()
         elif launched is None:
             return False
-        self.watch()
+        self.hear()
         return True
 
-    def watch(self) -> None:
+    def hear(self, *, dropping: bool = False) -> None:
+        """What has happened, in its order; then every log is what it should be."""
+        events, self.heard = self.desk.events[self.heard :], len(self.desk.events)
+        for event in events:
+            match event:
+                case Tokens():
+                    self.logs[event.session].said(event.turn, event.ids)
+                case TurnEnded():
+                    self.logs[event.session].ended(event.turn, dropped=dropping)
+                case Done() if event.n in self.asked:
+                    self.done(self.asked.pop(event.n))
+                case Refused() if event.n in self.asked:
+                    command = self.asked.pop(event.n)
+                    if isinstance(command, Append) and event.code == "bad_request":
+                        assert self.logs[command.session].refuses(command)
+                case _:
+                    pass
         for session, sequence in self.desk.sessions._table.items():
-            turn = sequence.turn
-            if turn is not None and turn.id not in self.prompts:
-                self.prompts[turn.id] = (session, list(sequence.ids[: turn.began]))
+            assert list(sequence.ids[: sequence.log.length]) == self.logs[session].ids
+
+    def done(self, command: LoopCommand) -> None:
+        match command:
+            case Append() if command.span != "provisional":
+                self.logs[command.session].append(command)
+            case Generate():
+                self.prompts[command.turn] = (command.session, self.logs[command.session].ids)
+                self.logs[command.session].began(command.turn)
+            case Rewind():
+                self.logs[command.session].rewind(command.to)
+            case Fork():
+                assert command.at is not None
+                self.logs[command.child] = self.logs[command.session].fork(command.at)
+            case _:
+                pass
 
     def check_turns(self) -> None:
         ends = [end.turn for end in self.desk.heard(TurnEnded)]

@@ -12,7 +12,7 @@ vision variants                      nothing to test: text alone
 
 import pytest
 
-from engine.messages import Append, Cancel, Open
+from engine.messages import Append, Attach, Cancel, Generate, Open, Refused, Sampling
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words
@@ -101,3 +101,93 @@ def test_branching_two_by_two(ahead: int) -> None:
         for y in range(2):
             leaf = turn(desk, f"{x}{y}", [5, y], ahead, after=f"{x}")
             assert leaf == oracle([*branch, 5, y], 12)
+
+
+# ---- what becomes of the turns before: rewound, appended to, forked, named again ---------------
+
+
+def talked() -> tuple[Desk, list[int], list[int]]:
+    """Two turns; with the log after the first, and after the second."""
+    desk = regular()
+    first = words(5)
+    first += turn(desk, "a", words(5), 0)
+    second = [*first, 7, 7]
+    second += turn(desk, "b", [7, 7], 0)
+    return desk, first, second
+
+
+def drop(desk: Desk, session: str, ids: list[int]) -> list[int]:
+    """The log after an append that drops the previous output."""
+    desk.append(session, ids, drop_previous_output=True)
+    return list(desk.sequence(session).ids)
+
+
+@pytest.mark.parametrize("left", [12, 5, 1, 0])
+def test_dropped_is_what_a_rewind_has_left_of_the_last_answer(left: int) -> None:
+    desk, first, _ = talked()
+    desk.rewind("s", len(first) + 2 + left)
+    assert drop(desk, "s", [3]) == [*first, 7, 7, 3]
+    assert drop(desk, "s", [4]) == [*first, 7, 7, 3, 4], "it has been dropped already"
+    assert turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 3, 4, 5], 12)
+
+
+def test_a_turn_that_is_rewound_away_is_not_the_last() -> None:
+    desk, first, _ = talked()
+    desk.rewind("s", len(first) + 1)
+    assert drop(desk, "s", [3]) == [*words(5), 7, 3]
+
+
+def test_what_was_appended_behind_the_last_answer_is_not_dropped_with_it() -> None:
+    desk, first, _ = talked()
+    desk.append("s", [8, 9])
+    assert drop(desk, "s", [3]) == [*first, 7, 7, 8, 9, 3]
+    assert turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 8, 9, 3, 5], 12)
+
+
+def test_a_fork_has_the_turns_that_finished_in_it() -> None:
+    desk, first, second = talked()
+    desk.fork("s", "whole")
+    assert drop(desk, "whole", [3]) == [*first, 7, 7, 3]
+    desk.append("whole", [1], after="a")
+    assert list(desk.sequence("whole").ids) == [*first, 1]
+    desk.append("whole", [1], after="b")
+    assert list(desk.sequence("whole").ids) == [*second, 1]
+    desk.fork("s", "cut", len(second) - 3)
+    assert desk.refuse(Append(desk.n(), "cut", [1], after="b")).field == "after"
+    assert drop(desk, "cut", [3]) == [*first, 7, 7, 3]
+    desk.append("cut", [6], after="a", replace=True)
+    assert list(desk.sequence("cut").ids) == [6]
+    assert list(desk.sequence("s").ids) == second, "the parent is as it was"
+    assert desk.append("s", [1], after="a").length == len(first) + 1
+
+
+def test_a_name_that_can_be_gone_on_from_is_not_given_twice() -> None:
+    desk, first, second = talked()
+    refused = desk.refuse(Generate(desk.n(), "s", "a", Sampling(max_tokens=3)))
+    assert (refused.code, refused.field) == ("bad_request", "turn")
+    assert "turn a has finished in this session already" in refused.message
+    assert list(desk.sequence("s").ids) == second, "nothing has changed"
+    desk.append("s", [1], after="a")
+    assert list(desk.sequence("s").ids) == [*first, 1]
+    desk.append("s", [2], after="a", replace=True)
+    assert turn(desk, "b", [2], 0)[12:] == oracle([2, 2], 12), "what was replaced has left its name"
+
+
+def test_a_queued_turn_whose_name_has_been_taken_is_refused_in_its_turn() -> None:
+    desk = regular()
+    desk.append("s", [1])
+    desk.generate("s", 2, "a")
+    again = Generate(desk.n(), "s", "a", Sampling(max_tokens=2))
+    assert desk.tell(again) is None
+    desk.run()
+    (refused,) = desk.heard(Refused)
+    assert (refused.n, refused.field) == (again.n, "turn")
+    assert desk.said("s", "a") == oracle([1], 2)
+
+
+def test_a_turn_whose_front_never_heard_of_it_may_be_asked_for_again() -> None:
+    """Its link was lost before the answer came: it says what it knows, and asks once more."""
+    desk = regular()
+    first = turn(desk, "a", [1, 2], 0)
+    desk.do(Attach(desk.n(), Open(desk.n(), "s", streaming=False), [1, 2]))
+    assert turn(desk, "a", [], 0) == first + first
