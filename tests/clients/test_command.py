@@ -1,9 +1,7 @@
 """The commands, as a person or a script uses them."""
 
 import os
-import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -13,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import KEY, ROOT, Server, start, stop
-
-CONTINUO = [sys.executable, "-m", "realtime.server.cli"]
+from tests.clients.terminal import CONTINUO, Terminal
 
 
 def run(*arguments: str, said: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
@@ -235,42 +232,6 @@ def test_chat_without_a_server_says_how_to_start_one() -> None:
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert "continuo serve" in line
-
-
-class Terminal:
-    """`continuo chat` as somebody at a keyboard sees it."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.master, slave = pty.openpty()
-        self.process = subprocess.Popen(
-            [*CONTINUO, "chat", *arguments],
-            cwd=ROOT,
-            env={**os.environ, "TERM": "dumb"},
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.shown = ""
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def until(self, pattern: str) -> None:
-        """Reads on until the pattern stands in what came since the last one."""
-        while True:
-            if found := re.search(pattern, self.shown):
-                self.shown = self.shown[found.end() :]
-                return
-            ready, _, _ = select.select([self.master], [], [], 60)
-            assert ready, f"{pattern!r} did not come; there is {self.shown!r}"
-            self.shown += os.read(self.master, 4096).decode(errors="replace")
-
-    def close(self) -> int:
-        status = self.process.wait(30)
-        os.close(self.master)
-        return status
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server: Server) -> None:

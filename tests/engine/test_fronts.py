@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import shutil
 import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from engine.front import Engine, Turn, Unfinished
 from engine.messages import Files, Sampling
 from engine.peer import Security
 from tests.faults.proxy import Proxy
+from tests.support.certificates import certificate as make_certificate
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
 
@@ -478,14 +478,7 @@ async def test_a_session_is_attached_where_it_is(letters: Path) -> None:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """PEM files: the certificate, its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl is not installed (Debian: apt-get install openssl)")
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    kind = ("-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-    made = ("-keyout", key, "-out", certificate, "-subj", "/CN=engine", "-days", "2")
-    subprocess.run(["openssl", "req", *kind, *made], check=True, capture_output=True)
-    return certificate, key
+    return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
 async def test_a_link_with_tls(bench: Bench, certificate: tuple[Path, Path]) -> None:

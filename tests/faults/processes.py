@@ -100,6 +100,15 @@ def running(*arguments: str, env: dict[str, str] | None = None) -> Iterator[Proc
         process.stop()
 
 
+def is_running(pid: int) -> bool:
+    """Whoever its parent is, and whether that has asked how it ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
 def engine(*options: str, env: dict[str, str] | None = None) -> Any:
     """On a free port."""
     return running("engine", "--listen", "127.0.0.1:0", "--threads", "1", *options, env=env)

@@ -17,6 +17,7 @@ from websockets.exceptions import InvalidStatus
 from tests.faults import processes
 from tests.faults.processes import LONG, Client, Process, address_of, until_ready, url_of
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
+from tests.support.certificates import certificate
 
 STORY = "Tell me a short story."
 
@@ -167,6 +168,45 @@ async def test_what_is_wrong_is_said(addresses: list[str], tmp_path: Path) -> No
         assert await engine.ended() == 1
         with pytest.raises(AssertionError, match="set --secret-file"):
             engine.until("never")
+
+
+async def test_a_link_with_tls(secret: str, tmp_path: Path) -> None:
+    """The engine is told by its certificate, which names another host than is asked for; who is
+    signed by nobody that is trusted is told nothing, nor is who speaks no TLS."""
+    ours, key = certificate(tmp_path / "ours")
+    other, _ = certificate(tmp_path / "other")
+    tls = ("--ssl-certfile", str(ours), "--ssl-keyfile", str(key))
+    with processes.engine("--secret-file", secret, *tls) as engine:
+        named = ("--engine", await asyncio.to_thread(address_of, engine), "--secret-file", secret)
+        with processes.gateway(*named, "--engine-cafile", str(ours)) as gateway:
+            url = await asyncio.to_thread(url_of, gateway)
+            await until_ready(url)
+            async for client in processes.talk(url):
+                await client.say(STORY)
+                assert await client.whole(max_output_tokens=8)
+        with processes.gateway(*named, "--engine-cafile", str(other)) as gateway:
+            await asyncio.to_thread(gateway.until, "(certificate verify failed)")
+        with processes.gateway(*named) as gateway:
+            await asyncio.to_thread(gateway.until, "(it hung up before it was ready)")
+        with processes.gateway(*named, "--engine-cafile", "/none") as gateway:
+            assert await gateway.ended() == 1
+            with pytest.raises(AssertionError, match="--engine-cafile /none: No such file"):
+                gateway.until("never")
+
+
+async def test_serve_killed_takes_its_engine_with_it() -> None:
+    with processes.running("serve", "--port", "0", "--no-web", "--store", "memory") as server:
+        url = await asyncio.to_thread(url_of, server)
+        async for client in processes.talk(url):
+            await client.say(STORY)
+            await client.ask(**LONG)
+            await client.deltas(1)
+            (engine,) = server.children()
+            server.send(signal.SIGKILL)
+            async with asyncio.timeout(20):
+                while processes.is_running(engine):
+                    await asyncio.sleep(0.02)
+            assert await client.close_code() == 1006
 
 
 @needs_redis

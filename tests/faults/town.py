@@ -35,16 +35,16 @@ class Town:
         self.redis = redis
         self.engines: list[Process] = []
         self.gateways: list[Process] = []
+        self.gateway_ports: list[int] = []
         self._words = folder / "words"
         self._words.mkdir(parents=True)
         self.text = Text(str(chat_folder(self._words)))
         self._options = options
         self._engine_ports: list[int] = []
-        self._gateway_ports: list[int] = []
 
     @property
     def urls(self) -> list[str]:
-        return [f"ws://127.0.0.1:{port}/v1/realtime" for port in self._gateway_ports]
+        return [f"ws://127.0.0.1:{port}/v1/realtime" for port in self.gateway_ports]
 
     def caller(self, first: int = 0) -> Caller:
         """Of all gateways, beginning with one."""
@@ -67,8 +67,8 @@ class Town:
         self.engines.append(await self._engine(self._engine_ports[-1]))
 
     async def add_gateway(self, **env: str) -> None:
-        self._gateway_ports.append(free_port())
-        self.gateways.append(await self._gateway(self._gateway_ports[-1], env))
+        self.gateway_ports.append(free_port())
+        self.gateways.append(await self._gateway(self.gateway_ports[-1], env))
 
     async def engine_again(self, n: int) -> None:
         """In place of one that is gone."""
@@ -77,7 +77,7 @@ class Town:
 
     async def gateway_again(self, n: int, **env: str) -> None:
         self.gateways[n].stop()
-        self.gateways[n] = await self._gateway(self._gateway_ports[n], env)
+        self.gateways[n] = await self._gateway(self.gateway_ports[n], env)
 
     async def _engine(self, port: int) -> Process:
         options = ("--listen", f"127.0.0.1:{port}", "--model", str(self._words))
@@ -98,7 +98,7 @@ class Town:
     async def stats(self, gateway: int = 0) -> dict[str, Any]:
         """What this gateway says of all its engines together."""
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self._gateway_ports[gateway]}/v1/stats",
+            f"http://127.0.0.1:{self.gateway_ports[gateway]}/v1/stats",
             headers={"Authorization": f"Bearer {KEY}"},
         )
         ask = functools.partial(urllib.request.urlopen, request, timeout=10)

@@ -6,6 +6,7 @@ All of it is real but the device: it is started again, waited for, stopped and k
 a model, and is there within a second.
 """
 
+import os
 import secrets
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ from engine.config import EngineConfig
 from engine.messages import Ready
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
-STEP_S = 0.002
+STEP_S = float(os.environ.get("DIGEST_STEP_S", "0.002"))
 """An answer gives a fault time to happen."""
 GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY, 64, 0, 0)
 

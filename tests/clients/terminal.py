@@ -1,0 +1,46 @@
+"""`continuo chat` as somebody at a keyboard sees it."""
+
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+
+from tests.clients.conftest import ROOT
+
+CONTINUO = [sys.executable, "-m", "realtime.server.cli"]
+
+
+class Terminal:
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*CONTINUO, "chat", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "TERM": "dumb"},
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.shown = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def until(self, pattern: str) -> None:
+        """Reads on until the pattern stands in what came since the last one."""
+        while True:
+            if found := re.search(pattern, self.shown):
+                self.shown = self.shown[found.end() :]
+                return
+            ready, _, _ = select.select([self.master], [], [], 60)
+            assert ready, f"{pattern!r} did not come; there is {self.shown!r}"
+            self.shown += os.read(self.master, 4096).decode(errors="replace")
+
+    def close(self) -> int:
+        status = self.process.wait(30)
+        os.close(self.master)
+        return status
