@@ -19,7 +19,7 @@ from tests.support.scripted_runner import ScriptedRunner
 ROME, OSLO = '{"city": "Rome"}', '{"city": "Oslo"}'
 OBJECT = '{{"name": "get_weather", "arguments": {}}}'
 HERMES = ("", "<tool_call>\n" + OBJECT + "\n</tool_call>", "\n", "")
-MISTRAL = ("[TOOL_CALLS] [", OBJECT, ", ", "]")
+MISTRAL = ("[TOOL_CALLS][", OBJECT, ", ", "]")
 CALLS: dict[str, tuple[str, str, str, str]] = {
     "qwen2_5": HERMES,
     "qwen3": HERMES,

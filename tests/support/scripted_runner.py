@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
-from engine.batch import Batch, Geometry, Sample, Sampled
+from engine.batch import Batch, Geometry, Mask, Sample, Sampled
 from engine.text import Text
 from tests.support.digest_runner import Digest, DigestRunner, extend
 
@@ -14,9 +14,10 @@ class ScriptedRunner(DigestRunner):
 
     def __init__(self, geometry: Geometry, text: Text, says: Sequence[str]) -> None:
         super().__init__(geometry)
-        self._lines = itertools.cycle([*text.encode(said), text.stop_ids[0]] for said in says)
-        self._left: dict[Digest, list[int]] = {}
-        """What is still to be said, by all that stands before it."""
+        self._text = text
+        self._says = itertools.cycle(says)
+        self._begun: dict[Digest, tuple[str, list[int]]] = {}
+        """What a turn says, and the ids it has drawn, by all that stands before the next."""
         self.read: list[int] = []
 
     def launch(self, batch: Batch) -> Sampled:
@@ -25,11 +26,25 @@ class ScriptedRunner(DigestRunner):
         return super().launch(batch)
 
     def draw(self, past: Digest, sample: Sample) -> int:
-        if past not in self._left:
-            self._left[past] = next(self._lines)
-        id, *rest = self._left[past]
-        if sample.mask is not None:
-            allowed = sample.mask.allowed()
-            assert allowed[id >> 3] >> (id & 7) & 1, "the script says what may not be said"
-        self._left[extend(past, id)] = rest
+        if past not in self._begun:
+            self._begun[past] = next(self._says), []
+        said, drawn = self._begun[past]
+        if sample.mask is None:
+            id = [*self._text.encode(said), self._text.stop_ids[0]][len(drawn)]
+        else:
+            id = self._allowed(said, drawn, sample.mask)
+        self._begun[extend(past, id)] = said, [*drawn, id]
         return id
+
+    def _allowed(self, said: str, drawn: list[int], mask: Mask) -> int:
+        """Of the ids that may be drawn, the one that says most of what is left."""
+        bits = mask.allowed()
+        ids = [id for id in range(8 * len(bits)) if bits[id >> 3] >> (id & 7) & 1]
+        if self._spelt(drawn) == said:
+            return next(id for id in ids if id in self._text.stop_ids)
+        spelt = {id: self._spelt([*drawn, id]) for id in ids}
+        return max((id for id in ids if said.startswith(spelt[id])), key=lambda id: len(spelt[id]))
+
+    def _spelt(self, ids: Sequence[int]) -> str:
+        detokenizer = self._text.detokenizer()
+        return detokenizer.push(ids) + detokenizer.flush()
