@@ -43,6 +43,10 @@ class Answering:
         self._cancelled = False
         self._made: Turn | None = None
 
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
     async def cancel(self) -> None:
         """Stops it within a step; the run ends soon after. A turn that was asked for a moment ago
         is there before the word to stop it: the engine takes them in order."""

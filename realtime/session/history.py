@@ -220,6 +220,12 @@ class History:
             whole = self._whole(self.conversation, self._words, self.settings, ())
             await self._write(whole, News())
 
+    async def remember(self, once: Once) -> None:
+        """That this was asked; nothing changes by it. Raises Conflict, StoreError."""
+        async with self._lock:
+            whole = self._whole(self.conversation, self._words, self.settings, ())
+            await self._write(whole, News(once=once))
+
     async def _write(self, whole: Whole, news: News) -> None:
         """Raises StoreError."""
         await self.ledger.write(whole, news)

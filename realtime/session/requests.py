@@ -1,6 +1,9 @@
 """Requests: what a client has asked under ids of its own, and what came of it. Asked again it is
 answered again, and not done again."""
 
+import contextlib
+from collections.abc import Awaitable, Callable
+
 import msgspec
 
 from realtime.session.ledger import Ledger
@@ -21,6 +24,8 @@ class Requests:
         self._ledger = ledger
         self._all_here = all_here
         self._done: dict[str, _Done] = {}
+        self._owed: dict[str, Once] = {}
+        """Those that the store has not heard of."""
 
     async def result(self, once: Once) -> bytes | None:
         """None: it was not asked before. Raises Conflict, StoreError."""
@@ -36,3 +41,15 @@ class Requests:
         if len(self._done) > REQUESTS_MAX:
             del self._done[next(iter(self._done))]
             self._all_here = False
+
+    def owe(self, once: Once) -> None:
+        """Done, but not written: `settle` does so before anything else is done."""
+        self.done(once)
+        self._owed[once.key] = once
+
+    async def settle(self, write: Callable[[Once], Awaitable[None]]) -> None:
+        """Raises StoreError."""
+        for once in [*self._owed.values()]:
+            with contextlib.suppress(Conflict):
+                await write(once)
+            del self._owed[once.key]

@@ -18,6 +18,7 @@ from engine import StaleFence as OtherFront
 from realtime.errors import Refusal
 from realtime.limits import TEXT_CHARS_MAX, Limits
 from realtime.protocol import core
+from realtime.session.again import say_again
 from realtime.session.answers import Answers
 from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
@@ -213,7 +214,7 @@ class Session:
             async with asyncio.timeout(self._limits.ask_s_max):
                 if once is not None:
                     result = await self._requests.result(once)
-                    if result is not None and self._say_again(ask, result.decode()):
+                    if result is not None and self._say_again(ask, result):
                         return
                 self._once = once
                 await self._do(ask)
@@ -455,16 +456,26 @@ class Session:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
         self._standing.may(event)
         await vet(ask.settings, self.conversation.template, "response.")
+        await self._requests.settle(self._history.remember)
         with self._allowance.request():
             answer_id = await self._answers.begin(ask, self._once)
         self._standing.step(event)  # another one may have ended meanwhile
         self._done(answer_id)
 
     async def _cancel(self, answer_id: str | None) -> None:
+        try:
+            stopped = await self._stop(answer_id)
+        except Refusal:
+            self._owe("")
+            raise
+        self._owe(stopped)
+
+    async def _stop(self, answer_id: str | None) -> str:
+        """Gives the id of the answer. Raises Refusal where there is none."""
         apart = None if answer_id is None else self._answers.apart(answer_id)
         if apart is not None:
             await apart.cancel()
-            return
+            return apart.answer.id
         running = self._answers.main
         if answer_id is not None and running is not None and answer_id != running.answer.id:
             raise Refusal(
@@ -475,6 +486,7 @@ class Session:
         self._standing.step(Event.CANCEL)
         assert running is not None, "answering is what the state says"
         await running.cancel()
+        return running.answer.id
 
     def go_on(self, answers: Sequence[Answer]) -> None:
         """With what was being made when the session was left."""
@@ -486,6 +498,7 @@ class Session:
 
     async def _change(self, edit: Edit, result: str = "", **more: Unpack[Change]) -> None:
         """`result`: what to remember of it, should it be asked again."""
+        await self._requests.settle(self._history.remember)
         once = self._once
         if once is not None:
             self._once = once = msgspec.structs.replace(once, result=result.encode()[:255])
@@ -496,45 +509,13 @@ class Session:
         if self._once is not None:
             self._requests.done(msgspec.structs.replace(self._once, result=result.encode()[:255]))
 
-    def _say_again(self, ask: core.Ask, result: str) -> bool:
-        """The answer to what was asked before. False: nothing is left of it."""
-        match ask:
-            case core.AddItem() | core.CommitText():
-                item = self.conversation.find(result)
-                if item is None:
-                    return False
-                previous = self.conversation.previous(result)
-                if isinstance(ask, core.CommitText):
-                    self._transcript.aside(core.TextCommitted(result, previous))
-                self._transcript.aside(core.ItemAdded(item, previous))
-            case core.DropItem(item_id=item_id):
-                self._transcript.aside(core.ItemDropped(item_id))
-            case core.TruncateItem(item_id=item, content_index=index):
-                self._transcript.aside(
-                    core.ItemTruncated(item, index, ask.audio_end_ms, ask.text_end)
-                )
-            case core.AppendText() | core.ReplaceText():
-                self._transcript.aside(core.TextAppended(len(self._history.draft)))
-            case core.ClearText():
-                self._transcript.aside(core.TextCleared())
-            case core.Configure():
-                self._transcript.aside(core.Configured(self.settings))
-            case core.Respond():
-                told = self._transcript.of_answer(result)
-                if not told:
-                    raise Refusal(
-                        f"The response '{result}' was created for this event_id before, and is "
-                        "over.",
-                        code="response_already_created",
-                        param="event_id",
-                    )
-                for tell in told:
-                    self._transcript.aside(tell)
-            case core.FetchItem() | core.Cancel():
-                return False
-            case _:
-                assert_never(ask)
-        return True
+    def _say_again(self, ask: core.Ask, result: bytes) -> bool:
+        return say_again(ask, result.decode(errors="ignore"), self._history, self._answers)
+
+    def _owe(self, result: str) -> None:
+        """It has changed nothing that is written: the store hears of it before it changes again."""
+        if self._once is not None:
+            self._requests.owe(msgspec.structs.replace(self._once, result=result.encode()))
 
 
 async def _release(strands: Iterable[Strand]) -> None:
