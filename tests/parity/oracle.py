@@ -49,15 +49,16 @@ YARN = {
 }
 
 
-def small(kind: str, **differences: Any) -> Any:
-    """A causal LM of family `kind` (as in `<kind>Config`), all its parameters random."""
+def small(kind: str, *, spread: float = 0.25, **differences: Any) -> Any:
+    """A causal LM of family `kind` (as in `<kind>Config`), all its parameters random; matrices
+    have a standard deviation of `spread`."""
     config = getattr(tf, f"{kind}Config")(**(SMALL | differences))
     torch.manual_seed(sum(map(ord, kind)) + len(differences))
     model = tf.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.25)
+                parameter.normal_(0.0, spread)
             else:
                 parameter.normal_(1.0 if "norm" in name and "bias" not in name else 0.0, 0.2)
     return model
@@ -111,15 +112,39 @@ def whole(model: Any, ids: Sequence[int]) -> Tensor:
         return model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].float()
 
 
-def token_by_token(model: Any, ids: Sequence[int]) -> Tensor:
-    """transformers' logits [len(ids), vocab], one token at a time over its own cache."""
+def in_chunks(model: Any, ids: Sequence[int], size: int) -> Tensor:
+    """transformers' logits [len(ids), vocab], `size` tokens at a time over its own cache."""
     cache, rows = None, []
     with torch.inference_mode():
-        for id in ids:
-            out = model(input_ids=torch.tensor([[id]]), past_key_values=cache, use_cache=True)
+        for begin in range(0, len(ids), size):
+            chunk = torch.tensor([list(ids[begin : begin + size])])
+            out = model(input_ids=chunk, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
-            rows.append(out.logits[0, 0].float())
-    return torch.stack(rows)
+            rows.append(out.logits[0].float())
+    return torch.cat(rows)
+
+
+CHUNKS = (1, 8, 64)
+"""Tokens: a decode, the chunks of a busy step, an append taken whole."""
+NOISE_FACTOR = 3.0
+CALM = 0.15
+"""A `spread` for bf16. With a larger one attention has hardly more than one token in view, and
+where two of them tie, rounding decides."""
+
+
+def epsilon(model: Any) -> float:
+    """How far a logit may lie from transformers': NOISE_FACTOR times as far as chunking alone moves
+    one of theirs at most. Their attention is SDPA whole and in chunks, for that of two
+    implementations differs by more. A rule by which most runners-up would pass is none."""
+    model.set_attn_implementation("sdpa")
+    [ids] = prompts(9, [250], model.config.vocab_size)
+    logits = whole(model, ids)
+    moved = [(in_chunks(model, ids, size) - logits).abs().max().item() for size in CHUNKS]
+    allowed = NOISE_FACTOR * max(moved)
+    best, second = logits.topk(2).values.unbind(1)
+    assert allowed > 0
+    assert (best - second > allowed).double().mean() > 0.5
+    return allowed
 
 
 def greedy(model: Any, ids: Sequence[int], count: int) -> list[int]:

@@ -3,30 +3,37 @@
 import random
 from array import array
 
-from engine.schedule import Plan, Scheduler
+from engine.schedule import Load, Plan, Scheduler
+from engine.sequence import Sequence
 
 RETRACT_EVERY = 3
+"""Steps."""
 
 
 class DisturbedScheduler(Scheduler):
     """Before every third step it retracts a turn, though never the oldest, as the real one never
-    would, and takes pages from all that is idle."""
+    would, and takes pages from all that is idle. Where steps run ahead it first lets what is in
+    flight come back: a turn in flight cannot be retracted."""
 
-    seed = 0
+    steps = 0
 
     def plan(self) -> Plan:
-        self._steps = getattr(self, "_steps", self.seed) + 1
-        if self._steps % RETRACT_EVERY == 0:
-            self._disturb(random.Random(self._steps))
-        return super().plan()
+        if self.steps % RETRACT_EVERY == RETRACT_EVERY - 1:
+            if any(s.flying for s in self._turns):
+                return Plan([], Load())
+            self._disturb(random.Random(self.steps))
+        plan = super().plan()
+        self.steps += bool(plan.works)
+        return plan
 
     def _disturb(self, source: random.Random) -> None:
-        younger = list(self._turns)[1:]
-        able = [s for s in younger if s.turn and s.turn.admitted and not s.flying]
-        if able:
+        if able := self._younger_admitted():
             self.retract(source.choice(able))
         greedy = self.cache.open("greedy")
         tokens = source.randint(0, self.cache.attainable()) * self.cache.page_size
         if tokens and self.cache.grow(greedy, tokens):
             self.cache.commit(greedy, tokens, 0)
         self.cache.close(greedy, array("i"), 0)
+
+    def _younger_admitted(self) -> list[Sequence]:
+        return [s for s in list(self._turns)[1:] if s.turn and s.turn.admitted]
