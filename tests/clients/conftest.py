@@ -68,6 +68,25 @@ def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
     assert stop(running) == 0
 
 
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Its own authority, for localhost: (certificate, key)."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here")
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return certificate, key
+
+
 class Told(TypedDict):
     """Of one flow: what went wrong, and the frames, each with the number of its connection and who
     sent it, C or S."""

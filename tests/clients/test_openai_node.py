@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, Server, Told, start, stop
 from tests.clients.cutting import Wire, heard_by, text
 from tests.clients.error_rows import errors_of
+from tests.clients.parallel_rows import PARALLEL
 
 SOURCE = "".join((NODE / name).read_text() for name in ("realtime.mjs", "responses.mjs"))
 NAMES = re.findall(r"^  async (\w+)\(client\)", SOURCE, re.MULTILINE)
@@ -34,25 +34,6 @@ NOT_RECORDED = {"a_wrong_key", "lanes_have_a_bound", "what_cannot_steer_comes_ba
 RECORDED = [name for name in NAMES if name not in NOT_RECORDED]
 STREAMS = {"lanes_beside_each_other"}
 """Flows with responses that are made beside each other."""
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Its own authority, for localhost: (certificate, key)."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl here")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return certificate, key
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +89,7 @@ def test_every_frame_is_of_the_sdks_own_types(
 def test_no_flow_is_forgotten(node_flows: dict[str, Told]) -> None:
     assert sorted(node_flows) == sorted(NAMES)
     recorded = {path.stem for path in (transcripts.GOLDEN / "node").iterdir()}
-    assert recorded == {*RECORDED, *errors_of("node").values()}
+    assert recorded == {*RECORDED, *errors_of("node").values(), *PARALLEL}
 
 
 @pytest.mark.timeout(200)

@@ -8,6 +8,7 @@ import pytest
 from tests.clients import transcripts
 from tests.clients.conftest import Told
 from tests.clients.error_rows import errors_of
+from tests.clients.parallel_rows import PARALLEL
 
 SOURCES = sorted((Path(__file__).parent / "flows").glob("*.py"))
 BUNDLED_ONLY = {
@@ -85,4 +86,4 @@ def test_transcript(name: str, flows: dict[str, Told], model: str, record: bool)
 def test_no_flow_is_forgotten(flows: dict[str, Told]) -> None:
     assert sorted(flows) == sorted(names())
     recorded = {path.stem for path in (transcripts.GOLDEN / "python").iterdir()}
-    assert recorded == {*RECORDED, *errors_of("python").values()}
+    assert recorded == {*RECORDED, *errors_of("python").values(), *PARALLEL}

@@ -4,12 +4,13 @@
 // transcript.
 
 import { failing } from './failing.mjs';
+import { parallel } from './parallel.mjs';
 import { realtime } from './realtime.mjs';
 import { responses } from './responses.mjs';
 import { Client } from './talk.mjs';
 
 const [key, ...servers] = process.argv.slice(2);
-const all = { main: { ...realtime, ...responses }, ...failing };
+const all = { main: { ...realtime, ...responses }, two_calls: parallel, ...failing };
 const told = {};
 for (const [server, url] of servers.map((named) => named.split('='))) {
   for (const [name, run] of Object.entries(all[server])) {
