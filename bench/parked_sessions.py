@@ -23,7 +23,7 @@ from bench import live_talks
 from bench.processes import RedisProcess, continuo
 from bench.report import Report, median, percentile
 from realtime.limits import Limits
-from realtime.store import Change, NewSession, Snapshot, Store, keys, open_store
+from realtime.store import Change, NewSession, Snapshot, Store, keys, open_store, sweep_overdue
 
 WRITERS = 24
 SETTLED = 6
@@ -158,9 +158,6 @@ class _Parking:
         """As a gateway does, until so many are gone."""
         while len(self.late_s) < count:
             await asyncio.sleep(Limits().sweep_s)
-            while True:
-                gone = await self._store.sweep(keys.SWEEP_MAX)
+            async for gone in sweep_overdue(self._store):
                 now_s = time.monotonic()
                 self.late_s += [now_s - self._due.pop(name) for name in gone if name in self._due]
-                if len(gone) < keys.SWEEP_MAX:
-                    break

@@ -6,6 +6,8 @@ gateway kill    the gateway is killed in the middle of an answer: until its clie
                 another one. In the end the answer is what it is without a fault
 Redis restart   Redis is killed and started again: from its first answer until an append is taken
 
+And, to compare the first with, how long each start of an engine took.
+
 Clients try again every 20 ms. All of it is on one machine.
 """
 
@@ -57,13 +59,20 @@ class Stack:
         self._folder = folder
         self.redis = RedisProcess(folder)
         self._engine: Process
+        self.started_s = 0.0
+        """From the start of the engine until gateways are taken."""
+        self.load_s = 0.0
+        """Of that, what it says it needed for its model; its imports come before."""
         self._gateways: dict[str, Process] = {}
 
     async def start(self) -> None:
         await self.redis.start()
         store = ("--store", self.redis.url)
+        began_s = time.monotonic()
         self._engine = continuo(self._folder, "engine", "--listen", "127.0.0.1:0", *store)
         self.address = await self._engine.said(r"Gateways +(\S+)")
+        self.started_s = time.monotonic() - began_s
+        self.load_s = float(await self._engine.said(r"Ready after ([\d.]+) s"))
 
     async def gateway(self) -> str:
         """A new one; its URL."""
@@ -158,12 +167,24 @@ FAULTS = {
 
 async def _run(times: int, faults: list[str]) -> Report:
     rows: list[Row] = []
+    started_s: list[float] = []
+    load_s: list[float] = []
     for fault in faults:
         what, measure = FAULTS[fault]
         async with _stack() as stack:
             spent = await measure(stack, times)
+            started_s.append(stack.started_s)
+            load_s.append(stack.load_s)
         row = {"what": what, "times": times, "median_s": median(spent), "worst_s": max(spent)}
         rows.append(row)
+    starts = {
+        "engine started, until it takes gateways": started_s,
+        "of that, its model loaded, as it says": load_s,
+    }
+    rows += [
+        {"what": what, "times": len(took), "median_s": median(took), "worst_s": max(took)}
+        for what, took in starts.items()
+    ]
     return Report("Recovery, seconds", rows)
 
 

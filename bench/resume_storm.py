@@ -1,6 +1,8 @@
 """A gateway is killed under many live sessions; all of them come back to another one.
 
-Every session is in the middle of an answer when its gateway is killed. Its client tries again at
+Each session has asked one question. Those that were opened last are in the middle of its answer
+when their gateway is killed (`in_an_answer` says how many); the others have heard it out, for
+opening takes its time, and an answer ends after --tokens at --rate. Each client tries again at
 once, and every 100 ms or so. How long until each has heard that it was resumed, and whether its
 text is, to the letter, what the same question is answered on the other gateway, undisturbed. The
 engine is scripted: each id it draws is a digest of all that was before it, so that anything lost,

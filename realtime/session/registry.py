@@ -46,13 +46,12 @@ from realtime.store import (
     StoreLost,
     StoreUnavailable,
     UnknownSession,
+    sweep_overdue,
 )
 
 log = logging.getLogger(__name__)
 
 
-SWEEP_MAX = 500
-"""Sessions removed at once."""
 LOOKS_MAX = 32
 """Sessions of which we look whether they are still ours, at once."""
 EXPIRED_MAX = 10_000
@@ -150,7 +149,7 @@ class Registry:
         while True:
             await asyncio.sleep(self._limits.sweep_s)
             try:
-                while len(await self._store.sweep(SWEEP_MAX)) == SWEEP_MAX:
+                async for _ in sweep_overdue(self._store):
                     pass
                 await self._look_around()
             except StoreError as error:

@@ -19,6 +19,7 @@ from realtime.store.base import (
     Snapshot,
     Spoken,
     Store,
+    Swept,
     Written,
 )
 from realtime.store.errors import (
@@ -35,6 +36,7 @@ from realtime.store.errors import (
     UnknownSession,
 )
 from realtime.store.opening import Durability, default_url, open_store
+from realtime.store.sweeping import sweep_overdue
 
 __all__ = [
     "Answer",
@@ -61,9 +63,11 @@ __all__ = [
     "StoreLost",
     "StoreRefused",
     "StoreUnavailable",
+    "Swept",
     "UnknownAnswer",
     "UnknownSession",
     "Written",
     "default_url",
     "open_store",
+    "sweep_overdue",
 ]

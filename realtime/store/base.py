@@ -136,6 +136,13 @@ class Written(msgspec.Struct, frozen=True):
     next_event: int
 
 
+class Swept(msgspec.Struct, frozen=True):
+    looked: int
+    """At so many, if what is left of ended sessions is counted as well."""
+    expired: list[str]
+    """Sessions that are gone now."""
+
+
 class Repeated(msgspec.Struct, frozen=True):
     """Was written before, under the same key: `result` is what came of it. Nothing changed now."""
 
@@ -231,8 +238,9 @@ class Store(Protocol):
         """Closes it, whoever has it. Gives a fence above all of its own. Raises UnknownSession."""
         ...
 
-    async def sweep(self, limit: int) -> list[str]:
-        """Removes up to `limit` sessions whose time is over, and names them."""
+    async def sweep(self, limit: int) -> Swept:
+        """Looks at up to `limit` sessions whose time seems to be over, at SWEEP_MAX at most, and
+        removes those of which it is. Fewer looked at than that: there are no more."""
         ...
 
     async def keep(self, kept: Kept, for_s: float) -> None: ...

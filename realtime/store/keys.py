@@ -23,8 +23,8 @@ EVENTS_BYTES_MAX = 960
 ENDED_S = 3600.0
 """How long it is remembered that a session was ended, so that whoever had it before, and slept,
 does not make it again."""
-SWEEP_MAX = 1000
-"""Sessions in one sweep."""
+SWEEP_MAX = 500
+"""Sessions looked at in one sweep."""
 
 EPOCH = "continuo:epoch"
 """string: 128 random bits in hex. Never expires."""

@@ -24,6 +24,7 @@ from realtime.store.base import (
     Repeated,
     Snapshot,
     Spoken,
+    Swept,
     Written,
 )
 from realtime.store.durability import Durability
@@ -183,7 +184,7 @@ class RedisStore:
             await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
             return int(reply[1])
 
-    async def sweep(self, limit: int) -> list[str]:
+    async def sweep(self, limit: int) -> Swept:
         async with self._server.bounded():
             await self._settle_doubts()
             limit = min(limit, keys.SWEEP_MAX)
@@ -192,14 +193,21 @@ class RedisStore:
             calls = ((session_keys(session), ()) for session in sessions)
             replies = await self._server.run_many("expire", calls)
             # The index may be too early, or point to nothing: the session's own deadline counts.
+            over, later, expired = list[str](), list[str](), list[str]()
             for session, reply in zip(sessions, replies, strict=True):
-                if reply[0] == b"later":
-                    await self._server.do("ZADD", keys.DEADLINES, reply[1], session)
-            over = [reply[0] != b"later" for reply in replies]
-            if any(over):
-                await self._server.do("ZREM", keys.DEADLINES, *compress(sessions, over))
-        ours = [reply[0] == b"expired" for reply in replies]
-        return list(compress(sessions, ours))
+                match reply[0]:
+                    case b"later":
+                        later += [reply[1].decode(), session]
+                    case b"expired":
+                        expired.append(session)
+                        over.append(session)
+                    case _:
+                        over.append(session)
+            if later:
+                await self._server.do("ZADD", keys.DEADLINES, *later)
+            if over:
+                await self._server.do("ZREM", keys.DEADLINES, *over)
+        return Swept(len(sessions), expired)
 
     # ------------------------------------------------------------ writing
 

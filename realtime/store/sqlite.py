@@ -22,6 +22,7 @@ from realtime.store.base import (
     Repeated,
     Snapshot,
     Spoken,
+    Swept,
     Written,
 )
 from realtime.store.durability import Durability
@@ -102,7 +103,7 @@ class SqliteStore:
     async def end(self, session: str) -> int:
         return await self._run(self._tables.end, session)
 
-    async def sweep(self, limit: int) -> list[str]:
+    async def sweep(self, limit: int) -> Swept:
         return await self._run(self._tables.sweep, min(limit, keys.SWEEP_MAX))
 
     async def keep(self, kept: Kept, for_s: float) -> None:

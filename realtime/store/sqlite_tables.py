@@ -22,6 +22,7 @@ from realtime.store.base import (
     Repeated,
     Snapshot,
     Spoken,
+    Swept,
     Written,
 )
 from realtime.store.errors import (
@@ -231,7 +232,7 @@ class Tables:
             "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)", *values
         )
 
-    def sweep(self, limit: int) -> list[str]:
+    def sweep(self, limit: int) -> Swept:
         now = self._in_ms(0)
         self._execute("DELETE FROM kept WHERE deadline_ms <= ?", now)
         rows = self._execute(
@@ -240,7 +241,8 @@ class Tables:
             now,
             limit,
         )
-        return [session for session, owner in rows.fetchall() if owner != _NOBODY]
+        gone = rows.fetchall()
+        return Swept(len(gone), [session for session, owner in gone if owner != _NOBODY])
 
     # ------------------------------------------------------------ writing
 

@@ -25,6 +25,7 @@ from realtime.store import (
     UnknownSession,
     Written,
     keys,
+    sweep_overdue,
 )
 from tests.realtime.store.making import answer, append, entry, fresh_session
 
@@ -121,7 +122,9 @@ async def test_that_a_session_was_ended_is_forgotten_in_time(
     await store.close(lease)
     async with asyncio.timeout(30):
         while True:
-            assert lease.session not in await store.sweep(1000), "it was no session any more"
+            assert lease.session not in (await store.sweep(1000)).expired, (
+                "it was no session any more"
+            )
             try:
                 await store.confirm(lease)
             except SessionEnded:
@@ -537,8 +540,8 @@ async def test_a_session_whose_time_is_over_is_gone_before_it_is_swept(store: St
     assert await store.load(lease.session) is None
     with pytest.raises(UnknownSession):
         await store.claim(lease.session, "gate-2", hold_s=60)
-    assert lease.session in await store.sweep(1000)
-    assert lease.session not in await store.sweep(1000)
+    assert lease.session in (await store.sweep(1000)).expired
+    assert lease.session not in (await store.sweep(1000)).expired
     with pytest.raises(UnknownSession):
         await append(store, lease, 1, entry(2))
 
@@ -548,7 +551,7 @@ async def test_an_owner_that_is_late_keeps_what_nobody_has_swept(store: Store) -
     await store.hold(lease, 0, parked=False)
     await append(store, lease, 0, entry(1))
     await store.hold(lease, 3600, parked=False)
-    assert lease.session not in await store.sweep(1000)
+    assert lease.session not in (await store.sweep(1000)).expired
     assert await store.find(lease.session) is not None
 
 
@@ -563,7 +566,7 @@ async def test_a_parked_session_expires_by_the_store_s_clock(store: Store) -> No
     swept: list[str] = []
     async with asyncio.timeout(30):
         while parked.session not in swept:
-            swept += await store.sweep(1000)
+            swept += (await store.sweep(1000)).expired
             await asyncio.sleep(0.02)
     assert kept.session not in swept
     assert await store.find(kept.session) is not None
@@ -573,8 +576,25 @@ async def test_a_sweep_takes_no_more_than_told(store: Store) -> None:
     await store.sweep(1000)
     made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(5)}
     swept = [await store.sweep(3), await store.sweep(3), await store.sweep(3)]
-    assert [len(names) for names in swept] == [3, 2, 0]
-    assert made == {*swept[0], *swept[1]}
+    assert [one.looked for one in swept] == [3, 2, 0]
+    assert made == {*swept[0].expired, *swept[1].expired}
+
+
+async def test_whatever_is_overdue_goes_though_one_sweep_is_not_enough(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left of ended sessions stands before them, and fills a sweep of which nobody is
+    told."""
+    monkeypatch.setattr(keys, "SWEEP_MAX", 4)
+    monkeypatch.setattr(keys, "ENDED_S", 0.0)
+    async for _ in sweep_overdue(store):
+        pass
+    for _ in range(5):
+        await store.close(await store.create(fresh_session()))
+    made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(6)}
+    sweeps = [gone async for gone in sweep_overdue(store)]
+    assert len(sweeps) >= 3, "11 to look at, 4 at a time"
+    assert made <= {name for gone in sweeps for name in gone}
 
 
 # ---------------------------------------------------------------- responses

@@ -276,7 +276,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule()
     def sweep(self) -> None:
-        swept = self.runner.run(self.store.sweep(1000))
+        swept = self.runner.run(self.store.sweep(1000)).expired
         ended = [model for model in self.sessions if model.over and not model.gone]
         assert {model.new.id for model in ended} <= set(swept)
         live = {model.new.id for model in self.sessions if model.gone or not model.over}

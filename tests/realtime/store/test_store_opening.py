@@ -128,11 +128,11 @@ async def test_sessions_expire_by_the_clock_it_is_given(tmp_path: Path) -> None:
     store = await SqliteStore.open(None, clock=lambda: now[0])
     lease = await store.create(fresh_session(hold_s=10))
     now[0] = 1009.9
-    assert await store.sweep(10) == []
+    assert (await store.sweep(10)).expired == []
     assert await store.find(lease.session) is not None
     now[0] = 1010.0
     assert await store.find(lease.session) is None
-    assert await store.sweep(10) == [lease.session]
+    assert (await store.sweep(10)).expired == [lease.session]
     await store.aclose()
 
 

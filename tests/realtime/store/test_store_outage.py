@@ -24,6 +24,7 @@ from realtime.store import (
     StoreLost,
     StoreRefused,
     StoreUnavailable,
+    Swept,
     UnknownSession,
     Written,
     keys,
@@ -394,12 +395,23 @@ async def test_of_many_sweepers_one_removes_a_session(server: RedisProcess) -> N
     stores = [await open_store(server.url) for _ in range(3)]
     made = [(await stores[0].create(fresh_session(hold_s=0))).session for _ in range(60)]
     swept = await asyncio.gather(*(store.sweep(1000) for store in stores))
-    names = [name for one in swept for name in one]
+    names = [name for one in swept for name in one.expired]
     assert sorted(names) == sorted(made)
     async with server.client() as client:
         assert await client.keys("*") == [keys.EPOCH.encode()], "nothing is left behind"
     for store in stores:
         await store.aclose()
+
+
+async def test_an_index_that_is_too_early_is_put_right(server: RedisProcess, store: Store) -> None:
+    made = [(await store.create(fresh_session(hold_s=60))).session for _ in range(3)]
+    over = (await store.create(fresh_session(hold_s=0))).session
+    async with server.client() as client:
+        scores = [await client.zscore(keys.DEADLINES, name) for name in made]
+        await client.zadd(keys.DEADLINES, dict.fromkeys(made, 0))
+        assert await store.sweep(10) == Swept(4, [over])
+        assert [await client.zscore(keys.DEADLINES, name) for name in made] == scores
+    assert await store.sweep(10) == Swept(0, [])
 
 
 async def test_all_of_a_session_lies_in_one_slot(
@@ -431,7 +443,7 @@ async def test_all_of_a_session_lies_in_one_slot(
         async with asyncio.timeout(30):
             while set(await client.keys("*")) != {keys.EPOCH.encode()}:
                 await asyncio.sleep(0.05)
-                assert await store.sweep(10) == []
+                assert (await store.sweep(10)).expired == []
 
 
 # ---------------------------------------------------------------- over TLS, through sentinels
