@@ -100,9 +100,11 @@ class Loop(Generic[Ticket]):
                 await self._collect(sessions)
             elif not launched:
                 send(self.take_events())
+                self._audit_idle()
                 await self._sleep(sessions.expire())
             send(self.take_events())
-            self._audit()
+            if self._audit_every_step:
+                self._cache.audit()
             if not self._ahead:
                 await asyncio.sleep(0)  # what has come in is received before the next step
         self._running = None
@@ -261,14 +263,13 @@ class Loop(Generic[Ticket]):
             async with asyncio.timeout(min(at_most_s or AUDIT_EVERY_S, AUDIT_EVERY_S)):
                 await self._work.wait()
 
-    def _audit(self) -> None:
-        idle = not self._flying and time.monotonic() - self._audited_s > AUDIT_EVERY_S
-        if self._audit_every_step:
+    def _audit_idle(self) -> None:
+        """Now and then, where nothing is owed and nothing in flight: nobody waits for it."""
+        if time.monotonic() - self._audited_s <= AUDIT_EVERY_S:
+            return
+        self._audited_s = time.monotonic()
+        try:
             self._cache.audit()
-        elif idle:
-            self._audited_s = time.monotonic()
-            try:
-                self._cache.audit()
-            except AssertionError:
-                self._counters.failed_audits += 1
-                log.exception("the page books do not balance")
+        except AssertionError:
+            self._counters.failed_audits += 1
+            log.exception("the page books do not balance")

@@ -70,8 +70,8 @@ class SessionAwareCache:
         if reach + count <= len(lease.pages) * size and len(lease.path) * size <= reach:
             lease.reserved += count
             return True
-        copy = len(lease.path) * self.page_size > lease.reach
-        needed = self._pages_for(lease.reach + count) - len(lease.pages) + copy
+        copy = len(lease.path) * size > reach
+        needed = self._pages_for(reach + count) - len(lease.pages) + copy
         if not self._make_room(needed):
             return False
         if copy:

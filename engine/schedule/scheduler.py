@@ -56,9 +56,9 @@ class Scheduler:
         self.retractions = 0
         self._time = StepTime()
         self._cold_s = STEP_S_MAX
-        """Seconds that the next step may give to cold work, ..."""
+        """Seconds that the next step may give to cold work, if `_live` does not set them anew."""
         self._live = Load()
-        """... unless this was live since then."""
+        """What was live in the last step that served live turns, until it has set `_cold_s`."""
         self._turns: dict[Sequence, None] = {}
         """Sequences with a turn, by the age of the turn."""
         self._appends: dict[Sequence, None] = {}
@@ -202,6 +202,8 @@ class Scheduler:
         return limit_s
 
     def _take_all(self, sequences: list[Sequence], budget: Budget, works: list[Work]) -> bool:
+        """A row for each. False: the step has no room for one of them, or what it needs is still in
+        flight; nothing more can be planned in this step."""
         for sequence in sequences:
             count = min(sequence.owed, SHORT_TOKENS, budget.tokens)
             if not count or not budget.rows or not self._take(sequence, count, budget, works):

@@ -141,7 +141,8 @@ def test_what_was_appended_behind_the_last_answer_is_not_dropped_with_it() -> No
     desk, first, _ = talked()
     desk.append("s", [8, 9])
     assert drop(desk, "s", [3]) == [*first, 7, 7, 8, 9, 3]
-    assert turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 8, 9, 3, 5], 12)
+    assert drop(desk, "s", [4]) == [*first, 7, 7, 8, 9, 3, 4], "it has been dropped already"
+    assert turn(desk, "c", [5], 0) == oracle([*first, 7, 7, 8, 9, 3, 4, 5], 12)
 
 
 def test_a_fork_has_the_turns_that_finished_in_it() -> None:

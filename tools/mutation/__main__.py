@@ -30,6 +30,8 @@ TESTS = (
     "tests/reference/test_session_control.py",
     "tests/reference/test_defects.py",
     "tests/reference/test_steps_counted.py",
+    "tests/engine/test_keep_prefix.py",
+    "tests/engine/test_idle_audit.py",
     "tests/engine/test_lost_steps.py",
     "tests/engine/test_branch_under_load.py",
     "tests/engine/test_fork_anywhere.py",
@@ -43,7 +45,7 @@ TESTS = (
 """The quick ones first."""
 EXAMPLES = 60
 """Of each state machine."""
-TIMED = ("engine/test_door", "reference/test_stress_kit", "machines/")
+TIMED = ("engine/test_door", "engine/test_idle_audit", "reference/test_stress_kit", "machines/")
 """Tests with a real loop and real time: one of them that fails must fail again to be believed."""
 TEST_S_MAX = 30
 """A test that takes longer hangs: the bug is caught by that."""
@@ -55,6 +57,8 @@ class Result(TypedDict):
     """Of the file with the bug in it."""
     caught_by: str | None
     seconds: float
+    on: str
+    """The day it was tried."""
 
 
 def main() -> int:
@@ -129,7 +133,8 @@ def try_one(tree: Path, mutant: Mutant) -> Result:
     finally:
         file.write_text(original)
     seconds = round(time.monotonic() - began, 1)
-    return Result(digest=digest_of(tree, mutant), caught_by=caught_by, seconds=seconds)
+    digest, today = digest_of(tree, mutant), time.strftime("%Y-%m-%d")
+    return Result(digest=digest, caught_by=caught_by, seconds=seconds, on=today)
 
 
 def first_failure(tree: Path) -> str | None:
@@ -170,13 +175,14 @@ def keep(results: dict[str, Result]) -> None:
 def table(results: dict[str, Result]) -> str:
     tried = [(m, results[m.name]) for m in MUTANTS if m.name in results]
     caught = sum(result["caught_by"] is not None for _, result in tried)
+    days = sorted({result["on"] for _, result in tried})
     lines = [
         "# Planted bugs",
         "",
         "`python -m tools.mutation` plants each of these bugs in a copy of the tree, alone, and",
-        "runs the tests of cache, scheduler and door until the first one fails. Seconds are those",
-        "of the whole run, the start of pytest included. This page is its last answer:",
-        f"{len(tried)} bugs planted, {caught} caught.",
+        "runs the tests of cache, scheduler, sessions and door until the first one fails. Seconds",
+        "are those of the whole run, the start of pytest included. This page is its last answer:",
+        f"{len(tried)} bugs planted, {caught} caught, tried on {' and '.join(days)}.",
         "",
         "| in | bug | caught by | seconds |",
         "|---|---|---|---:|",

@@ -9,6 +9,10 @@ HOST = "engine/cache/host.py"
 RADIX = "engine/cache/radix.py"
 SCHEDULER = "engine/schedule/scheduler.py"
 BUDGET = "engine/schedule/budget.py"
+SESSIONS = "engine/sessions.py"
+HISTORY = "engine/history.py"
+LOG = "engine/log.py"
+LOOP = "engine/loop.py"
 
 
 class Mutant(NamedTuple):
@@ -110,14 +114,14 @@ MUTANTS = [
     _bug(
         "a shared page is written without a copy",
         CACHE,
-        ("copy = len(lease.path) * self.page_size > lease.reach", "copy = False"),
+        ("copy = len(lease.path) * size > reach", "copy = False"),
     ),
     _bug(
         "a full shared page is copied too",
         CACHE,
         (
-            "copy = len(lease.path) * self.page_size > lease.reach",
-            "copy = lease.path and len(lease.path) * self.page_size >= lease.reach",
+            "copy = len(lease.path) * size > reach",
+            "copy = lease.path and len(lease.path) * size >= reach",
         ),
     ),
     _bug(
@@ -152,7 +156,7 @@ MUTANTS = [
     _bug(
         "grow is a token short",
         CACHE,
-        ("self._pages_for(lease.reach + count) -", "self._pages_for(lease.reach + count - 1) -"),
+        ("self._pages_for(reach + count) -", "self._pages_for(reach + count - 1) -"),
     ),
     _bug(
         "what a step wrote past the end is believed",
@@ -392,6 +396,11 @@ MUTANTS = [
         ),
     ),
     _bug(
+        "every turn walks the tree",
+        SCHEDULER,
+        ("look=sequence.turns == 1)", "look=True)"),
+    ),
+    _bug(
         "after a loss the tree still knows what was in it",
         CACHE,
         (
@@ -436,5 +445,73 @@ MUTANTS = [
         "coefficients may be negative",
         BUDGET,
         ("[max(c, 0.0) for c in", "[c for c in"),
+    ),
+    # ---- the turns of a regular session
+    _bug(
+        "a fork has none of the turns before it",
+        LOG,
+        ("            child.history = self.history.fork(at)\n", "            pass\n"),
+    ),
+    _bug(
+        "a fork has a turn that it has cut",
+        HISTORY,
+        ("if self._finished.get(past.turn) is past:", "if past.turn in self._finished:"),
+    ),
+    _bug(
+        "a rewind into an answer forgets its turn",
+        HISTORY,
+        ("while past is not None and past.prompt > to:", "while past and past.length > to:"),
+    ),
+    _bug(
+        "what was appended behind an answer is dropped with it",
+        HISTORY,
+        ("ids = ids[: past.prompt] + ids[past.length :]", "ids = ids[: past.prompt]"),
+    ),
+    _bug(
+        "an answer that was dropped is dropped again, with what stands there now",
+        HISTORY,
+        ("            past = _cut(past, past.prompt)\n", ""),
+    ),
+    _bug(
+        "a turn takes the name of a finished one",
+        SESSIONS,
+        ("                sequence.log.check_turn(command.turn)\n", ""),
+    ),
+    _bug(
+        "a turn nobody heard of keeps its name",
+        SESSIONS,
+        ("        log.forget_turns()\n", ""),
+    ),
+    # ---- what is left of a session, and the books of an idle engine
+    _bug(
+        "a closed session always leaves its prefix",
+        SESSIONS,
+        (
+            "shared = sequence.log.length if closing.keep_prefix else 0",
+            "shared = sequence.log.length",
+        ),
+    ),
+    _bug(
+        "a closed session never leaves its prefix",
+        SESSIONS,
+        ("shared = sequence.log.length if closing.keep_prefix else 0", "shared = 0"),
+    ),
+    _bug(
+        "an idle engine does not prove its books",
+        LOOP,
+        ("                self._audit_idle()\n", ""),
+    ),
+    _bug(
+        "an engine proves its books while a turn runs",
+        LOOP,
+        (
+            "            if self._audit_every_step:\n                self._cache.audit()",
+            "            if not self._flying:\n                self._audit_idle()",
+        ),
+    ),
+    _bug(
+        "a fault in the books is not counted",
+        LOOP,
+        ("            self._counters.failed_audits += 1\n", ""),
     ),
 ]
