@@ -178,6 +178,11 @@ class Store(Protocol):
         """Made once by the first who opens an empty store. Another one is another store."""
         ...
 
+    @property
+    def there(self) -> bool:
+        """Whether it answers, as far as is known."""
+        ...
+
     async def check(self) -> None:
         """Is it there, and still the same?"""
         ...

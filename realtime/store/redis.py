@@ -76,6 +76,10 @@ class RedisStore:
     def epoch(self) -> str:
         return self._epoch
 
+    @property
+    def there(self) -> bool:
+        return self._server.there
+
     async def aclose(self) -> None:
         await self._server.aclose()
 

@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 from realtime.store import keys
 from realtime.store.durability import Durability
 from realtime.store.errors import StoreRefused, StoreUnavailable
+from realtime.store.pulse import Pulse
 
 _FENCED = ("confirm", "repeated", "hold", "close", "journal", "write")
 _PLAIN = ("index", "due", "create", "find", "load", "claim", "end", "expire")
@@ -31,14 +32,9 @@ _LOCKED_OUT = (
     redis_errors.AuthorizationError,
     redis_errors.NoPermissionError,
 )
-_AWAY = (
-    redis_errors.ConnectionError,
-    redis_errors.TimeoutError,
-    redis_errors.ReadOnlyError,
-    redis_errors.OutOfMemoryError,
-    OSError,
-    TimeoutError,
-)
+_LATE = (redis_errors.TimeoutError, TimeoutError)
+_GONE = (redis_errors.ConnectionError, OSError, *_LATE)
+_AWAY = (*_GONE, redis_errors.ReadOnlyError, redis_errors.OutOfMemoryError)
 
 
 def _scripts() -> dict[str, str]:
@@ -68,12 +64,21 @@ class RedisServer:
             name: self._client.register_script(text) for name, text in _scripts().items()
         }
         self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
+        self._pulse = Pulse(self._answers)
         self.doubtful = True
         """Since it was last examined it may have been another one, or have forgotten."""
 
+    @property
+    def there(self) -> bool:
+        """Whether it answers, as far as is known."""
+        return self._pulse.there
+
     @asynccontextmanager
     async def bounded(self) -> AsyncGenerator[None]:
-        """Around all that one call of the store does. Waiting for a connection is part of it."""
+        """Around all that one call of the store does. Waiting for a connection is part of it. While
+        it lets others wait in vain it is not called."""
+        if self._pulse.late:
+            raise StoreUnavailable("Redis has not answered since a call of it was given up")
         try:
             async with asyncio.timeout(self._timeout_s), self._connections:
                 yield
@@ -86,8 +91,20 @@ class RedisServer:
                 raise self._unavailable(error) from error
             raise
 
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self.do("PING")
+        except redis_errors.RedisError as error:
+            return not isinstance(error, _GONE) or isinstance(error, _LOCKED_OUT)
+        except (OSError, TimeoutError):
+            return False
+        return True
+
     def _unavailable(self, error: BaseException) -> StoreUnavailable:
         self.doubtful = True
+        if isinstance(error, _GONE):
+            self._pulse.lost(late=isinstance(error, _LATE))
         return StoreUnavailable(f"Redis does not answer: {str(error) or type(error).__name__}")
 
     async def run(self, script: str, names: Sequence[str], args: Sequence[Any] = ()) -> Any:
@@ -138,6 +155,7 @@ class RedisServer:
             )
 
     async def aclose(self) -> None:
+        await self._pulse.aclose()
         for client in (self._client, *self._others):
             await cast(Callable[[], Awaitable[None]], client.aclose)()
 

@@ -56,6 +56,10 @@ class SqliteStore:
     def epoch(self) -> str:
         return self._tables.epoch
 
+    @property
+    def there(self) -> bool:
+        return True  # a file
+
     async def check(self) -> None:
         await self._run(self._tables.verify)
 

@@ -68,9 +68,50 @@ async def test_an_answer_goes_on_and_appends_are_refused(
     session = registry.find(client.socket.sent[0]["session"]["id"])
     assert session is not None
     assert session.conversation.find("u2") is None, "nothing has changed"
+    await there(registry)
     client.say("u2", "hello again")
     added = await client.socket.until("conversation.item.added", 3)
     assert added["item"]["id"] == "u2"
+    await client.drop()
+
+
+async def there(registry: Registry) -> None:
+    """The store answers again, and that is known."""
+    began = time.monotonic()
+    while not registry._store.there:
+        await asyncio.sleep(0.01)
+    assert time.monotonic() - began < 10, "2 s, and slack for a slow machine"
+
+
+async def test_all_that_waits_is_refused_at_once(
+    registry: Registry, redis: RedisProcess, bench: Bench
+) -> None:
+    """One after the other: what stands behind does not wait as long again, and a cancel is no
+    longer kept from the answer."""
+    bench.runner.step_s = 0.02
+    client = await connected(registry)
+    client.say("u1", "hello")
+    response = {"max_output_tokens": 300, "ignore_eos": True}
+    client.socket.put(type="response.create", response=response)
+    await client.socket.until("response.output_text.delta")
+    redis.pause()
+    try:
+        start = time.monotonic()
+        for n in range(20):
+            client.say(f"late{n}", "lost")
+        client.socket.put(type="response.cancel", event_id="c1")
+        last = await client.socket.until("error", 20)
+        done = await client.socket.until("response.done")
+        waited = time.monotonic() - start
+    finally:
+        redis.go_on()
+    assert last["error"]["code"] == "store_unavailable"
+    assert done["response"]["status"] == "cancelled"
+    assert waited < 6, "0.9 s for the first, 0.9 s for the end of the answer, and slack"
+    await there(registry)
+    client.say("u2", "hello again")
+    while not any(named(event) == "u2" for event in client.socket.sent):
+        await asyncio.sleep(0.01)
     await client.drop()
 
 

@@ -128,6 +128,40 @@ async def until_there(store: Store, lease: Lease, change: Change) -> Written | R
                 await asyncio.sleep(0.02)
 
 
+async def test_while_it_lets_others_wait_it_is_not_called(
+    server: RedisProcess, store: Store
+) -> None:
+    """Who comes one after the other does not wait one after the other; it is called again when it
+    answers."""
+    lease = await store.create(fresh_session())
+    server.pause()
+    began = time.monotonic()
+    await refused_in_time(store.confirm(lease))
+    assert not store.there
+    for _ in range(50):
+        await refused_in_time(store.confirm(lease))
+    assert time.monotonic() - began < 50 * keys.TIMEOUT_S / 4
+    server.go_on()
+    await until_awake(store)
+    await append(store, lease, 0, entry(1))
+
+
+async def until_awake(store: Store) -> None:
+    began = time.monotonic()
+    while not store.there:
+        await asyncio.sleep(0.01)
+    assert time.monotonic() - began < 2.0 + SLACK_S
+
+
+async def test_one_that_is_gone_is_looked_for(server: RedisProcess, store: Store) -> None:
+    server.stop()
+    await refused_in_time(store.check())
+    assert not store.there
+    await server.start()
+    await until_awake(store)
+    await store.check()
+
+
 async def test_a_host_that_takes_no_connections() -> None:
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -342,6 +376,7 @@ async def test_the_rules_are_looked_at_again_after_an_outage(
     server.pause()
     await refused_in_time(store.check())
     server.go_on()
+    await until_awake(store)
     async with server.client() as client:
         await client.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(StoreRefused):
