@@ -178,6 +178,8 @@ class Respond(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] | None = None
     apart: bool = False
     """Beside the conversation: nothing is added to it."""
+    conversation: str | None = None
+    """The id of the one that is meant; None: the session's."""
     context: tuple[Item | ItemReference, ...] | None = None
     """Answer to this instead of the conversation."""
 

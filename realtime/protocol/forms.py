@@ -60,6 +60,24 @@ def named(name: str | None, tools: Sequence[core.Tool], param: str) -> core.Tool
     return core.ToolChoice("function", name)
 
 
+def required(tools: Sequence[core.Tool], param: str, *, given: bool) -> core.ToolChoice:
+    """A call of any tool. `given`: there were tools, also such as we leave out; among these alone
+    there is no choice. Raises Refusal if there were none."""
+    if tools:
+        return core.ToolChoice("required")
+    if given:
+        return core.ToolChoice()
+    raise Refusal(
+        f"Invalid '{param}': 'required', but there are no tools.", code="invalid_value", param=param
+    )
+
+
+def standing(choice: core.ToolChoice, tools: Sequence[core.Tool]) -> core.ToolChoice:
+    """A choice that was made before, now that the tools are these: it goes with its tool."""
+    gone = choice.mode == "function" and choice.name not in {tool.name for tool in tools}
+    return core.ToolChoice() if gone else choice
+
+
 def grammar_of(
     form: Literal["text", "json_object", "json_schema"], schema: Schema | None, param: str
 ) -> Grammar | None:

@@ -90,6 +90,13 @@ class Answers:
         """Gives its id, when it is accepted. Raises Refusal, StoreError; then nothing has
         changed."""
         check_engine(self._door)
+        if ask.conversation not in (None, self.conversation_id):
+            raise Refusal(
+                f"Invalid 'response.conversation': expected 'auto', 'none' or the id of this "
+                f"session's conversation, '{self.conversation_id}'.",
+                code="invalid_value",
+                param="response.conversation",
+            )
         if ask.apart and len(self._apart) >= self._limits.apart_responses_max:
             raise Refusal(
                 "Too many responses beside the conversation: the limit is "

@@ -52,7 +52,8 @@ def reader_for(settings: Settings, template: ChatTemplate) -> Reader:
 async def vet(settings: Settings, template: ChatTemplate, where: str) -> None:
     """Raises Refusal, which names its field behind `where`, if the settings want what cannot be
     enforced. Compiles each schema beside the event loop, once."""
-    if settings.tools or settings.sampling.grammar is not None:
+    named = settings.tool_choice.name is not None
+    if settings.tools or named or settings.sampling.grammar is not None:
         await asyncio.to_thread(_vet, settings, template, where)
 
 
@@ -93,6 +94,13 @@ def _vet(settings: Settings, template: ChatTemplate, where: str) -> None:
                 code="invalid_function_parameters",
                 param=f"{where}tools",
             )
+    choice = settings.tool_choice
+    if choice.mode == "function" and choice.name not in {tool.name for tool in settings.tools}:
+        raise Refusal(
+            f"Invalid '{where}tool_choice.name': no tool is called {choice.name!r}.",
+            code="invalid_value",
+            param=f"{where}tool_choice.name",
+        )
     wanted = settings.sampling.grammar
     if wanted is not None and wanted.kind == "json_schema":
         problem = schema_problem(wanted.source)

@@ -138,6 +138,16 @@ def test_an_answer_without_calls_follows_its_own_schema() -> None:
         (Settings(tools=(STRICT,)), "qwen2_5", "session.tools"),
         (Settings(tools=PAIR, tool_choice=ToolChoice("required")), "chatml", "session.tool_choice"),
         (
+            Settings(tools=PAIR, tool_choice=ToolChoice("function", "gone")),
+            "qwen2_5",
+            "session.tool_choice.name",
+        ),
+        (
+            Settings(tool_choice=ToolChoice("function", "gone")),
+            "qwen2_5",
+            "session.tool_choice.name",
+        ),
+        (
             Settings(sampling=Sampling(grammar=Grammar("json_schema", '{"not": {}}'))),
             "qwen2_5",
             "session.text.format.schema",

@@ -59,6 +59,40 @@ async def test_the_first_frame_is_the_session(bench: Bench) -> None:
         assert session["temperature"] == 0
 
 
+async def test_a_response_may_name_the_sessions_own_conversation_and_no_other(
+    bench: Bench,
+) -> None:
+    async with connect(bench) as wire:
+        wire.say("hello")
+        wire.socket.put(type="response.create", response={"conversation": "conv_nobody"})
+        error = (await wire.socket.until("error"))["error"]
+        assert (error["code"], error["param"]) == ("invalid_value", "response.conversation")
+        for wish in ("auto", None):
+            short = {"conversation": wish, "max_output_tokens": 2}
+            wire.socket.put(type="response.create", response=short)
+            done = await wire.socket.until("response.done")
+        own = done["response"]["conversation_id"]
+        assert f"'{own}'" in error["message"]
+        short = {"conversation": own, "max_output_tokens": 2}
+        wire.socket.put(type="response.create", response=short)
+        done = await wire.socket.until("response.done")
+        assert done["response"]["conversation_id"] == own
+
+
+async def test_a_call_without_a_call_id_may_be_sent_again(bench: Bench) -> None:
+    async with connect(bench) as wire:
+        item = {"type": "function_call", "id": "fc_a", "name": "look", "arguments": "{}"}
+        for _ in range(2):
+            wire.socket.put(type="conversation.item.create", item=item)
+        first = await wire.socket.until("conversation.item.done")
+        again = await wire.socket.until("conversation.item.done")
+        assert first["item"] == again["item"]
+        assert first["item"]["call_id"].startswith("call_")
+        wire.socket.put(type="conversation.item.create", item={**item, "call_id": "call_other"})
+        error = (await wire.socket.until("error"))["error"]
+        assert error["code"] == "item_create_duplicate_item_id"
+
+
 async def test_a_drop_leaves_the_session_waiting(bench: Bench) -> None:
     async with connect(bench) as wire:
         wire.say("hello")

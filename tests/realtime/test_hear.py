@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from engine import Sampling
@@ -19,19 +20,21 @@ NOW = core.Settings(
 DEFAULT = core.Settings(sampling=Sampling(temperature=0.1))
 
 
-def ask(event: dict[str, object]) -> core.Ask | NoAudio | Farewell:
+def ask(
+    event: dict[str, object], now: core.Settings = NOW, fresh: str = "fresh"
+) -> core.Ask | NoAudio | Farewell:
     frame = json.dumps(event)
-    return hear(decode(frame), NOW, DEFAULT, lambda prefix: f"{prefix}_fresh")
+    return hear(decode(frame), now, DEFAULT, lambda prefix: f"{prefix}_{fresh}")
 
 
-def update(**session: object) -> core.Settings:
-    asked = ask({"type": "session.update", "session": {"type": "realtime", **session}})
+def update(now: core.Settings = NOW, /, **session: object) -> core.Settings:
+    asked = ask({"type": "session.update", "session": {"type": "realtime", **session}}, now)
     assert isinstance(asked, core.Configure)
     return asked.settings
 
 
-def respond(**response: object) -> core.Respond:
-    asked = ask({"type": "response.create", "response": response})
+def respond(now: core.Settings = NOW, /, **response: object) -> core.Respond:
+    asked = ask({"type": "response.create", "response": response}, now)
     assert isinstance(asked, core.Respond)
     return asked
 
@@ -129,7 +132,7 @@ def test_other_kinds_of_tools_are_left_out() -> None:
     [
         ({"tools": [{"type": "function"}]}, "session.tools[0].name"),
         ({"tool_choice": {"type": "function", "name": "fly"}}, "session.tool_choice.name"),
-        ({"tool_choice": {"type": "file_search"}}, "session.tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "session.tool_choice.name"),
     ],
 )
 def test_tools_that_do_not_add_up(wish: dict[str, object], param: str) -> None:
@@ -143,6 +146,38 @@ def test_a_tool_may_be_chosen() -> None:
     choice = {"type": "function", "name": "look"}
     assert update(tool_choice=choice).tool_choice == core.ToolChoice("function", "look")
     assert update(tool_choice="required").tool_choice == core.ToolChoice("required")
+
+
+@pytest.mark.parametrize("choice", [{"type": "mcp", "server_label": "x"}, {"type": "file_search"}])
+def test_a_choice_among_tools_that_are_left_out_is_none(choice: dict[str, object]) -> None:
+    mcp = {"type": "mcp", "server_label": "x", "require_approval": "never"}
+    assert update(tools=[mcp], tool_choice=choice).tool_choice == core.ToolChoice()
+    assert respond(tool_choice=choice).settings.tool_choice == core.ToolChoice()
+
+
+LISTEN = {"type": "function", "name": "listen"}
+
+
+@pytest.mark.parametrize("tools", [[LISTEN], [], None])
+def test_a_chosen_tool_that_goes_takes_the_choice_along(tools: object) -> None:
+    chosen = msgspec.structs.replace(NOW, tool_choice=core.ToolChoice("function", "look"))
+    assert update(chosen).tool_choice == chosen.tool_choice
+    assert update(chosen, tools=tools).tool_choice == core.ToolChoice()
+    again = update(chosen, tools=[LISTEN, {"type": "function", "name": "look"}])
+    assert again.tool_choice == chosen.tool_choice
+
+
+def test_a_response_with_tools_of_its_own_leaves_out_a_choice_of_the_sessions() -> None:
+    chosen = msgspec.structs.replace(NOW, tool_choice=core.ToolChoice("function", "look"))
+    assert respond(chosen).settings.tool_choice == chosen.tool_choice
+    for wish in ({"tools": [LISTEN]}, {"tools": [LISTEN], "tool_choice": None}, {"tools": []}):
+        assert respond(chosen, **wish).settings.tool_choice == core.ToolChoice()
+
+
+def test_a_call_may_be_required_of_tools_to_come() -> None:
+    now = update(core.Settings(), tool_choice="required")
+    assert now.tool_choice == core.ToolChoice("required")
+    assert respond(now, tools=[LISTEN]).settings.tool_choice == core.ToolChoice("required")
 
 
 @pytest.mark.parametrize("audio", [None, 5, {"output": 5}, {"output": {"voice": {"id": "v"}}}])
@@ -190,6 +225,19 @@ def test_calls_and_results_keep_the_clients_ids() -> None:
     assert result == core.CallOutputItem(id="item_fresh", call_id="c", output="seen")
 
 
+def test_a_call_without_a_call_id_is_the_same_call_each_time() -> None:
+    item = {"type": "function_call", "id": "i", "name": "look", "arguments": "{}"}
+    asked = [
+        ask({"type": "conversation.item.create", "item": {**item, **more}}, fresh=fresh)
+        for fresh, more in (("1", {}), ("2", {}), ("3", {"id": "j"}), ("4", {"id": None}))
+    ]
+    calls = [one.item for one in asked if isinstance(one, core.AddItem)]
+    names = [call.call_id for call in calls if isinstance(call, core.CallItem)]
+    assert calls[0] == calls[1]
+    assert [name.startswith("call_") for name in names] == [True] * 4
+    assert len(set(names)) == 3, "other calls have other ids"
+
+
 def test_a_response_apart_with_a_context_of_its_own() -> None:
     message = {"type": "message", "role": "user", "content": []}
     asked = respond(
@@ -205,6 +253,8 @@ def test_a_response_apart_with_a_context_of_its_own() -> None:
     )
     assert respond(input=[]).context == ()
     assert not respond(conversation="auto").apart
+    assert respond(conversation="auto") == respond(conversation=None) == respond()
+    assert respond(conversation="conv_1") == core.Respond(settings=NOW, conversation="conv_1")
 
 
 def test_audio_buffers() -> None:

@@ -371,6 +371,11 @@ async def test_a_chat_with_tools(running: Running) -> None:
             "invalid_value",
             "tool_choice",
         ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"},
+            "invalid_value",
+            "tool_choice",
+        ),
     ],
 )
 async def test_bad_chats(running: Running, body: Event, code: str, param: str) -> None:

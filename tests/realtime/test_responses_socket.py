@@ -116,6 +116,8 @@ async def test_unknown_tools_are_skipped_not_refused(caller: Caller) -> None:
     tools = [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": []}, TOOL]
     response = await caller.turn("hi", tools=tools)
     assert [tool["name"] for tool in response["tools"]] == ["look_up"]
+    response = await caller.turn("hi", tools=tools[:2], tool_choice="required")
+    assert (response["tools"], response["tool_choice"]) == ([], "auto")
 
 
 async def test_input_items_in_every_spelling(caller: Caller, bench: Bench) -> None:
@@ -164,6 +166,12 @@ async def test_what_is_not_given_is_named(caller: Caller) -> None:
             {"input": "x", "tool_choice": {"type": "function", "name": "f"}},
             "invalid_value",
             "tool_choice.name",
+        ),
+        ({"input": "x", "tool_choice": "required"}, "invalid_value", "tool_choice"),
+        (
+            {"input": "x", "tool_choice": {"type": "allowed_tools", "mode": "required"}},
+            "invalid_value",
+            "tool_choice",
         ),
         ({"input": "x", "conversation": "conv_1"}, "unsupported_parameter", "conversation"),
         ({"input": "x" * 500}, "context_length_exceeded", "input"),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import ChatTemplate, Message, ToolCall
+from realtime.names import within
 from realtime.protocol.core import (
     CallItem,
     CallOutputItem,
@@ -36,7 +37,7 @@ def turn(n: int, text: str, *, calls: bool) -> list[Item]:
     """One question and what answers it."""
     items: list[Item] = [user(n, text)]
     if calls:
-        call_id = f"call{n:05}"
+        call_id = within(f"answer {n}")("call")
         items.append(CallItem(id=f"c{n}", call_id=call_id, name="get_weather", arguments="{}"))
         items.append(CallOutputItem(id=f"o{n}", call_id=call_id, output=f"sun {n}"))
     return [*items, said(n, text)]

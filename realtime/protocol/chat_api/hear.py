@@ -10,7 +10,7 @@ from engine import Grammar
 from realtime.errors import Refusal
 from realtime.protocol import core
 from realtime.protocol.chat_api import client
-from realtime.protocol.forms import grammar_of, named, tools_of
+from realtime.protocol.forms import grammar_of, named, required, tools_of
 from realtime.protocol.wishes import missing, sampling_of
 
 Fresh = Callable[[str], str]
@@ -27,7 +27,7 @@ def hear(create: client.Create, default: core.Settings, fresh: Fresh) -> core.Go
     settings = core.Settings(
         instructions=instructions,
         tools=tools,
-        tool_choice=_tool_choice(create.tool_choice, tools),
+        tool_choice=_tool_choice(create.tool_choice, tools, given=bool(create.tools)),
         parallel_tool_calls=create.parallel_tool_calls is not False,
         max_output_tokens=create.max_completion_tokens or create.max_tokens,
         sampling=msgspec.structs.replace(
@@ -116,6 +116,8 @@ def _grammar(form: client.FormatIn | None) -> Grammar | None:
 def _tool_choice(
     choice: Literal["auto", "none", "required"] | client.ToolChoiceIn | None,
     tools: Sequence[core.Tool],
+    *,
+    given: bool,
 ) -> core.ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
@@ -123,6 +125,8 @@ def _tool_choice(
             raise missing("tool_choice.function")
         case client.ToolChoiceIn(type="function", function=client.NamedIn(name=name)):
             return named(name, tools, "tool_choice.function.name")
+        case "required":
+            return required(tools, "tool_choice", given=given)
         case client.ToolChoiceIn() | None:
             return core.ToolChoice()
         case mode:

@@ -1,14 +1,15 @@
 """Client events to Asks. Pure; raises Refusal for what the shapes alone cannot forbid."""
 
 from collections.abc import Callable
-from typing import assert_never
+from typing import Literal, assert_never
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from realtime.errors import Refusal
+from realtime.names import within
 from realtime.protocol import core
-from realtime.protocol.forms import named, tools_of
+from realtime.protocol.forms import named, standing, tools_of
 from realtime.protocol.realtime_api import client
 from realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
 from realtime.protocol.wishes import missing, pick, sampling_of
@@ -80,10 +81,12 @@ def _respond(response: client.ResponseIn, now: core.Settings, fresh: Fresh) -> c
             else _item(item, f"response.input[{n}]", fresh)
             for n, item in enumerate(response.input)
         )
+    wanted = response.conversation
     return core.Respond(
         settings=_settings(response, now, now, "response"),
         metadata=response.metadata,
-        apart=response.conversation == "none",
+        apart=wanted == "none",
+        conversation=None if wanted in ("auto", "none") else wanted,
         context=context,
     )
 
@@ -113,10 +116,11 @@ def _settings(
         tools = default.tools
     elif not isinstance(wishes.tools, UnsetType):
         tools = _tools(wishes.tools, where)
-    choice = now.tool_choice
     if wishes.tool_choice is None:
-        choice = default.tool_choice
-    elif not isinstance(wishes.tool_choice, UnsetType):
+        choice = standing(default.tool_choice, tools)
+    elif isinstance(wishes.tool_choice, UnsetType):
+        choice = standing(now.tool_choice, tools)
+    else:
         choice = _tool_choice(wishes.tool_choice, tools, where)
     return core.Settings(
         instructions=pick(wishes.instructions, now.instructions, default.instructions),
@@ -157,20 +161,18 @@ def _tools(tools: list[client.ToolIn], where: str) -> tuple[core.Tool, ...]:
 
 
 def _tool_choice(
-    choice: str | client.ToolChoiceIn, tools: tuple[core.Tool, ...], where: str
+    choice: Literal["auto", "none", "required"] | client.ToolChoiceIn,
+    tools: tuple[core.Tool, ...],
+    where: str,
 ) -> core.ToolChoice:
+    """A choice among tools that we left out is no choice."""
     match choice:
-        case "auto" | "none" | "required":
-            return core.ToolChoice(choice)
-        case client.ToolChoiceIn(type="function", name=name) if name is not None:
+        case client.ToolChoiceIn(type="function", name=name):
             return named(name, tools, f"{where}.tool_choice.name")
-        case _:
-            raise Refusal(
-                f"Invalid '{where}.tool_choice': expected 'auto', 'none', 'required' or "
-                '{"type": "function", "name": …}.',
-                code="invalid_value",
-                param=f"{where}.tool_choice",
-            )
+        case client.ToolChoiceIn():
+            return core.ToolChoice()
+        case mode:
+            return core.ToolChoice(mode)
 
 
 def _extras(wishes: client.Wishes, now: core.Settings) -> str:
@@ -215,7 +217,10 @@ def _item(item: client.ItemIn, where: str, fresh: Fresh) -> core.Item:
             return core.MessageItem(id=item_id, role=role, parts=parts)
         case client.FunctionCallIn(name=name, arguments=arguments, call_id=call_id):
             return core.CallItem(
-                id=item_id, call_id=call_id or fresh("call"), name=name, arguments=arguments
+                id=item_id,
+                call_id=call_id or within(item_id)("call"),
+                name=name,
+                arguments=arguments,
             )
         case client.FunctionCallOutputIn(call_id=call_id, output=output):
             return core.CallOutputItem(id=item_id, call_id=call_id, output=output)

@@ -8,7 +8,7 @@ import msgspec
 
 from realtime.errors import Refusal
 from realtime.protocol import core
-from realtime.protocol.forms import grammar_of, named, tools_of
+from realtime.protocol.forms import grammar_of, named, required, tools_of
 from realtime.protocol.responses_api import client
 from realtime.protocol.responses_api.extras import Extras
 from realtime.protocol.wishes import missing, sampling_of
@@ -54,7 +54,7 @@ def settings_of(create: client.Create, default: core.Settings, model: str) -> co
     return core.Settings(
         instructions=create.instructions or "",
         tools=tools,
-        tool_choice=_tool_choice(create.tool_choice, tools),
+        tool_choice=_tool_choice(create.tool_choice, tools, given=bool(create.tools)),
         parallel_tool_calls=create.parallel_tool_calls is not False,
         max_output_tokens=create.max_output_tokens,
         sampling=msgspec.structs.replace(
@@ -122,13 +122,15 @@ def _tools(tools: Sequence[client.ToolIn]) -> tuple[core.Tool, ...]:
 def _tool_choice(
     choice: Literal["auto", "none", "required"] | client.ToolChoiceIn | None,
     tools: Sequence[core.Tool],
+    *,
+    given: bool,
 ) -> core.ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
         case client.ToolChoiceIn(type="function", name=name):
             return named(name, tools, "tool_choice.name")
-        case client.ToolChoiceIn(type="allowed_tools", mode="required"):
-            return core.ToolChoice("required")
+        case "required" | client.ToolChoiceIn(type="allowed_tools", mode="required"):
+            return required(tools, "tool_choice", given=given)
         case client.ToolChoiceIn() | None:
             return core.ToolChoice()
         case mode:

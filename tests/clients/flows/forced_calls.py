@@ -89,6 +89,21 @@ async def a_named_tool_is_called(client: Client) -> None:
 
 
 @flow
+async def a_chosen_tool_that_goes_takes_the_choice_along(client: Client) -> None:
+    async with client.talk() as talk:
+        choice = {"type": "function", "name": "get_weather"}
+        await with_tools(talk, tool_choice=choice)
+        await talk.say("Hello, how are you?")
+        done = (await talk.answer(tools=[LIGHT], max_output_tokens=40))[-1]["response"]
+        assert [item["type"] for item in done["output"]] == ["message"]
+        await talk.send(type="session.update", session={"type": "realtime", "tools": [LIGHT]})
+        said = (await talk.expect("session.updated"))["session"]
+        assert (said["tools"], said["tool_choice"]) == ([LIGHT], "auto")
+        done = await talk.ask("Hello, how are you?", max_output_tokens=40)
+        assert [item["type"] for item in done["output"]] == ["message"]
+
+
+@flow
 async def at_most_one_call(client: Client) -> None:
     async with client.talk() as talk:
         await with_tools(talk, tool_choice="required", parallel_tool_calls=False)
