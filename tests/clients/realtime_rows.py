@@ -27,10 +27,10 @@ _OUTPUT = ("response_id", "output_index")
 _PART = ("response_id", "item_id", "output_index", "content_index")
 _CALL = ("response_id", "item_id", "output_index", "call_id")
 SERVER_EVENTS: dict[str, tuple[str, ...]] = {
-    "session.created": ("session.type", "session.id", "session.audio.input.turn_detection"),
+    "session.created": ("session.type", "session.id", "session.audio.input.turn_detection: null"),
     "session.updated": ("session.type", "session.id"),
-    "conversation.item.added": ("item.id", "item.type", "previous_item_id"),
-    "conversation.item.done": ("item.id", "item.status", "previous_item_id"),
+    "conversation.item.added": ("item.id", "item.type", "previous_item_id?"),
+    "conversation.item.done": ("item.id", "item.status", "previous_item_id?"),
     "conversation.item.retrieved": ("item.id", "item.content"),
     "conversation.item.deleted": ("item_id",),
     "conversation.item.truncated": ("item_id", "content_index", "audio_end_ms"),
@@ -44,8 +44,8 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
     "response.function_call_arguments.done": (*_CALL, "name", "arguments"),
     "response.output_item.done": (*_OUTPUT, "item.id", "item.status"),
     "response.done": (
-        *("response.id", "response.object", "response.status", "response.status_details"),
-        *("response.output", "response.metadata", "response.conversation_id", "response.audio"),
+        *("response.id", "response.object", "response.status", "response.status_details?"),
+        *("response.output", "response.metadata?", "response.conversation_id?", "response.audio"),
         *("response.output_modalities", "response.max_output_tokens"),
         *("response.usage.total_tokens", "response.usage.input_tokens"),
         *("response.usage.output_tokens", "response.usage.input_token_details.cached_tokens"),
@@ -53,9 +53,9 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
         *("response.usage.output_token_details.text_tokens",),
     ),
     "rate_limits.updated": ("rate_limits",),
-    "error": ("error.type", "error.code", "error.message", "error.param", "error.event_id"),
+    "error": ("error.type", "error.code", "error.message", "error.param?", "error.event_id?"),
 }
-"""What the server says, and what must be in it."""
+"""What the server says, and what must be in it (`rows.find`)."""
 
 REALTIME = Api(
     CLIENT_EVENTS,

@@ -10,30 +10,27 @@ CLIENT_EVENTS: dict[str, tuple[str, ...]] = {
 """What a client says, and what comes back somewhere behind it."""
 
 _PART = ("item_id", "output_index", "content_index")
-_USAGE = (
-    *("input_tokens", "input_tokens_details.cached_tokens", "output_tokens"),
-    *("input_tokens_details.cache_write_tokens", "output_tokens_details.reasoning_tokens"),
-    "total_tokens",
+_BEGUN = (
+    *("id", "object", "access_programs: null", "created_at", "status", "model", "output"),
+    *("parallel_tool_calls", "tool_choice", "tools", "temperature", "top_p", "metadata"),
+    *("instructions?", "previous_response_id?", "store"),
 )
-_RESPONSE = (
-    *(
-        "id",
-        "object",
-        "access_programs",
-        "created_at",
-        "status",
-        "model",
-        "output",
-        "parallel_tool_calls",
-    ),
-    *("tool_choice", "tools", "temperature", "top_p", "metadata", "error", "incomplete_details"),
-    *("instructions", "previous_response_id", "store", "usage"),
-    *(f"usage.{key}" for key in _USAGE),
+_ENDED = (
+    *_BEGUN,
+    *("usage.input_tokens", "usage.output_tokens", "usage.total_tokens"),
+    *("usage.input_tokens_details.cached_tokens", "usage.input_tokens_details.cache_write_tokens"),
+    "usage.output_tokens_details.reasoning_tokens",
 )
-_WHOLE = tuple(f"response.{key}" for key in _RESPONSE)
+
+
+def _response(*fields: str) -> tuple[str, ...]:
+    return tuple(f"response.{field}" for field in fields)
+
+
+_RUNNING = _response(*_BEGUN, "error: null", "incomplete_details: null", "usage: null")
 SERVER_EVENTS: dict[str, tuple[str, ...]] = {
-    "response.created": _WHOLE,
-    "response.in_progress": _WHOLE,
+    "response.created": _RUNNING,
+    "response.in_progress": _RUNNING,
     "response.output_item.added": ("output_index", "item.id", "item.type"),
     "response.output_item.done": ("output_index", "item.id", "item.type", "item.status"),
     "response.content_part.added": (*_PART, "part.type", "part.text", "part.annotations"),
@@ -42,15 +39,17 @@ SERVER_EVENTS: dict[str, tuple[str, ...]] = {
     "response.output_text.done": (*_PART, "text", "logprobs"),
     "response.function_call_arguments.delta": ("item_id", "output_index", "delta"),
     "response.function_call_arguments.done": ("item_id", "output_index", "arguments", "name"),
-    "response.completed": _WHOLE,
-    "response.incomplete": _WHOLE,
-    "response.failed": (*_WHOLE, "response.error.code", "response.error.message"),
+    "response.completed": _response(*_ENDED, "error: null", "incomplete_details: null"),
+    "response.incomplete": _response(*_ENDED, "error: null", "incomplete_details.reason"),
+    "response.failed": _response(
+        *_ENDED, "error.code", "error.message", "incomplete_details: null"
+    ),
     "response.steer.accepted": ("steer.id", "steer.previous_response_id"),
     "response.steer.pending": ("steer.id", "steer.previous_response_id", "required_input"),
     "response.steer.failed": ("error.code", "error.message", "steer.input"),
-    "error": ("status", "error.type", "error.message", "error.code", "error.param"),
+    "error": ("status", "error.type", "error.message", "error.code", "error.param?"),
 }
-"""What the server says, and what must be in it."""
+"""What the server says, and what must be in it (`rows.find`)."""
 UNNUMBERED = {"error", "response.steer.failed"}
 
 RESPONSES = Api(

@@ -5,7 +5,7 @@ import functools
 import itertools
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tests.clients.transcripts import GOLDEN
 
@@ -55,6 +55,7 @@ class Api(NamedTuple):
 
     client_events: Mapping[str, tuple[str, ...]]
     server_events: Mapping[str, tuple[str, ...]]
+    """Each a path (`find`)."""
     server_first: bool
     """With an event that has an id; the other API has none."""
 
@@ -81,11 +82,21 @@ def says(line: Line) -> set[str]:
             return {line.kind}
 
 
-def has(value: dict[str, Any] | None, path: list[str]) -> bool:
-    """Whether it has what is there; null has nothing, as the usage of a response without any."""
-    if value is None or not path:
-        return True
-    return path[0] in value and (len(path) == 1 or has(value[path[0]], path[1:]))
+Found = Literal["there", "null", "missing"]
+
+
+def find(event: Any, path: str) -> Found:
+    """What `path` leads to: `a.b` is there, never null; `a?.b` may be null at a, as it is allowed
+    to be; `a.b: null` is there and is null, always."""
+    keys, _, null = path.partition(": ")
+    for key in keys.split("."):
+        name = key.removesuffix("?")
+        if not isinstance(event, dict) or name not in event:
+            return "missing"
+        event = event[name]
+        if event is None and name != key:
+            return "null"
+    return "there" if (event is None) == bool(null) else "missing"
 
 
 def holds(value: Any, wanted: Any) -> bool:

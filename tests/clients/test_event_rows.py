@@ -5,7 +5,7 @@ import pytest
 
 from tests.clients.realtime_rows import REALTIME
 from tests.clients.response_rows import RESPONSES
-from tests.clients.rows import CLIENTS, has, says
+from tests.clients.rows import CLIENTS, Found, find, says
 
 APIS = {"realtime": REALTIME, "responses": RESPONSES}
 
@@ -30,10 +30,10 @@ def test_client_event(api: str, kind: str, client: str) -> None:
 def test_server_event(api: str, kind: str, client: str) -> None:
     seen = APIS[api].of(client).said("S", kind)
     assert seen, f"the server has not said {kind}"
-    for line in seen:
-        assert all(line.event.get(name, "…") for name in ("event_id", "sequence_number"))
-        for path in APIS[api].server_events[kind]:
-            assert has(line.event, path.split(".")), f"{path} of {line.event}"
+    for path in APIS[api].server_events[kind]:
+        found = {find(line.event, path): line.event for line in seen}
+        assert "missing" not in found, f"{path} of {found['missing']}"
+        assert "there" in found, f"{path} is null each time"
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -49,3 +49,22 @@ def test_nothing_else_is_said(api: str, client: str) -> None:
         if line.side == "S" and line.event
     }
     assert said - {*rows.server_events, *answers} == set()
+
+
+@pytest.mark.parametrize(
+    ("event", "path", "found"),
+    [
+        ({"a": {"b": 0}}, "a.b", "there"),
+        ({"a": {}}, "a.b", "missing"),
+        ({"a": {}}, "a.b?", "missing"),
+        ({"a": None}, "a.b", "missing"),
+        ({"a": {"b": None}}, "a.b", "missing"),
+        ({"a": None}, "a?.b", "null"),
+        ({"a": {"b": None}}, "a.b?", "null"),
+        ({"a": {"b": None}}, "a.b: null", "there"),
+        ({"a": {"b": 0}}, "a.b: null", "missing"),
+        ({"a": None}, "a.b: null", "missing"),
+    ],
+)
+def test_null_is_allowed_where_it_is_named(event: object, path: str, found: Found) -> None:
+    assert find(event, path) == found

@@ -105,10 +105,11 @@ async def a_fault_of_the_server(client: Client) -> None:
 @at("broken")
 async def a_response_that_fails(client: Client) -> None:
     async with call(client) as line:
-        first = await line.turn("hello", max_output_tokens=4)
-        await line.create(input=BREAKS, previous_response_id=first["id"])
+        wish = {"instructions": "Be kind.", "max_output_tokens": 4}
+        first = await line.turn("hello", **wish)
+        await line.create(input=BREAKS, previous_response_id=first["id"], **wish)
         failed = _failed((await line.end())[-1])
-        again = await line.turn("and?", previous_response_id=first["id"], max_output_tokens=4)
+        again = await line.turn("and?", previous_response_id=first["id"], **wish)
         assert cached(again) >= first["usage"]["total_tokens"] - 1, "nothing else was lost"
     api = client.api()
     whole = await api.responses.create(model="demo", input=BREAKS)

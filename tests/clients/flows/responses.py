@@ -206,7 +206,8 @@ async def lanes_beside_each_other(client: Client) -> None:
 @flow
 async def a_response_is_cancelled(client: Client) -> None:
     async with call(client) as line:
-        await line.connection.send({"type": "response.create", "input": "hello", **LONG})
+        asked = {"input": "hello", "instructions": "Be kind."}
+        await line.connection.send({"type": "response.create", **asked, **LONG})
         id = (await line.end("response.output_text.delta"))[0]["response"]["id"]
         await line.connection.send({"type": "response.cancel", "response_id": id})
         ended = (await line.end())[-1]

@@ -149,10 +149,11 @@ export const failing = {
 
     async a_response_that_fails(client) {
       const talk = client.call();
-      const first = (await talk.respond({ ...ASKED, input: 'hello' })).at(-1).response;
-      const broken = { input: BREAKS, previous_response_id: first.id };
+      const wish = { ...ASKED, instructions: 'Be kind.' };
+      const first = (await talk.respond({ ...wish, input: 'hello' })).at(-1).response;
+      const broken = { ...wish, input: BREAKS, previous_response_id: first.id };
       const { error } = failed((await talk.respond(broken)).at(-1));
-      const again = { ...ASKED, input: 'and?', previous_response_id: first.id };
+      const again = { ...wish, input: 'and?', previous_response_id: first.id };
       const { usage } = (await talk.respond(again)).at(-1).response;
       assert(usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1);
       talk.close();

@@ -47,7 +47,8 @@ export const responses = {
 
   async a_response_is_cancelled(client) {
     const talk = client.call();
-    talk.send({ type: 'response.create', input: 'tell me a story', ignore_eos: true });
+    const asked = { input: 'tell me a story', instructions: 'Be kind.', ignore_eos: true };
+    talk.send({ type: 'response.create', ...asked });
     const { response } = (await talk.until('response.output_text.delta'))[0];
     talk.send({ type: 'response.cancel', response_id: response.id });
     const ended = (await talk.until('response.incomplete')).at(-1).response;
