@@ -38,6 +38,44 @@ def test_fork_anywhere(page_size: int, spoken: int, ahead: int) -> None:
 
 
 @AHEAD
+@pytest.mark.parametrize("back", ["fork", "rewind"])
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_back_below_what_the_tree_owns(page_size: int, back: str, ahead: int) -> None:
+    """Into pages that were published, and at their edges: the shared page that must be written is
+    copied, and nothing in it is computed again. Whoever else shares it is left alone."""
+    log = words(2 * page_size + 7, seed=1)
+    desk = Desk(pages=96 if page_size < 256 else 16, page_size=page_size, batched_tokens=512)
+    desk.open("other")
+    desk.append("other", list(log))
+    desk.generate("other", 3)
+    desk.run(ahead=ahead)
+    others = log + desk.said("other")
+    owned = desk.sequence("other").lease.path
+    assert len(owned) * page_size == len(log) // page_size * page_size, "the tree owns full pages"
+    edges = {1, 2, page_size // 2, page_size - 1, page_size, page_size + 1, 2 * page_size - 1}
+    for at in sorted(edges - {0}):
+        name = f"at {at}"
+        if back == "fork":
+            before = desk.runner.tokens_run
+            desk.fork("other", name, at)
+        else:
+            desk.fork("other", name)
+            before = desk.runner.tokens_run
+            assert desk.rewind(name, at).length == at
+        desk.append(name, [5, 6])
+        desk.generate(name, 3)
+        desk.run(ahead=ahead)
+        assert desk.said(name) == oracle([*log[:at], 5, 6], 3)
+        assert desk.ended(name).cached_tokens == at
+        assert desk.runner.tokens_run - before <= 2 + 2 + ahead
+        desk.close(name)
+    desk.append("other", [4])
+    desk.generate("other", 3, "again")
+    desk.run(ahead=ahead)
+    assert desk.said("other", "again") == oracle([*others, 4], 3)
+
+
+@AHEAD
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_fork_while_a_turn_runs(page_size: int, ahead: int) -> None:
     """What the turn began with does not change: a child of it need not wait, nor compute it again.

@@ -5,10 +5,15 @@
  3  replace without a turn breaks the scheduler  test_3_…
  4  retract frees nothing                        test_4_…: alone, and a pool for two serves six
  5  idle sessions hold all rows                  test_5_…
- 6  no cap, no admission, no eviction            test_6_…: a pool for three serves thirty
+ 6  no cap, no admission, no eviction            test_6_…: a pool for three serves thirty. The cap
+                                                 is the gateway's (`sessions_max` of
+                                                 realtime/limits.py): realtime/test_connection.py::
+                                                 test_too_many_sessions_are_sent_away
  7  timeout from submission, mid-turn            test_7_…: both kinds of session
- 8  a turn lands where its history is not        test_8_…: a fresh engine is told the log first;
-                                                 there are no ranks behind one door here
+ 8  a turn lands where its history is not        test_8_…: a fresh engine is told the log first.
+                                                 Of several engines behind one front, one lost:
+                                                 engine/test_fronts.py::
+                                                 test_sessions_of_a_lost_engine_go_on_elsewhere
  9  KV of another adapter or salt is reused      test_9_…: a session's scope is fixed when it is
                                                  opened and goes with its forks; no adapters here
 10  logprob_start_len silently ignored           test_10_…: log-probabilities of outputs are the
@@ -236,7 +241,7 @@ def test_7_nor_while_something_waits_for_the_turn() -> None:
     assert not desk.heard(Expired)
 
 
-async def test_8_a_turn_finds_its_history_in_any_engine(letters: Path) -> None:
+async def test_8_a_turn_finds_its_history_in_an_engine_that_came_back(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         talks = [await Talk.open(bench.engine) for _ in range(3)]
         for turn in range(3):

@@ -3,7 +3,9 @@
 four chunks, 12 generated            test_four_chunks_equal_one_request
 duplicate open must fail             test_opening_twice_fails
 erased turn, closed session          test_an_erased_turn_and_a_closed_session_are_gone
-backtrack to the first turn          test_backtracking_to_the_first_turn
+backtrack to the first turn          test_backtracking_to_the_first_turn,
+                                     test_log_probabilities_after_backtracking (exactly those of
+                                     one request; there within 0.15)
 backtrack with an abort              test_backtracking_with_an_abort (skipped there as broken)
 branching two by two                 test_branching_two_by_two
 logprob_start_len too large          nothing to test: no log-probabilities of prompts here
@@ -12,7 +14,17 @@ vision variants                      nothing to test: text alone
 
 import pytest
 
-from engine.messages import Append, Attach, Cancel, Generate, Open, Refused, Sampling
+from engine.messages import (
+    Append,
+    Attach,
+    Cancel,
+    Generate,
+    Open,
+    Refused,
+    Sampling,
+    TokenLogprobs,
+    Tokens,
+)
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words
@@ -71,6 +83,30 @@ def test_backtracking_to_the_first_turn(ahead: int) -> None:
     said = turn(desk, "back", [1, 2, 3], ahead, after="a")
     assert said == oracle([*words(9), *first, 1, 2, 3], 12)
     assert desk.runner.tokens_run - before <= 1 + 3 + 11 + ahead + desk.cache.page_size
+
+
+@AHEAD
+def test_log_probabilities_after_backtracking(ahead: int) -> None:
+    """To the first turn, from three later ones: those of one request that re-sends everything."""
+    desk = regular()
+    log = words(9) + turn(desk, "a", words(9), ahead)
+    for n in range(3):
+        turn(desk, f"later {n}", words(7, seed=n), ahead)
+    desk.append("s", [1, 2, 3], after="a")
+    scored: list[list[TokenLogprobs]] = []
+    for session in ("s", "once"):
+        if session == "once":
+            desk.open(session, scope="its own")
+            desk.append(session, [*log, 1, 2, 3])
+        sampling = Sampling(max_tokens=12, logprobs=3)
+        desk.do(Generate(desk.n(), session, "back", sampling))
+        desk.run(ahead=ahead)
+        told = [e for e in desk.heard(Tokens) if (e.session, e.turn) == (session, "back")]
+        scored.append([each for e in told for each in e.logprobs or []])
+    assert desk.said("s", "back") == desk.said("once", "back") == oracle([*log, 1, 2, 3], 12)
+    assert desk.ended("s", "back").cached_tokens > 0 == desk.ended("once", "back").cached_tokens
+    assert scored[0] == scored[1]
+    assert len(scored[0]) == 12
 
 
 @AHEAD

@@ -113,7 +113,7 @@ async def test_leak_logprob_concurrent(letters: Path, variant: str, logprobs: in
     """All turns of six sessions fired together; sessions opened and closed in each round."""
     sampling = Sampling(max_tokens=8, logprobs=logprobs)
     async with engine_of(letters, variant) as bench:
-        for round in range(10 if (variant, logprobs) == ("chunk-512-ahead", 5) else 1):
+        for round in range(10):
             talks = [await Talk.open(bench.engine) for _ in range(6)]
             for turn in range(5):
                 await asyncio.gather(

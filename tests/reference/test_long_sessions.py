@@ -1,0 +1,79 @@
+"""The reference's list for long sessions (test_session_latency), on our door.
+
+row of the reference                          here
+streaming session, 8 by 150: flat             test_steps_counted (in steps), `continuo bench
+                                              flatness` (by the clock)
+three modes, 4 by 300: how long, and equal    `continuo bench session-latency`
+correctness, 1 by 30                          test_thirty_turns_are_the_same_in_every_mode
+random lengths, 8 by 50, seed 42              test_random_lengths
+a short request beside a deep one             test_steps_counted, `continuo bench
+                                              cold-beside-live`
+"""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.front import Engine
+from engine.messages import Sampling
+from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engines import digest_engine
+from tests.support.talks import Talk, is_healthy, read, words
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+SESSIONS, TURNS, SEED = 8, 50, 42
+
+
+@AHEAD
+async def test_thirty_turns_are_the_same_in_every_mode(letters: Path, ahead: int) -> None:
+    """16 in, 8 out; each what one fresh prefill gives."""
+    told: dict[str, list[list[int]]] = {"streaming": [], "regular": [], "none": []}
+    async with digest_engine(letters, pages=600, max_model_len=800, steps_ahead=ahead) as bench:
+        engine, sampling = bench.engine, Sampling(max_tokens=8)
+        for mode, said in told.items():
+            session = await engine.open(streaming=mode == "streaming", cache_scope=mode)
+            log: list[int] = []
+            for turn in range(30):
+                new = words(16, seed=turn)
+                log += new
+                if mode == "none":
+                    answer = await engine.complete(log, sampling, cache_scope=mode)
+                else:
+                    await engine.append(session, new)
+                    answer = await engine.generate(session, sampling)
+                said.append(await read(answer))
+                assert said[-1] == oracle(log, 8)
+                log += said[-1]
+            await engine.close(session)
+        assert await is_healthy(engine, sessions=0)
+    assert told["streaming"] == told["regular"] == told["none"]
+    assert len(told["regular"]) == 30
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"pages": 6_000, "page_size": 4, "batched_tokens": 512},
+        {"pages": 60, "page_size": 256, "batched_tokens": 64, "host_pages": 40, "steps_ahead": 1},
+    ],
+    ids=["all fit", "half fit, a step ahead"],
+)
+async def test_random_lengths(letters: Path, bounds: dict[str, Any]) -> None:
+    """8 to 64 in, 4 to 32 out: every session gets all its turns, each answered rightly."""
+
+    async def one(engine: Engine, number: int) -> None:
+        source = random.Random(SEED + number)
+        talk = await Talk.open(engine)
+        for _ in range(TURNS):
+            new = [source.randrange(VOCABULARY) for _ in range(source.randint(8, 64))]
+            await talk.say(new, source.randint(4, 32))
+        assert len(talk.log) > TURNS * 12
+        await talk.close()
+
+    async with digest_engine(letters, max_model_len=4_000, **bounds) as bench:
+        await asyncio.gather(*(one(bench.engine, n) for n in range(SESSIONS)))
+        assert (await bench.engine.stats()).evicted_pages > 0 or "host_pages" not in bounds
+        assert await is_healthy(bench.engine, sessions=0)
