@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine import EngineError, EngineLost
+from engine import EngineError
 from realtime.names import fresh
 from realtime.protocol import core
-from realtime.session.answering import Answering
+from realtime.session.answering import Answering, Teller
 from realtime.session.calls import reader_for
 from realtime.session.lineage import Line
 from realtime.session.output import Output
@@ -61,32 +61,43 @@ class Making:
         """The answer as it ended, and the ids that were drawn for it."""
         if not self.ask.generate:
             return await self._take_in(), []
-        answer, prompt, recording = self.recording.answer, self.prompt, self.recording
+        recording = self.recording
+        return await self._make(lambda tell: recording.tell(_told(tell)))
+
+    async def _make(self, tell: Teller) -> tuple[core.Answer, list[int]]:
+        answer, prompt = self.recording.answer, self.prompt
         reader = reader_for(answer.settings, prompt.conversation.template)
         answering = Answering(answer, self.line.strand, Output(answer, _nowhere, fresh), reader)
         self._answering = answering
-        await answering.run(prompt, lambda tell: recording.tell(_told(tell)))
+        await answering.run(prompt, tell)
         answer = msgspec.structs.replace(answering.answer, ended_s=int(time.time()))
         if self.steered and answer.status == "cancelled":
             answer = msgspec.structs.replace(answer, reason="steered")
         return answer, answering.sampled
 
     async def _take_in(self) -> core.Answer:
-        """The prompt is prefilled, without an answer; whoever goes on from it need not wait."""
-        answer, conversation = self.recording.answer, self.prompt.conversation
+        """The prompt is prefilled by an answer of one id, which nobody hears and nothing keeps: the
+        engine says what of it was in KV before."""
+        if not self.prompt.length:
+            now = int(time.time())
+            return msgspec.structs.replace(
+                self.recording.answer, status="completed", usage=core.Usage(), ended_s=now
+            )
+        answer, _ = await self._make(_unheard)
+        if answer.status not in ("completed", "incomplete"):
+            return msgspec.structs.replace(answer, items=())
         try:
-            synced = await self.line.strand.sync(conversation.all_spans)
-        except EngineError as error:
-            if isinstance(error, EngineLost):
-                self.line.strand.forget()
-            failure = core.AnswerError(error.code, error.message)
-            return msgspec.structs.replace(answer, status="failed", error=failure)
-        usage = core.Usage(
-            input_tokens=conversation.length,
-            cached_tokens=conversation.length - synced.appended,
+            await self.line.strand.sync(self.prompt.conversation.all_spans)
+        except EngineError:
+            self.line.strand.forget()
+        assert answer.usage is not None, "a turn that has ended was counted"
+        return msgspec.structs.replace(
+            answer,
+            status="completed",
+            reason=None,
+            items=(),
+            usage=msgspec.structs.replace(answer.usage, output_tokens=0),
         )
-        ended = int(time.time())
-        return msgspec.structs.replace(answer, status="completed", usage=usage, ended_s=ended)
 
 
 _OF_AN_ANSWER = core.OutputStarted | core.TextDelta | core.ArgumentsDelta | core.OutputEnded
@@ -95,6 +106,10 @@ _OF_AN_ANSWER = core.OutputStarted | core.TextDelta | core.ArgumentsDelta | core
 def _told(tell: core.Tell) -> core.Told:
     assert isinstance(tell, _OF_AN_ANSWER), "an answer tells of itself alone"
     return tell
+
+
+def _unheard(tell: core.Tell) -> None:
+    pass
 
 
 def _nowhere(items: Sequence[core.Item]) -> str | None:

@@ -37,11 +37,11 @@ def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, para
     return Prompt(conversation, header, sampling)
 
 
-def warm_up_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
-    """What stands before whatever is said next: no header, for no answer is wanted yet. May be
-    nothing at all. Raises Refusal."""
+def warm_up_of(conversation: Conversation, ready: Ready, param: str) -> Prompt:
+    """What stands before whatever is said next, for an answer of one id that nobody hears: no
+    header, for no answer is wanted yet. May be nothing at all. Raises Refusal."""
     _room(conversation.length, ready, param)
-    return Prompt(conversation, [], settings.sampling)
+    return Prompt(conversation, [], Sampling(max_tokens=1))
 
 
 def _room(length: int, ready: Ready, param: str) -> int:

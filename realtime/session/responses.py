@@ -185,13 +185,15 @@ class Responses:
         """And the input. Raises Refusal."""
         window = Window(self._door.ready.max_model_len, ask.settings.truncation)
         items = ask.input
-        made_of = prompt_of if ask.generate else warm_up_of
+        ready = self._door.ready
 
         def make() -> tuple[Prompt, tuple[core.Item, ...]]:
             before = origin.begin(ask.settings)
             given = tuple(_resolved(item, before) for item in items)
             conversation = window.fitted(before.with_items(given))
-            return made_of(conversation, ask.settings, self._door.ready, "input"), given
+            if not ask.generate:
+                return warm_up_of(conversation, ready, "input"), given
+            return prompt_of(conversation, ask.settings, ready, "input"), given
 
         await vet(ask.settings, self._template, "")
         chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 from websockets.exceptions import InvalidStatus
@@ -12,7 +13,7 @@ from realtime.server.settings import Settings
 from realtime.store import Store, open_store
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of
 from tests.realtime.served import Running, closed, serve
-from tests.support.engines import Bench
+from tests.support.engines import Bench, digest_engine
 
 TENANTS = {"key-one": "acme", "key-two": "umbrella"}
 TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -257,6 +258,37 @@ async def test_warm_up_prefills(caller: Caller, bench: Bench) -> None:
     assert cached(hot) == warm["usage"]["input_tokens"]
     only = await caller.turn(input=[], previous_response_id=warm["id"])
     assert only["usage"]["output_tokens"] == 4, "one may go on without more input"
+
+
+async def test_usage_of_a_warm_up_is_what_was_computed_for_it(caller: Caller, bench: Bench) -> None:
+    text = "a long beginning " * 8
+    await caller.turn(text)
+    for beginning, found in ((text, True), ("another " * 16, False)):
+        before = await bench.engine.stats()
+        await caller.send(input=beginning, generate=False)
+        warm = (await caller.until(*ENDS))[-1]["response"]
+        tokens = warm["usage"]["input_tokens"]
+        computed = (await bench.engine.stats()).tokens_computed - before.tokens_computed
+        whole_pages, opening = (tokens - 1) // 4 * 4, 4
+        assert cached(warm) == (whole_pages if found else opening)
+        assert computed == tokens - cached(warm), "all of it is there when it has ended"
+        assert warm["usage"]["total_tokens"] == tokens
+
+
+async def test_a_warm_up_is_cancelled(chatty: Path) -> None:
+    settings = Settings(served_model_name=("demo",))
+    async with (
+        digest_engine(chatty, pages=128, max_model_len=400, step_s=0.2) as bench,
+        serve(bench, settings) as running,
+        calling(running) as caller,
+    ):
+        await caller.send(input="a long beginning " * 16, generate=False)
+        [created] = await caller.until("response.created")
+        warm = created["response"]["id"]
+        await caller.send("response.cancel", response_id=warm)
+        ended = (await caller.until(*ENDS))[-1]["response"]
+        assert ended["incomplete_details"] == {"reason": "cancelled"}
+        assert ended["output"] == []
 
 
 HEAD: Event = {"instructions": "be kind " * 10, "tools": [TOOL]}

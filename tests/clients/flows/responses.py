@@ -177,6 +177,7 @@ async def a_warm_up_is_prefilled(client: Client) -> None:
             assert warm["usage"]["input_tokens"] > 0, "instructions and tools at least"
             response = await line.turn("hello", previous_response_id=warm["id"], **wish)
             assert response["usage"]["input_tokens"] > warm["usage"]["input_tokens"]
+            assert cached(response) >= warm["usage"]["input_tokens"], "it was in KV"
 
 
 @flow

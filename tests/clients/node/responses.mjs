@@ -115,6 +115,7 @@ export const responses = {
       const body = { input: 'hello', previous_response_id: id, max_output_tokens: 24, ...wish };
       const said = (await talk.respond(body)).at(-1).response;
       assert(said.usage.input_tokens > usage.input_tokens);
+      assert(said.usage.input_tokens_details.cached_tokens >= usage.input_tokens, 'it was in KV');
     }
     talk.close();
   },
