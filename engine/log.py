@@ -52,6 +52,14 @@ class Log:
         if field is not None and append.span != "firm":
             raise BadRequest(f"a {append.span} append takes no {field}", field=field)
 
+    def check_room(self, length: int) -> None:
+        """Raises TooLong for a log that would be of this length."""
+        if length > self.capacity:
+            raise TooLong(
+                f"the log would be {length} tokens long; the session holds {self.capacity}",
+                field="ids",
+            )
+
     def append(self, append: Append) -> int:
         """Raises TooLong, and BadRequest for a turn that has not finished here."""
         new = array("i", append.ids)
@@ -132,7 +140,7 @@ class Log:
     def _append_firm(self, append: Append, new: "array[int]") -> int:
         base = self.base(append)
         length = self.length if base is None else len(base.ids)
-        self._check_room(length + len(new) + self.provisional)
+        self.check_room(length + len(new) + self.provisional)
         span = self.take_span()
         kept = length
         if base is not None and self.history is not None:
@@ -147,18 +155,11 @@ class Log:
     def _replace_span(self, new: "array[int]") -> int:
         """The common beginning of the old span and the new one stays."""
         firm = self.length
-        self._check_room(firm + len(new))
+        self.check_room(firm + len(new))
         kept = firm + common_prefix(self.ids[firm:], new)
         self.cut(kept)
         self.ids.extend(new[kept - firm :])
         return kept
-
-    def _check_room(self, length: int) -> None:
-        if length > self.capacity:
-            raise TooLong(
-                f"the log would be {length} tokens long; the session holds {self.capacity}",
-                field="ids",
-            )
 
 
 def edits(append: Append) -> str | None:

@@ -49,6 +49,15 @@ class Record:
         self.attached = False
         """The engine that has it knows the present log, but perhaps not the turns before."""
 
+    @property
+    def speaks(self) -> bool:
+        return self.turn is not None and not self.paused
+
+    def put_back(self) -> None:
+        """The span that waited for the turn to end."""
+        span, self.aside = self.aside, array("i")
+        self.log.put_span(span)
+
 
 class Mirror:
     def __init__(self) -> None:
@@ -69,6 +78,8 @@ class Mirror:
 
     def _change(self, record: Record, command: SessionCommand, done: Done) -> None:
         match command:
+            case Append(span="provisional") if record.speaks:
+                record.aside = array("i", command.ids)
             case Append():
                 record.log.append(command)
             case Rewind():
@@ -77,6 +88,7 @@ class Mirror:
                 self._begin(record, command)
             case Pause():
                 record.paused = record.turn is not None
+                record.put_back()
             case Fork():
                 self._fork(record, command, done.length)
             case Close():
@@ -96,13 +108,14 @@ class Mirror:
         record = self._records.get(event.session)
         if record is None:
             return
+        if record.paused:
+            record.aside = record.log.take_span()
         if event.length < len(record.log.ids):
             record.log.cut(event.length)
         else:
             record.log.turn_ended(event.turn, record.prompt)
-        span, record.aside = record.aside, array("i")
-        record.log.put_span(span)
         record.turn, record.paused = None, False
+        record.put_back()
 
     def forget(self, session: str) -> None:
         self._records.pop(session, None)
@@ -157,7 +170,7 @@ class Mirror:
 
     def with_turn(self) -> list[str]:
         """Sessions that an engine should be at work for."""
-        return [name for name, record in self._records.items() if record.turn and not record.paused]
+        return [name for name, record in self._records.items() if record.speaks]
 
     def knows(self, session: str) -> bool:
         return session in self._records

@@ -138,9 +138,20 @@ class Sessions:
                 self._change(sequence, command)
                 return
             self._unprepared[sequence] = None
-        replaced = waiting.put(command, sequence.id)
-        if replaced is not None:
-            self._emit(Done(replaced.n, sequence.log.length))
+        if sequence.turn is not None and (span := waiting.outdated(command)) is not None:
+            self._put_aside(sequence, span)
+        waiting.put(command, sequence.id)
+
+    def _put_aside(self, sequence: Sequence, span: Append) -> None:
+        """A provisional span behind which the next one has come while the turn runs need not wait:
+        it takes effect aside, and stands if the next one is refused."""
+        try:
+            sequence.log.check_room(len(sequence.ids) + len(span.ids))
+        except TooLong as error:
+            self._emit(Refused(span.n, error.code, error.message, error.field))
+            return
+        sequence.aside = array("i", span.ids)
+        self._emit(Done(span.n, sequence.log.length))
 
     def _prepared(self, command: Deferrable) -> bool:
         """Whether it may take effect. A grammar is compiled from when it is first heard of."""

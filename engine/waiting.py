@@ -23,13 +23,15 @@ class Waiting(deque[Deferrable]):
     def turns(self) -> int:
         return sum(isinstance(command, Generate) for command in self)
 
-    def put(self, command: Deferrable, session: str) -> Append | None:
-        """Returns what it replaces: a provisional span that waits right before another one will
-        never be seen. Raises Busy where too many wait on the session already."""
-        last, replaced = self[-1] if self else None, None
-        if _provisional(last) and _provisional(command):
-            self.pop()
-            replaced = last
+    def outdated(self, command: Deferrable) -> Append | None:
+        """The provisional span that alone waits, if `command` is the next one: taken out."""
+        if len(self) == 1 and _provisional(command) and _provisional(last := self[-1]):
+            self.clear()
+            return last
+        return None
+
+    def put(self, command: Deferrable, session: str) -> None:
+        """Raises Busy where too many wait on the session already."""
         if len(self) >= DEFERRED_MAX:
             raise Busy(f"{DEFERRED_MAX} commands already wait on session {session}")
         if isinstance(command, Generate) and (turns := self.turns) >= QUEUED_TURNS_MAX:
@@ -38,7 +40,6 @@ class Waiting(deque[Deferrable]):
                 field="turn",
             )
         self.append(command)
-        return replaced
 
     def withdraw(self, turn: str) -> Generate | None:
         """The turn of that name, which waits no longer; None: it is not here."""
@@ -49,5 +50,5 @@ class Waiting(deque[Deferrable]):
         return None
 
 
-def _provisional(command: Deferrable | None) -> TypeGuard[Append]:
+def _provisional(command: Deferrable) -> TypeGuard[Append]:
     return isinstance(command, Append) and command.span == "provisional"

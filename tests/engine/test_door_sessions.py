@@ -115,6 +115,73 @@ async def test_words_spoken_over_an_answer_wait_for_its_end(letters: Path) -> No
         assert await answer(engine, session, 3) == oracle([1, 2, *said, 5, 5], 3)
 
 
+async def test_words_spoken_over_an_answer_survive_its_engine(letters: Path) -> None:
+    """Before its end the engine dies, and after it another: two that are told all by the front."""
+    async with digest_engine(letters, step_s=0.005) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        await engine.append(session, [9, 9, 9], "provisional")
+        turn = await engine.generate(session, Sampling(max_tokens=20))
+        said, spoken = list[int](), list[asyncio.Task[int]]()
+        async for piece in turn:
+            said += piece.ids
+            if len(said) in (3, 6, 9):
+                span = engine.append(session, [5] * len(said), "provisional")
+                spoken.append(asyncio.create_task(span))
+            if len(said) == 12:
+                await asyncio.wait(spoken[:2])
+                bench.kill()
+        assert said == oracle([1, 2], 20)
+        assert await spoken[2] == 22
+        bench.kill()
+        info = await engine.info(session)
+        assert (info.length, info.provisional) == (22, 9)
+        await engine.append(session, [5, 5], "commit")
+        assert await answer(engine, session, 3) == oracle([1, 2, *said, 5, 5], 3)
+
+
+async def test_a_span_too_long_spoken_over_an_answer_leaves_the_one_before(letters: Path) -> None:
+    async with digest_engine(letters, step_s=0.005) as bench:
+        engine = bench.engine
+        session = await engine.open(capacity_tokens=30)
+        await engine.append(session, [1, 2])
+        turn = await engine.generate(session, Sampling(max_tokens=20))
+        one, long, too_long = (
+            asyncio.create_task(engine.append(session, [5] * length, "provisional"))
+            for length in (3, 60, 15)
+        )
+        await one
+        for refused in (long, too_long):
+            with pytest.raises(TooLong):
+                await refused
+        assert await read(turn) == oracle([1, 2], 20)
+        for _ in range(2):
+            info = await engine.info(session)
+            assert (info.length, info.provisional) == (22, 3)
+            bench.kill()
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_paused_turn_gives_back_the_span(letters: Path, cancelled: bool) -> None:
+    async with digest_engine(letters, step_s=0.005) as bench:
+        engine = bench.engine
+        session = await engine.open()
+        await engine.append(session, [1, 2])
+        await engine.append(session, [7, 7, 7], "provisional")
+        turn = await engine.generate(session, Sampling(max_tokens=100), "t")
+        await engine.pause(session)
+        await engine.append(session, [8], "provisional")
+        if cancelled:
+            await engine.cancel(session, "t")
+            assert await read(turn) == oracle([1, 2], turn.said)
+        length = (await engine.info(session)).length
+        bench.kill()
+        info = await engine.info(session)
+        assert (info.length, info.provisional) == (length, 1)
+        assert length == 2 + turn.said
+
+
 async def test_a_provisional_span_is_never_shared(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         engine = bench.engine

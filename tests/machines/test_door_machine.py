@@ -7,6 +7,7 @@ balance after every step (the loop audits itself here) and at the end nothing is
 
 import asyncio
 import os
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import mkdtemp
@@ -47,10 +48,17 @@ class Life:
         self.said: list[int] = []
         self.reading: asyncio.Task[None] | None = None
         self.waiting: list[tuple[list[int], asyncio.Task[int]]] = []
+        self.spoken: list[tuple[list[int], asyncio.Task[int]]] = []
 
     @property
     def room(self) -> int:
         return self.capacity - len(self.log) - len(self.span)
+
+    @property
+    def room_after(self) -> int:
+        """Beside the whole answer and all that waits for its end, each span for itself."""
+        waiting = sum(len(ids) for ids, _ in self.waiting + self.spoken)
+        return self.room - self.limit - waiting
 
 
 class Door(RuleBasedStateMachine):
@@ -107,14 +115,14 @@ class Door(RuleBasedStateMachine):
 
     @rule(life=lives, ids=IDS)
     def append_while_it_speaks(self, life: Life, ids: list[int]) -> None:
-        async def later() -> asyncio.Task[int]:
-            task = asyncio.create_task(self.engine.append(life.name, ids))
-            await asyncio.sleep(0)
-            return task
+        if life.turn is not None and len(ids) <= life.room_after:
+            life.waiting.append((ids, self._run(self._later(self.engine.append(life.name, ids)))))
 
-        if life.turn is None or life.limit + sum(map(len, self._queued(life))) + 9 > life.room:
-            return
-        life.waiting.append((ids, self._run(later())))
+    @rule(life=lives, ids=IDS)
+    def speak_while_it_speaks(self, life: Life, ids: list[int]) -> None:
+        if life.turn is not None and len(ids) <= life.room_after:
+            spoken = self.engine.append(life.name, ids, "provisional")
+            life.spoken.append((ids, self._run(self._later(spoken))))
 
     @rule(life=lives, ids=IDS, commit=st.booleans())
     def speak(self, life: Life, ids: list[int], commit: bool) -> None:
@@ -217,8 +225,10 @@ class Door(RuleBasedStateMachine):
         life.log = life.log + ids
         assert self._run(self.engine.append(life.name, ids)) == len(life.log)
 
-    def _queued(self, life: Life) -> list[list[int]]:
-        return [ids for ids, _ in life.waiting]
+    async def _later(self, asked: Coroutine[Any, Any, int]) -> "asyncio.Task[int]":
+        task = asyncio.create_task(asked)
+        await asyncio.sleep(0)
+        return task
 
     def _finish(self, life: Life) -> None:
         """Waits for the turn, and checks what it said."""
@@ -247,7 +257,10 @@ class Door(RuleBasedStateMachine):
         for ids, task in life.waiting:
             self._run(_wait(task))
             life.log = life.log + ids
-        life.waiting = []
+        for ids, task in life.spoken:
+            self._run(_wait(task))
+            life.span = ids
+        life.waiting, life.spoken = [], []
         info = self._run(self.engine.info(life.name))
         assert (info.length, info.provisional) == (len(life.log), len(life.span))
 
