@@ -9,7 +9,6 @@ from enum import IntEnum
 
 class CloseCode(IntEnum):
     NORMAL = 1000
-    GOING_AWAY = 1001
     BINARY = 1003
     NOT_JSON = 1007
     POLICY = 1008
@@ -18,13 +17,11 @@ class CloseCode(IntEnum):
     RESTART = 1012
     TRY_LATER = 1013
     REPLACED = 4001
-    IDLE = 4002
     ENDED_BY_OPERATOR = 4003
 
 
 EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
     CloseCode.NORMAL: ("the session is finished, by agreement", False),
-    CloseCode.GOING_AWAY: ("this server goes away; another may take over", True),
     CloseCode.BINARY: ("a binary frame, or a text one where MessagePack was agreed", False),
     CloseCode.NOT_JSON: ("too many frames that are not events", False),
     CloseCode.POLICY: ("refused: not authorised, unknown model, or not possible", False),
@@ -33,7 +30,6 @@ EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
     CloseCode.RESTART: ("the server restarts; come back soon", True),
     CloseCode.TRY_LATER: ("overloaded, or the client reads too slowly; come back later", True),
     CloseCode.REPLACED: ("a newer connection took this session over", False),
-    CloseCode.IDLE: ("idle for too long", False),
     CloseCode.ENDED_BY_OPERATOR: ("ended by the operator", False),
 }
 """Meaning, and whether reconnecting makes sense."""

@@ -250,6 +250,8 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """Of the positions in event ids."""
     window_s: float
     """How long the session waits for it after a drop."""
+    expires_at: int
+    """When its connection ends, and it with that: Unix time, seconds."""
     token: str | None = None
     """Told once, when the session is made."""
     resumed: Literal["exact", "snapshot"] | None = None

@@ -1,9 +1,10 @@
 """What stands before the application: the health of the process, and who may come in now.
 
     GET /health/live     this process runs its event loop
-    GET /health/ready    it takes new sessions: an engine answers, and nobody has asked it to stop
+    GET /health/ready    it takes new sessions: an engine answers, and nobody has asked it to stop;
+                         /ready is the same
 
-Both are for everyone and say nothing of what is served. While the model is loading, or no engine
+All are for everyone and say nothing of what is served. While the model is loading, or no engine
 has come yet, others wait for a while; when the server is stopping they are sent away.
 """
 
@@ -22,6 +23,7 @@ from realtime.server import answers
 WAIT_S_MAX = 30.0
 """For the first engine; then 503."""
 RETRY_AFTER_S = 2.0
+HEALTH = ("/health/live", "/health/ready", "/ready")
 
 
 class Engines(Protocol):
@@ -58,7 +60,7 @@ class Entrance:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             return
-        if scope["type"] == "http" and scope["path"] in ("/health/live", "/health/ready"):
+        if scope["type"] == "http" and scope["path"] in HEALTH:
             response = self._health(scope["path"])
         else:
             if self._app is None and not self.draining:

@@ -10,6 +10,7 @@ import contextlib
 import hmac
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial
 from weakref import WeakValueDictionary
@@ -382,6 +383,7 @@ class Registry:
             session_id=session.id,
             epoch=session.epoch,
             window_s=self._limits.resume_window_s,
+            expires_at=int(time.time() + self._limits.session_s_max),
             token=token,
         )
 

@@ -8,8 +8,9 @@ from websockets.exceptions import InvalidStatus
 
 from realtime.errors import SetupError
 from realtime.server.app import bind, build
+from realtime.server.entrance import Entrance
 from realtime.server.settings import Settings
-from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
+from tests.realtime.served import BEARER, KEY, Running, closed, first, listening, serve
 from tests.realtime.talks import store_of
 from tests.support.engines import Bench, digest_engine
 
@@ -37,6 +38,22 @@ async def test_health_is_for_everyone_and_models_are_not(running: Running) -> No
         assert status == 401
         assert isinstance(denied["error"], dict)
         assert denied["error"]["code"] == "missing_api_key"
+
+
+async def test_readiness_is_for_everyone(bench: Bench) -> None:
+    settings = Settings(tenants={KEY: "default"})
+    app, entrance = build(bench.engine, settings, await store_of(bench)), Entrance()
+    async with listening(entrance, app.state.registry, settings) as running:
+        for open, draining, expected in (
+            (False, False, (503, {"status": "starting"})),
+            (True, False, (200, {"status": "ready"})),
+            (True, True, (503, {"status": "draining"})),
+        ):
+            if open:
+                entrance.open(app, bench.engine)
+            entrance.draining = draining
+            for path in ("/ready", "/health/ready"):
+                assert await running.get(path) == expected
 
 
 async def test_an_unknown_path_is_404(running: Running) -> None:

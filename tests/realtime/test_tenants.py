@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,17 @@ async def test_a_session_has_a_maximum_duration(bench: Bench) -> None:
         error = (await until(socket, "error"))["error"]
         assert error["code"] == "session_expired"
         assert await closed(socket) == 1000
+
+
+async def test_it_is_told_when_a_session_ends(running: Running) -> None:
+    """An hour after each connection has begun."""
+    before = int(time.time())
+    async with connect(running.url, additional_headers=ONE) as socket:
+        session = await opened(socket)
+    assert before + 3600 <= session["resume"]["expires_at"] <= time.time() + 3600
+    again = f"{running.url}?session_id={session['id']}"
+    later = int(time.time())
+    async with connect(again, additional_headers=ONE) as socket:
+        resume = (await until(socket, "session.updated"))["session"]["resume"]
+        assert resume["resumed"] == "snapshot"
+        assert later + 3600 <= resume["expires_at"] <= time.time() + 3600

@@ -235,6 +235,7 @@ def resume_out(resume: core.Resume) -> server.ResumeOut:
         session_id=resume.session_id,
         epoch=resume.epoch,
         window_s=resume.window_s,
+        expires_at=resume.expires_at,
         token=UNSET if resume.token is None else resume.token,
         resumed=resume.resumed,
         kv=resume.kv,

@@ -115,6 +115,7 @@ class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
     session_id: str
     epoch: str
     window_s: float
+    expires_at: int
     token: str | UnsetType = UNSET
     resumed: Literal["exact", "snapshot"] | None
     kv: Residency

@@ -14,7 +14,6 @@ const MEANINGS: Record<number, [words: string, recoverable: boolean]> = {
   1013: ['the server is overloaded', true],
   1015: ['the secure connection could not be made', true],
   4001: ['another connection took this session over', false],
-  4002: ['the session was idle for too long', false],
   4003: ['the session was ended by the operator', false],
 };
 

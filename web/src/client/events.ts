@@ -90,6 +90,8 @@ export interface ResumeInfo {
   epoch?: string;
   /** Seconds the session waits for a client that is gone. */
   window_s?: number;
+  /** When the connection ends, and the session with it: Unix time in seconds. */
+  expires_at?: number;
   /** Shown only by the connection it was given to; a new one comes with each return. */
   token?: string;
   resumed?: 'exact' | 'snapshot' | null;
@@ -99,7 +101,6 @@ export interface ResumeInfo {
 export interface Session extends SessionSettings {
   id: string;
   model: string;
-  expires_at?: number;
   resume?: ResumeInfo;
 }
 
