@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.batch import Move
 from engine.config import EngineConfig
+from engine.device.inputs import upload
 from engine.device.models.decoder import KVShape
 from engine.errors import ModelError
 
@@ -62,18 +64,56 @@ class KVPool:
         values.index_put_((lines,), value)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Copy whole pages, one after the other in the order given."""
+        """Copy whole pages, one after the other in the order given. On CUDA this only queues the
+        copies, on the stream that the steps run on: nothing else ever touches the host's pages."""
         for run in _independent(moves):
-            spill, load = run[0].kind == "spill", run[0].kind == "load"
-            pairs = torch.tensor([(source, target) for _, source, target in run])
-            for pool, host in zip(self._pool, self._host, strict=True):
-                _copy(host if load else pool, host if spill else pool, pairs)
+            match run[0].kind:
+                case "copy":
+                    self._copy([m.source for m in run], [m.target for m in run])
+                case "spill":
+                    run.sort(key=lambda m: m.target)
+                    self._spill([m.source for m in run], [m.target for m in run])
+                case "load":
+                    run.sort(key=lambda m: m.source)
+                    self._load([m.source for m in run], [m.target for m in run])
+
+    def _copy(self, sources: list[int], targets: list[int]) -> None:
+        read, written = self._places(sources), self._places(targets)
+        for pool in self._pool:
+            pool[written] = pool[read]
+
+    def _spill(self, pages: list[int], slots: list[int]) -> None:
+        """`slots` ascend, that neighbours are found."""
+        read = self._places(pages)
+        for pool, host in zip(self._pool, self._host, strict=True):
+            block = pool[read]
+            for first, slot, count in _stretches(slots):
+                host[slot : slot + count].copy_(block[first : first + count], non_blocking=True)
+
+    def _load(self, slots: list[int], pages: list[int]) -> None:
+        """`slots` ascend."""
+        written = self._places(pages)
+        for pool, host in zip(self._pool, self._host, strict=True):
+            block = pool.new_empty(len(slots), *pool.shape[1:])
+            for first, slot, count in _stretches(slots):
+                block[first : first + count].copy_(host[slot : slot + count], non_blocking=True)
+            pool[written] = block
+
+    def _places(self, pages: list[int]) -> Tensor:
+        return upload(np.array(pages), self._pool[0].device)
 
 
-def _copy(source: Tensor, target: Tensor, pairs: Tensor) -> None:
-    """Pages pairs[:, 0] of `source` to pages pairs[:, 1] of `target`; pairs [N, 2] on the host."""
-    pages = source[pairs[:, 0].to(source.device)]
-    target[pairs[:, 1].to(target.device)] = pages.to(target.device)
+def _stretches(slots: list[int]) -> list[tuple[int, int, int]]:
+    """(index, slot, count) of each stretch of neighbours in `slots`: pinned memory is copied to and
+    from without a wait only where it lies together."""
+    found: list[tuple[int, int, int]] = []
+    for index, slot in enumerate(slots):
+        first, begin, count = found[-1] if found else (0, 0, 0)
+        if found and slot == begin + count:
+            found[-1] = (first, begin, count + 1)
+        else:
+            found.append((index, slot, 1))
+    return found
 
 
 def _independent(moves: Sequence[Move]) -> list[list[Move]]:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from engine.batch import Sample
+from engine.batch import Move, Sample
 from engine.device import inputs
 from engine.device.attention.reference import Reference
+from engine.device.kv import KVPool
 from engine.device.models.decoder import KVShape
 from engine.device.sampling import draw
 from tests.engine.device import attention_oracle as cases
 from tests.engine.device.test_sampling import Only
 from tests.parity import oracle
+from tests.support.digest_runner import carry_out
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
@@ -72,3 +75,53 @@ def test_greedy_ids_in_mixed_batches(name: str, page_size: int, tmp_path: Path) 
     assert runner.geometry.steps_ahead == 1
     found = oracle.serve(runner, starts, count=8)
     assert found == [oracle.greedy(model, ids, 8) for ids in starts]
+
+
+PAGES, SLOTS = 24, 16
+
+
+def moves_at_random(source: random.Random) -> list[Move]:
+    """Stretches of one kind, as a cache makes them that spills and recalls."""
+    made: list[Move] = []
+    for _ in range(source.randint(1, 4)):
+        kind = source.choice(("copy", "spill", "load"))
+        read = SLOTS if kind == "load" else PAGES
+        written = SLOTS if kind == "spill" else PAGES
+        for _ in range(source.randint(1, 12)):
+            made.append(Move(kind, source.randrange(read), source.randrange(written)))
+    return made
+
+
+def filled_pool() -> KVPool:
+    like = torch.empty(0, dtype=torch.bfloat16, device="cuda")
+    pool = KVPool([KVShape(2, 64, 64), KVShape(1, 48, 80)], PAGES, 16, like, SLOTS)
+    for layer in (*pool.keys, *pool.values):
+        layer.copy_(torch.arange(PAGES, device="cuda")[:, None, None, None].expand_as(layer))
+    return pool
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_page_moves_of_many_steps_in_flight(seed: int) -> None:
+    source, pool = random.Random(seed), filled_pool()
+    device, host = [[float(n)] for n in range(PAGES)], [[0.0] for _ in range(SLOTS)]
+    torch.cuda._sleep(100_000_000)  # pyright: ignore
+    for _ in range(30):
+        moves = moves_at_random(source)
+        pool.move(moves)
+        carry_out(moves, device, host)
+    for layer in (*pool.keys, *pool.values):
+        assert layer.cpu().float().flatten(1).unique(dim=1).tolist() == device
+
+
+def test_page_moves_wait_for_nothing() -> None:
+    """The host goes on while the device is busy with what was launched before."""
+    pool = filled_pool()
+    spill = [Move("spill", n, (n * 5) % SLOTS) for n in range(SLOTS)]
+    moves = [*spill, *(Move("load", n, n) for n in range(SLOTS)), Move("copy", 0, PAGES - 1)]
+    pool.move(moves)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2_000_000_000)  # pyright: ignore
+    busy = torch.cuda.Event()
+    busy.record()
+    pool.move(moves)
+    assert not busy.query()
