@@ -151,8 +151,10 @@ class Loop(Generic[Ticket]):
             fed_by, feed = sequence.last_feed
             assert fed_by == number - 1, "a promise nobody keeps"
         sample = None
+        asked = sequence.turn
+        if asked is not None and not asked.taken_up_s:
+            asked.taken_up_s = time.monotonic()
         if turn is not None:
-            turn.taken_up_s = turn.taken_up_s or time.monotonic()
             sample = turn.next_sample()
             sequence.promised += 1
             sequence.last_feed = (number, index)
