@@ -384,10 +384,10 @@ async def test_every_step_of_a_long_prompt_leaves_room_for_short_turns(letters: 
         assert await slow == oracle(list(range(90)) + list(range(90)), 1)
 
 
-async def test_prefill_begins_with_the_first_chunk(folder: Path) -> None:
+async def test_prefill_begins_with_the_first_chunk(letters: Path) -> None:
     """What a long prompt takes on the device is not time that it waited."""
     step_s, chunk, chunks = 0.03, 8, 5
-    async with digest_engine(folder, batched_tokens=chunk, step_s=step_s) as bench:
+    async with digest_engine(letters, batched_tokens=chunk, step_s=step_s) as bench:
         turn = await bench.engine.complete([1] * (chunk * chunks), Sampling(max_tokens=1))
         assert [piece async for piece in turn]
     assert turn.ended is not None
