@@ -71,8 +71,10 @@ async def house(
     redis: tuple[str, ...] = ("--appendonly", "yes", "--appendfsync", "everysec"),
     durability: Durability = "normal",
     bytes: bool = False,
+    steps_ahead: int = 0,
 ) -> AsyncIterator[House]:
-    """`bytes`: its tokenizer spells every character there is."""
+    """`bytes`: its tokenizer spells every character there is. `steps_ahead`: with one, the device
+    has a thread of its own, and however long a step takes nobody else waits for it."""
     words = folder / "words"
     words.mkdir(parents=True)
     settings = Settings(
@@ -91,6 +93,7 @@ async def house(
                 batched_tokens=64,
                 rows=32,
                 step_s=STEP_S,
+                steps_ahead=steps_ahead,
                 vocabulary=400 if bytes else VOCABULARY,
             )
         )

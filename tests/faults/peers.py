@@ -14,10 +14,13 @@ from tests.faults.row import Row
 
 PING_S = 0.3
 """Of the gateways here."""
+SLACK = 5
+"""Times the bound: the machine may be busy with other things."""
 
 
 async def half_open(world: House, chance: Random) -> None:
-    """Both ways swallowed, and no FIN: found out, parked, resumed exactly."""
+    """Both ways swallowed, or one, or nothing moves, and no FIN: found out, parked, resumed
+    exactly."""
     (proxy,) = world.proxies
     caller, expected = Caller(proxy.url(), world.urls[1]), world.expected()
     await caller.connect()
@@ -26,12 +29,20 @@ async def half_open(world: House, chance: Random) -> None:
     response = await caller.begin(max_output_tokens=60)
     text = expected.answer(60)
     await caller.deltas(chance.randrange(8))
-    proxy.lost = {"up", "down"} if chance.random() < 0.7 else {chance.choice(["up", "down"])}
+    match chance.choice(["both", "both", "up", "down", "stalled"]):
+        case "both":
+            proxy.lost = {"up", "down"}
+        case "up":
+            proxy.lost = {"up"}
+        case "down":
+            proxy.lost = {"down"}
+        case _:
+            proxy.stall()
     try:
-        await until(lambda: len(world.gateways[0].registry) == 0)
+        await until(lambda: len(world.gateways[0].registry) == 0, 2 * PING_S * SLACK)
     finally:
         proxy.cut()
-        proxy.lost = set()
+        proxy.mend()
     await caller.come_back()
     assert caller.resumed[-1] == "exact"
     assert await caller.end(response) == text
@@ -41,12 +52,15 @@ async def half_open(world: House, chance: Random) -> None:
 async def in_the_middle(world: House, chance: Random) -> None:
     """RST or FIN within a frame, either way: half a message is none."""
     (proxy,) = world.proxies
+    proxy.mend()
     caller, expected = Caller(proxy.url(), *world.urls), world.expected()
     await caller.connect()
     await caller.say("hello")
     expected.say("hello")
+    proxy.delay_s = chance.choice([0, 0.01])
     proxy.cut_after("up", chance.randrange(1, 150), fin=chance.random() < 0.5)
     await caller.send(type="conversation.item.create", item=item("item_half", "x" * 200))
+    assert await caller.close_code() == 1006
     await caller.come_back()
     assert "item_half" not in caller.items, "half a frame is no append"
     await caller.say("x" * 200, "item_half")
@@ -72,8 +86,8 @@ async def behind_a_proxy(folder: Path) -> AsyncIterator[House]:
 ROWS = (
     Row(
         id="F13",
-        fault="a connection that is half open: bytes vanish, one way or both",
-        passes="found out by pings; the session is parked and resumed exactly",
+        fault="a connection that is half open: bytes vanish, one way or both, or nothing moves",
+        passes="found out within two pings; the session is parked and resumed exactly",
         world=behind_a_proxy,
         trial=half_open,
         full=100,
@@ -81,7 +95,7 @@ ROWS = (
     ),
     Row(
         id="F14",
-        fault="RST or FIN within a frame, of the client's or ours",
+        fault="RST or FIN within a frame, of the client's or ours, on a slow line or a fast one",
         passes="half an append is none; the answer is resumed exactly",
         world=behind_a_proxy,
         trial=in_the_middle,

@@ -45,6 +45,14 @@ class Proxy:
     def go_on(self) -> None:
         self._open.set()
 
+    def mend(self) -> None:
+        """From now on bytes are passed on as they come."""
+        self.delay_s = 0.0
+        self.lost = set()
+        self.refusing = False
+        self._left.clear()
+        self.go_on()
+
     def cut(self) -> None:
         """All connections, with a reset on both sides."""
         for writer in list(self._writers):
@@ -101,7 +109,7 @@ class Proxy:
     async def _pass(
         self, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             while chunk := await reader.read(CHUNK):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)

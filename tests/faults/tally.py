@@ -1,12 +1,17 @@
 """What was really done: docs/reliability.json, and the table of docs/reliability.md made of it."""
 
+import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
 from tests.faults.row import Row
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CODE = ("engine", "realtime", "tests")
+UNKNOWN = "unknown"
 BEGIN, END = "<!-- made by make faults -->", "<!-- end -->"
 
 
@@ -15,12 +20,28 @@ class Done(msgspec.Struct):
     """With the seeds 0, 1, 2, …"""
     failed: list[int] = []
     """Seeds of those in which something did not hold."""
+    commit: str = UNKNOWN
+    """What the last of them was done to; with a `+` if it had changes besides."""
+    date: str = UNKNOWN
+    """Of the last of them."""
+
+
+def commit() -> str:
+    try:
+        git = subprocess.run(
+            ["git", "describe", "--always"], cwd=ROOT, check=True, capture_output=True, text=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return UNKNOWN
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *CODE], cwd=ROOT).returncode
+    return git.stdout.strip() + ("+" if changed else "")
 
 
 class Tally:
     def __init__(self, done: dict[str, Done], docs: Path = DOCS) -> None:
         self._done = done
         self._docs = docs
+        self._commit = commit()
 
     @classmethod
     def read(cls, docs: Path = DOCS) -> "Tally":
@@ -38,6 +59,7 @@ class Tally:
         done.trials += 1
         if failed is not None:
             done.failed.append(failed)
+        done.commit, done.date = self._commit, datetime.now(UTC).date().isoformat()
         ordered = dict(sorted(self._done.items(), key=lambda one: int(one[0][1:])))
         data = msgspec.json.format(msgspec.json.encode(ordered), indent=1)
         (self._docs / "reliability.json").write_bytes(data + b"\n")
@@ -45,13 +67,14 @@ class Tally:
     def table(self, rows: dict[str, Row]) -> str:
         """As Markdown."""
         lines = [
-            "| | what is done | what must hold | done | of | failed |",
-            "|---|---|---|---|---|---|",
+            "| | what is done | what must hold | done | of | failed | last on | commit |",
+            "|---|---|---|---|---|---|---|---|",
         ]
         for row in rows.values():
             done = self._done.get(row.id, Done())
             failed = ", ".join(f"seed {seed}" for seed in done.failed) or "0"
             cells = (row.id, row.fault, row.passes, f"{done.trials:,}", f"{row.full:,}", failed)
+            cells += (done.date, done.commit)
             lines.append("| " + " | ".join(cells) + " |")
         return "\n".join(lines)
 

@@ -83,6 +83,22 @@ class RedisProcess:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
+    @property
+    def written(self) -> int:
+        """Bytes of its log of writes (append-only file), which it has before it answers."""
+        return self._log.stat().st_size
+
+    def lose(self, length: int) -> None:
+        """While it is down: what it wrote behind so many bytes, as when its machine has died."""
+        assert self._process is None
+        with self._log.open("r+b") as log:
+            log.truncate(length)
+
+    @property
+    def _log(self) -> Path:
+        (log,) = (self.folder / "appendonlydir").glob("*.incr.aof")
+        return log
+
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
