@@ -64,8 +64,10 @@ async def held(running: Running, device: Holding) -> AsyncIterator[None]:
         device.free.clear()
         await other.send(input="hello", max_output_tokens=4)
         assert await asyncio.to_thread(device.held.wait, 20)
-        yield
-        device.free.set()
+        try:
+            yield
+        finally:
+            device.free.set()
         await other.until(*ENDS)
 
 
