@@ -73,6 +73,28 @@ class Stack:
         process.send_signal(signal.SIGTERM)
         return process.wait(60)
 
+    def children(self, service: str) -> list[int]:
+        """Of an engine: the process with the model."""
+        tasks = Path(f"/proc/{self.processes[service].pid}/task")
+        listed = " ".join((task / "children").read_text() for task in tasks.iterdir())
+        return [int(pid) for pid in listed.split()]
+
+    def is_healthy(self, service: str) -> bool:
+        """As its health check says."""
+        word, *command = self.services[service]["healthcheck"]["test"]
+        assert word == "CMD"
+        program = {"python": sys.executable}.get(command[0], command[0])
+        command = [program, *(self._inside(service, word) for word in command[1:])]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    def _inside(self, service: str, text: str) -> str:
+        """What it says of the ports of its own container."""
+        return re.sub(
+            r"(127\.0\.0\.1(?::|\", ))(\d+)",
+            lambda found: f"{found[1]}{self.port(service, found[2])}",
+            text,
+        )
+
     def close(self) -> None:
         for service in list(self.processes):
             self.kill(service)

@@ -1,8 +1,12 @@
 """compose.yaml is as it should be, and what it starts holds a conversation, whatever is killed."""
 
 import asyncio
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -38,7 +42,7 @@ def test_nobody_is_root_and_everybody_comes_back() -> None:
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
         assert service.get("user") or "build" in service, name
-        assert "healthcheck" in service or name == "haproxy", name
+        assert "healthcheck" in service, name
     dockerfile = (ROOT / "Dockerfile").read_text()
     assert "\nUSER 10001\n" in dockerfile
     grace_s = float(services["gateway-1"]["environment"]["CONTINUO_DRAIN_GRACE_S"])
@@ -115,6 +119,33 @@ async def entered(url: str) -> None:
 async def test_a_conversation_through_the_one_entry(stack: Stack, url: str) -> None:
     await entered(url)
     await holds(url)
+
+
+@needs_programs
+async def test_who_is_healthy_says_so_and_nobody_else(stack: Stack, url: str) -> None:
+    """An engine is as long as its process with the model answers, whoever holds its port; the entry
+    as long as there is a gateway."""
+    await entered(url)
+    entry = ["haproxy"] if shutil.which("wget") else []
+    for service in ("engine-1", "gateway-1", "gateway-2", *entry):
+        await asyncio.to_thread(becomes, stack, service, True)
+    (child,) = stack.children("engine-1")
+    os.kill(child, signal.SIGSTOP)
+    try:
+        await asyncio.to_thread(becomes, stack, "engine-1", False)
+        for service in entry:
+            await asyncio.to_thread(becomes, stack, service, False)
+    finally:
+        os.kill(child, signal.SIGCONT)
+    await asyncio.to_thread(becomes, stack, "engine-1", True)
+    await entered(url)
+
+
+def becomes(stack: Stack, service: str, healthy: bool) -> None:
+    until_s = time.monotonic() + processes.READY_S
+    while stack.is_healthy(service) is not healthy:
+        assert time.monotonic() < until_s, f"{service} should be {'' if healthy else 'un'}healthy"
+        time.sleep(0.1)
 
 
 @needs_programs
