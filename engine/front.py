@@ -229,8 +229,12 @@ class Engine:
         cache_scope: str = "",
         fence: int = 0,
     ) -> str:
-        """Opens a session on an empty log. KV is shared only within `cache_scope`."""
+        """Opens a session on an empty log. KV is shared only within `cache_scope`. One that is open
+        already is begun anew by a higher fence; else raises BadRequest, StaleFence."""
         session, n = session_id or _fresh("sess"), self._routing.next()
+        if self._routing.has(session) and fence <= self._routing.fence_of(session):
+            self._check_fence(session, fence)
+            raise BadRequest(f"session {session} is already open", field="session_id")
         await self._routing.ask(
             Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
         )
@@ -255,8 +259,7 @@ class Engine:
         what it has said; the Turn returned begins with that, whole, and misses and doubles nothing.
         Raises StaleFence, TooLong."""
         routing, n = self._routing, self._routing.next()
-        if (held := routing.fence_of(session)) > fence:
-            raise StaleFence(f"session {session} is held by fence {held}, this one is {fence}")
+        self._check_fence(session, fence)
         opened = Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
         turn = generate = None
         if unfinished is not None:
@@ -275,6 +278,10 @@ class Engine:
                 routing.ignore(turn)
             raise
         return turn
+
+    def _check_fence(self, session: str, fence: int) -> None:
+        if (held := self._routing.fence_of(session)) > fence:
+            raise StaleFence(f"session {session} is held by fence {held}, this one is {fence}")
 
     def place(self, session: str) -> str | None:
         """The incarnation of the engine that has a session."""
@@ -378,8 +385,11 @@ class Engine:
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str:
         """A new session on the first `at` tokens (None: all) of another, sharing its KV, and with
-        the turns that finished in them; `fence` is the child's."""
+        the turns that finished in them; `fence` is the child's. Raises BadRequest for a child
+        that is open already."""
         name = child or _fresh("sess")
+        if self._routing.has(name):
+            raise BadRequest(f"session {name} is already open", field="child")
         await self._routing.ask(Fork(self._routing.next(), session, name, at, fence))
         return name
 
@@ -398,15 +408,19 @@ class Engine:
         return await self._routing.look(session)
 
     async def list(self) -> list[SessionInfo]:
-        """Of all its engines."""
+        """Of all its engines, and those that no engine knows until they are used again."""
         answers = await self._routing.ask_all(ListSessions)
-        return [info for done in answers for info in done.sessions or []]
+        infos = [info for done in answers for info in done.sessions or []]
+        known = {info.session for info in infos}
+        return infos + [info for info in self._routing.mirror.infos() if info.session not in known]
 
     async def stats(self) -> EngineStats:
-        """The sums over all its engines."""
+        """The sums over all its engines; sessions that none of them knows are counted too."""
         found = [done.stats for done in await self._routing.ask_all(Stats) if done.stats]
         names = EngineStats.__struct_fields__
-        return EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
+        sums = EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
+        sessions = sums.sessions + self._routing.without_engine()
+        return msgspec.structs.replace(sums, sessions=sessions)
 
 
 def _text_of(files: dict[str, bytes]) -> Text:

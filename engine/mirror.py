@@ -4,6 +4,7 @@ The token log is the truth, and KV a cache: when the engine is gone, a session i
 to the next one, and its turn goes on after the last id that arrived.
 """
 
+import time
 from array import array
 
 import msgspec
@@ -26,6 +27,7 @@ from engine.messages import (
     Ping,
     Rewind,
     SessionCommand,
+    SessionInfo,
     Stats,
     Tokens,
     TurnEnded,
@@ -48,6 +50,8 @@ class Record:
         """Its turn, that is: it goes on when it is asked to."""
         self.attached = False
         """The engine that has it knows the present log, but perhaps not the turns before."""
+        self.touched_s = time.monotonic()
+        """The last change, or the end of the last turn."""
 
     @property
     def speaks(self) -> bool:
@@ -57,6 +61,30 @@ class Record:
         """The span that waited for the turn to end."""
         span, self.aside = self.aside, array("i")
         self.log.put_span(span)
+
+    @property
+    def timed_out(self) -> bool:
+        timeout_s = self.opened.timeout_s
+        if timeout_s is None or self.speaks:
+            return False
+        return time.monotonic() - self.touched_s >= timeout_s
+
+    def info(self) -> SessionInfo:
+        """As no engine has it: without KV."""
+        return SessionInfo(
+            session=self.opened.session,
+            streaming=self.log.history is None,
+            state="generating" if self.speaks else "idle",
+            length=self.log.length,
+            provisional=self.log.provisional,
+            committed=0,
+            held_pages=0,
+            host_pages=0,
+            host_tokens=0,
+            lost_tokens=self.log.length,
+            turn=self.turn if self.speaks else None,
+            idle_s=time.monotonic() - self.touched_s,
+        )
 
 
 class Mirror:
@@ -94,7 +122,8 @@ class Mirror:
             case Close():
                 del self._records[command.session]
             case _:
-                pass
+                return
+        record.touched_s = time.monotonic()
 
     def tokens(self, event: Tokens) -> None:
         record = self._records.get(event.session)
@@ -115,6 +144,7 @@ class Mirror:
         else:
             record.log.turn_ended(event.turn, record.prompt)
         record.turn, record.paused = None, False
+        record.touched_s = time.monotonic()
         record.put_back()
 
     def forget(self, session: str) -> None:
@@ -171,6 +201,14 @@ class Mirror:
     def with_turn(self) -> list[str]:
         """Sessions that an engine should be at work for."""
         return [name for name, record in self._records.items() if record.speaks]
+
+    def timed_out(self) -> list[str]:
+        """Sessions that have not been used for as long as they may be."""
+        return [name for name, record in self._records.items() if record.timed_out]
+
+    def infos(self) -> list[SessionInfo]:
+        """All its sessions, as if no engine had them."""
+        return [record.info() for record in self._records.values()]
 
     def knows(self, session: str) -> bool:
         return session in self._records

@@ -13,7 +13,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from engine.errors import BY_CODE, EngineError, EngineLost, LinkRefused, StaleFence
+from engine.errors import (
+    BY_CODE,
+    EngineError,
+    EngineLost,
+    LinkRefused,
+    StaleFence,
+    UnknownSession,
+)
 from engine.messages import (
     AnyCommand,
     AnyEvent,
@@ -34,6 +41,7 @@ from engine.messages import (
     Pong,
     Ready,
     Refused,
+    SessionCommand,
     SessionInfo,
     Stats,
     Superseded,
@@ -58,13 +66,27 @@ LOCATE_S = 1.0
 class Place:
     """Where a session is."""
 
-    __slots__ = ("fence", "life", "peer")
+    __slots__ = ("fence", "incarnation", "life", "peer")
 
     def __init__(self, peer: Peer, fence: int) -> None:
-        self.peer = peer
         self.fence = fence
+        self.told(peer)
+
+    def told(self, peer: Peer) -> None:
+        self.peer = peer
         self.life = peer.life
         """The link on which the engine was last told of it."""
+        self.incarnation = _incarnation(peer)
+
+    @property
+    def linked(self) -> bool:
+        """Whether that link is still there."""
+        return self.peer.up and self.life == self.peer.life
+
+    @property
+    def lost(self) -> bool:
+        """Whether the engine that has it is not there, or not any more."""
+        return not self.peer.up or self.incarnation != _incarnation(self.peer)
 
 
 class Pending:
@@ -177,6 +199,17 @@ class Routing:
         answered = (pending for pending in asked if pending.reply.done())
         return next((one for one in answered if one.reply.exception() is None), None)
 
+    def has(self, session: str) -> bool:
+        """Whether it is open, on an engine or not, and not about to be closed."""
+        return self.mirror.knows(session) and not any(
+            isinstance(pending.command, Close) and pending.command.session == session
+            for pending in self._pending.values()
+        )
+
+    def without_engine(self) -> int:
+        """Sessions that wait to be used again: then an engine is told of them."""
+        return sum(place.lost and self.mirror.knows(s) for s, place in self._places.items())
+
     def fence(self, session: str, fence: int) -> None:
         """Commands on it carry this fence from now on."""
         if place := self._places.get(session):
@@ -227,10 +260,7 @@ class Routing:
     def _choose(self, wanted: str | None = None) -> Peer | None:
         """An engine for a session that is on none."""
         up = self._up()
-        candidates = [
-            Candidate(peer.ready.incarnation if peer.ready else "", peer.load, peer.placed)
-            for peer in up
-        ]
+        candidates = [Candidate(_incarnation(peer), peer.load, peer.placed) for peer in up]
         chosen = choose(candidates, wanted)
         if chosen is None:
             if not up:
@@ -250,7 +280,7 @@ class Routing:
             return None
         if place.life != place.peer.life:
             attach = self.mirror.attaching(session, self.turns, fence=place.fence)
-            place.life = place.peer.life
+            place.told(place.peer)
             if attach is not None:
                 place.peer.send([attach])
         return place.peer
@@ -316,7 +346,7 @@ class Routing:
             case Done():
                 self._done(event, peer)
             case Refused():
-                self._refused(event)
+                self._refused(event, peer)
             case Expired():
                 if self._is_at(event.session, peer):
                     self._forget(event.session)
@@ -382,18 +412,35 @@ class Routing:
         self.turns.clear()
 
     async def watch(self) -> None:
-        """Asks every engine every PING_S whether it is there. Sessions of one that does not answer
+        """Asks every engine every PING_S whether it is there, and looks for sessions whose time is
+        up. Sessions of one that does not answer
         go to others, if there are any."""
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(PING_S)
             late = time.monotonic() - before_s > PING_S + SILENT_S / 2
+            self._expire()
             for peer in self.peers:
                 peer.ping(late=late)
             silent = [peer for peer in self.peers if peer.up and not peer.answers]
             if silent and len(silent) < sum(peer.up for peer in self.peers):
                 for peer in silent:
                     peer.hang_up("it does not answer, and others do")
+
+    def _expire(self) -> None:
+        """Ends the sessions whose time is up and whose engine cannot: it is gone, or would not be
+        heard."""
+        for session in self.mirror.timed_out():
+            place = self._places.get(session)
+            if place is None or place.linked or self._is_asked(session):
+                continue
+            self._forget(session)
+            self.on_expired(session)
+
+    def _is_asked(self, session: str) -> bool:
+        """Whether a command on it waits for its answer."""
+        commands = (pending.command for pending in self._pending.values())
+        return any(isinstance(c, SessionCommand) and c.session == session for c in commands)
 
     def _go_on(self) -> None:
         """Turns and commands whose engine is not there any more, wherever they can now."""
@@ -424,8 +471,10 @@ class Routing:
                 self._places.pop(session, None)
         self._answer(done.n, done)
 
-    def _refused(self, refused: Refused) -> None:
+    def _refused(self, refused: Refused, peer: Peer) -> None:
         if pending := self._pending.get(refused.n):
+            if refused.code == UnknownSession.code:
+                self._check_known(pending.command, peer)
             match pending.command:
                 case Open(session=made) | Attach(session=made) | Fork(child=made):
                     place = self._places.get(made)
@@ -436,6 +485,11 @@ class Routing:
                     pass
         kind = BY_CODE.get(refused.code, EngineError)
         self._answer(refused.n, kind(refused.message, field=refused.field))
+
+    def _check_known(self, command: AnyCommand, peer: Peer) -> None:
+        """Its engine says that there is no such session: so it may be opened again."""
+        if isinstance(command, SessionCommand) and self._is_at(command.session, peer):
+            self.mirror.forget(command.session)
 
     def _answer(self, n: int, answer: Done | EngineError) -> None:
         pending = self._pending.pop(n, None)
@@ -456,6 +510,10 @@ class Routing:
         self.on_superseded(session)
         for key in [key for key in self.turns if key[0] == session]:
             self.turns.pop(key).put(StaleFence(f"session {session} was taken over"))
+
+
+def _incarnation(peer: Peer) -> str:
+    return peer.ready.incarnation if peer.ready else ""
 
 
 def _seen(reply: "asyncio.Future[Done]") -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import BadRequest, Busy, TooLong, UnknownSession
+from engine.errors import BadRequest, Busy, StaleFence, TooLong, UnknownSession
 from engine.front import Engine, Turn
 from engine.messages import Sampling
 from tests.support.digest_runner import oracle
@@ -450,6 +450,64 @@ async def test_a_fork_has_its_turns_whichever_engine_has_it(letters: Path) -> No
         bench.kill()
         assert await engine.append(after, [5], after="a", drop_previous_output=True) == 3
         assert await answer(engine, after, 3) == oracle([1, 2, 5], 3)
+
+
+async def test_a_session_is_one_without_its_engine(letters: Path) -> None:
+    """Until it is used again no engine knows it."""
+    async with digest_engine(letters) as bench:
+        engine = bench.engine
+        for name, ids in (("a", [1, 2, 3]), ("b", [4])):
+            await engine.open(name)
+            await engine.append(name, ids)
+        bench.kill()
+        infos = {info.session: info for info in await engine.list()}
+        assert bench.launches == 2
+        assert {name: (i.length, i.lost_tokens) for name, i in infos.items()} == {
+            "a": (3, 3),
+            "b": (1, 1),
+        }
+        assert (await engine.stats()).sessions == 2
+        with pytest.raises(BadRequest, match="already open") as caught:
+            await engine.open("a")
+        assert caught.value.field == "session_id"
+        with pytest.raises(BadRequest, match="already open") as caught:
+            await engine.fork("b", child="a")
+        assert caught.value.field == "child"
+        assert (await engine.info("a")).length == 3
+        assert sorted(info.session for info in await engine.list()) == ["a", "b"]
+        assert (await engine.stats()).sessions == 2
+        closing = asyncio.create_task(engine.close("b"))
+        await asyncio.sleep(0)
+        await engine.open("b")
+        await closing
+        assert (await engine.info("b")).length == 0
+        bench.kill()
+        await engine.open("a", fence=1)
+        assert (await engine.info("a")).length == 0
+        with pytest.raises(StaleFence):
+            await engine.open("a")
+
+
+async def test_a_session_times_out_without_its_engine(letters: Path) -> None:
+    """But not one whose turn waits for the next engine."""
+    async with digest_engine(letters, step_s=0.005) as bench:
+        engine, expired = bench.engine, list[str]()
+        engine.on_expired = expired.append
+        idle, busy = await engine.open(timeout_s=1.0), await engine.open(timeout_s=1.0)
+        lasting = await engine.open(timeout_s=1000)
+        await engine.append(busy, [1, 2])
+        turn = await engine.generate(busy, Sampling(max_tokens=100))
+        bench.may_launch.clear()
+        bench.kill()
+        async with asyncio.timeout(20):
+            while not expired:
+                await asyncio.sleep(0.01)
+        assert expired == [idle]
+        bench.may_launch.set()
+        assert await read(turn) == oracle([1, 2], 100)
+        with pytest.raises(UnknownSession):
+            await engine.append(idle, [1])
+        assert await engine.append(lasting, [1]) == 1
 
 
 async def test_what_was_not_answered_is_asked_again(letters: Path) -> None:
