@@ -250,6 +250,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Held by sessions."""
     pages_total: int = 1
     draining: bool = False
+    step_s: float = 0.0
+    """For so long the device has been at the step that it is at."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

@@ -33,6 +33,10 @@ class Counters:
         """What was in flight is lost."""
         self._flying = False
 
+    def step_s(self, now: float) -> float:
+        """How long ago the step in flight began; 0 if there is none."""
+        return now - self._began_s if self._flying else 0.0
+
     def worked_s(self, at: float) -> float:
         """Seconds the device had worked at a time since the last step but one."""
         within = self._before_s + max(at - self._began_s, 0.0)

@@ -36,6 +36,9 @@ SILENT_S = 3.0
 """An engine that has said nothing for so long does not answer."""
 AWAY_S = 15.0
 """An engine that is not there, and of which nothing was heard for so long, may be away for long."""
+STEP_S_MAX = 30.0
+"""A device that has been at one step for so long hangs: its engine is as good as silent since that
+step began, whatever it says. The first step of a kind may compile for many seconds."""
 HUNG_S = 60.0
 """The link to one that has said nothing for so long is cut; a child is killed and started again."""
 RESTART_WAITS_S = (0.0, 0.5, 2.0, 5.0, 10.0)
@@ -133,8 +136,9 @@ class Peer:
 
     @property
     def silent_s(self) -> float:
-        """Since it has last said anything."""
-        return time.monotonic() - self._heard_s
+        """Since it has last said anything; or done anything, if its device hangs."""
+        hangs_s = self.load.step_s if self.load.step_s > STEP_S_MAX else 0.0
+        return max(time.monotonic() - self._heard_s, hangs_s)
 
     @property
     def answers(self) -> bool:
@@ -189,6 +193,7 @@ class Peer:
             link.abort()
             raise
         link.send(Ping(0, self._listener.name))
+        self.load = msgspec.structs.replace(self.load, step_s=0.0)
         self.ready = ready
         self.life += 1
         self.up = True
@@ -201,9 +206,10 @@ class Peer:
             return
         if late:
             self._heard_s = time.monotonic()
+            self.load = msgspec.structs.replace(self.load, step_s=0.0)
         self.send([Ping(0, self._listener.name)])
         if self.silent_s > HUNG_S:
-            self.hang_up(f"it has said nothing for {HUNG_S:.0f} s")
+            self.hang_up(f"it has said or done nothing for {HUNG_S:.0f} s")
 
     def hang_up(self, why: str) -> None:
         """Nothing more is heard of this life of it."""

@@ -28,7 +28,12 @@ def session_info(sequence: Sequence, now: float) -> SessionInfo:
 
 
 def engine_load(
-    cache: SessionAwareCache, scheduler: Scheduler, *, sessions: int, draining: bool
+    cache: SessionAwareCache,
+    scheduler: Scheduler,
+    *,
+    sessions: int,
+    draining: bool,
+    step_s: float,
 ) -> Load:
     """How full it is, at a glance."""
     return Load(
@@ -38,6 +43,7 @@ def engine_load(
         pages_leased=cache.leased,
         pages_total=cache.pool.total,
         draining=draining,
+        step_s=step_s,
     )
 
 

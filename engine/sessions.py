@@ -507,7 +507,11 @@ class Sessions:
     def load(self) -> Load:
         """How full it is, at a glance."""
         return engine_load(
-            self._cache, self._scheduler, sessions=len(self._table), draining=self._draining
+            self._cache,
+            self._scheduler,
+            sessions=len(self._table),
+            draining=self._draining,
+            step_s=self._counters.step_s(self._clock()),
         )
 
 

@@ -1,8 +1,8 @@
 """What stands before the application: the health of the process, and who may come in now.
 
     GET /health/live     this process runs its event loop
-    GET /health/ready    it takes new sessions: an engine answers, and nobody has asked it to stop;
-                         /ready is the same
+    GET /health/ready    it takes new sessions: engine and store answer, and nobody has asked it
+                         to stop; /ready is the same
 
 All are for everyone and say nothing of what is served. While the model is loading, or no engine
 has come yet, others wait for a while; when the server is stopping they are sent away.
@@ -31,6 +31,11 @@ class Engines(Protocol):
     def takes_sessions(self) -> bool: ...
 
 
+class Stored(Protocol):
+    @property
+    def there(self) -> bool: ...
+
+
 class Entrance:
     """An ASGI application. `open` puts the real one behind it."""
 
@@ -40,11 +45,12 @@ class Entrance:
         """Nobody new comes in; who is there goes on."""
         self._app: Starlette | None = None
         self._engines: Engines | None = None
+        self._store: Stored | None = None
         self._opened = asyncio.Event()
         self._wait_s_max = wait_s_max
 
-    def open(self, app: Starlette, engines: Engines) -> None:
-        self._app, self._engines = app, engines
+    def open(self, app: Starlette, engines: Engines, store: Stored) -> None:
+        self._app, self._engines, self._store = app, engines, store
         self.state = app.state
         self._opened.set()
 
@@ -53,9 +59,11 @@ class Entrance:
         """`ready`, or why it is not."""
         if self.draining:
             return "draining"
-        if self._engines is None:
+        if self._engines is None or self._store is None:
             return "starting"
-        return "ready" if self._engines.takes_sessions else "no_engine"
+        if not self._engines.takes_sessions:
+            return "no_engine"
+        return "ready" if self._store.there else "no_store"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):

@@ -129,7 +129,7 @@ async def _run(settings: Settings, source: Source) -> int:
                 settings = _named(settings, engine)
                 app = build(engine, settings, store, recent)
                 await stack.enter_async_context(app.state.registry.running())
-                entrance.open(app, engine)
+                entrance.open(app, engine, store)
                 _welcome(engine, settings, sock)
                 return await _until_stopped(entrance, engine, serving, stopping, settings)
             finally:

@@ -50,17 +50,18 @@ class Fragile(DigestRunner):
 class Opening(Entrance):
     """Opens itself when it has sent away so many."""
 
-    def __init__(self, behind: Starlette, engine: Engine, sent_away: int) -> None:
+    def __init__(self, behind: Starlette, engine: Engine, store: Store, sent_away: int) -> None:
         super().__init__(wait_s_max=0.01)
         self._behind = behind
         self._engine = engine
+        self._kept = store
         self._left = sent_away
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
         self._left -= 1
         if self._left == 0:
-            self.open(self._behind, self._engine)
+            self.open(self._behind, self._engine, self._kept)
 
 
 class WithoutWebSockets:
@@ -157,8 +158,8 @@ async def street(folder: Path) -> AsyncIterator[list[str]]:
         app, _, _ = await street.build()
         app.add_middleware(WithoutWebSockets)
         await street.open("without_websockets", app)
-        app, bench, _ = await street.build()
-        await street.open("starting", app, Opening(app, bench.engine, 3))
+        app, bench, store = await street.build()
+        await street.open("starting", app, Opening(app, bench.engine, store, 3))
         app, _, _ = await street.build()
         await street.open("cut", app, cuts=[6000])
         yield street.servers
