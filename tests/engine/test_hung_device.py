@@ -34,7 +34,10 @@ async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     monkeypatch.setattr(routing, "PING_S", 0.05)
     monkeypatch.setattr(peer, "STEP_S_MAX", 0.5)
     async with engine_on(letters, lambda: Hanging(GEOMETRY, step_s=0.01)) as bench:
-        yield bench
+        try:
+            yield bench
+        finally:
+            bench.runner.goes_on.set()
 
 
 async def begun(bench: Bench, sampling: Sampling) -> "asyncio.Task[list[int]]":
