@@ -42,7 +42,8 @@ async def test_health_is_for_everyone_and_models_are_not(running: Running) -> No
 
 async def test_readiness_is_for_everyone(bench: Bench) -> None:
     settings = Settings(tenants={KEY: "default"})
-    app, entrance = build(bench.engine, settings, await store_of(bench)), Entrance()
+    store = await store_of(bench)
+    app, entrance = build(bench.engine, settings, store), Entrance()
     async with listening(entrance, app.state.registry, settings) as running:
         for open, draining, expected in (
             (False, False, (503, {"status": "starting"})),
@@ -50,7 +51,7 @@ async def test_readiness_is_for_everyone(bench: Bench) -> None:
             (True, True, (503, {"status": "draining"})),
         ):
             if open:
-                entrance.open(app, bench.engine)
+                entrance.open(app, bench.engine, store)
             entrance.draining = draining
             for path in ("/ready", "/health/ready"):
                 assert await running.get(path) == expected
