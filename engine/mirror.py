@@ -64,8 +64,9 @@ class Record:
 
     @property
     def timed_out(self) -> bool:
+        """Not while it has a turn, even a paused one: who reads it would not hear its end."""
         timeout_s = self.opened.timeout_s
-        if timeout_s is None or self.speaks:
+        if timeout_s is None or self.turn is not None:
             return False
         return time.monotonic() - self.touched_s >= timeout_s
 

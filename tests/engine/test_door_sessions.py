@@ -489,21 +489,27 @@ async def test_a_session_is_one_without_its_engine(letters: Path) -> None:
 
 
 async def test_a_session_times_out_without_its_engine(letters: Path) -> None:
-    """But not one whose turn waits for the next engine."""
+    """But not one whose turn waits for the next engine, or to be resumed there."""
     async with digest_engine(letters, step_s=0.005) as bench:
         engine, expired = bench.engine, list[str]()
         engine.on_expired = expired.append
         idle, busy = await engine.open(timeout_s=1.0), await engine.open(timeout_s=1.0)
-        lasting = await engine.open(timeout_s=1000)
-        await engine.append(busy, [1, 2])
+        lasting, paused = await engine.open(timeout_s=1000), await engine.open(timeout_s=1.0)
+        for session in (busy, paused):
+            await engine.append(session, [1, 2])
+        resting = await engine.generate(paused, Sampling(max_tokens=50))
         turn = await engine.generate(busy, Sampling(max_tokens=100))
+        await engine.pause(paused)
         bench.may_launch.clear()
         bench.kill()
         async with asyncio.timeout(20):
             while not expired:
                 await asyncio.sleep(0.01)
+        await asyncio.sleep(1.1)  # another look at them
         assert expired == [idle]
         bench.may_launch.set()
+        await engine.resume(paused)
+        assert await read(resting) == oracle([1, 2], 50)
         assert await read(turn) == oracle([1, 2], 100)
         with pytest.raises(UnknownSession):
             await engine.append(idle, [1])
