@@ -252,8 +252,8 @@ ROWS = (
         id="F6",
         fault="Redis killed while three sessions append, everysec and always; with everysec the "
         "end of its log is lost as well, or not; started again",
-        passes="all that was accepted is there, once, seen from another gateway; of what was lost "
-        "nothing is, as a snapshot says, unless its gateway gives it again",
+        passes="all that was accepted is there, once, seen from another gateway; what its log has "
+        "lost is given again by its gateway, or a snapshot says what is left, without a hole",
         world=both_durabilities,
         trial=died,
         full=100,
