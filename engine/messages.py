@@ -143,12 +143,14 @@ class Attach(OnSession, frozen=True):
 
     A turn named by `generate` that runs here, or has ended, and has said what stands in `ids`, goes
     on: what it has said since comes as Tokens, and its TurnEnded if it has ended. Else it begins
-    here, after the `generate.resumed` ids it has said. Any other turn is over."""
+    here, after the `generate.resumed` ids it has said. Any other turn is over. `paused`: it rests
+    where it was, until it is attached again or cancelled."""
 
     opened: Open
     ids: list[int]
     provisional: list[int] = []
     generate: Generate | None = None
+    paused: bool = False
 
     @property
     def session(self) -> str:

@@ -156,8 +156,8 @@ class Mirror:
     def attaching(
         self, session: str, turns: dict[tuple[str, str], Turn], *, n: int = 0, fence: int = 0
     ) -> Attach | None:
-        """Makes any engine know the session as it is, and go on with its turn if it has one that
-        is not paused. None: there is no such session."""
+        """Makes any engine know the session as it is, and go on with its turn if it has one, or
+        keep it paused. None: there is no such session."""
         record = self._records.get(session)
         if record is None:
             return None
@@ -165,7 +165,7 @@ class Mirror:
         log = record.log
         turn = turns.get((session, record.turn)) if record.turn is not None else None
         generate = None
-        if turn is not None and not record.paused:
+        if turn is not None:
             generate = Generate(0, session, turn.id, turn.sampling, log.length - record.prompt)
         return Attach(
             n,
@@ -173,6 +173,7 @@ class Mirror:
             ids=log.ids[: log.length].tolist(),
             provisional=(record.aside or log.ids[log.length :]).tolist(),
             generate=generate,
+            paused=record.paused,
             fence=fence,
         )
 

@@ -413,8 +413,7 @@ class Routing:
 
     async def watch(self) -> None:
         """Asks every engine every PING_S whether it is there, and looks for sessions whose time is
-        up. Sessions of one that does not answer
-        go to others, if there are any."""
+        up. Sessions of one that does not answer go to others, if there are any."""
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(PING_S)

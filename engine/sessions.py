@@ -264,6 +264,9 @@ class Sessions:
         if asked is not None and (sequence.paused or not goes_on):
             said = asked.resumed + log.length - len(ids)
             self._begin(sequence, msgspec.structs.replace(asked, n=NOBODY, resumed=said))
+        if command.paused and sequence.turn is not None:
+            self.end(sequence, "cancelled", paused=True)
+            self.settle(sequence)
 
     def _tell_again(self, sequence: Sequence, command: Attach) -> None:
         """What a turn has said behind the ids its front knows, and how it has ended."""

@@ -315,6 +315,24 @@ async def test_a_paused_turn_can_be_cancelled(bench: Bench) -> None:
     assert (await bench.engine.stats()).active_turns == 0
 
 
+@pytest.mark.parametrize("how", ["cancel", "drop", "close"])
+async def test_a_paused_turn_ends_though_its_engine_has_died(bench: Bench, how: str) -> None:
+    turn, said = await begin(bench.engine, 80, 3, fence=0)
+    await bench.engine.pause("s")
+    bench.kill()
+    await until(lambda: bench.launches == 2)
+    if how == "close":
+        await bench.engine.close("s")
+    else:
+        length = await bench.engine.cancel("s", "t", drop=how == "drop")
+        assert length == len(PROMPT) + (0 if how == "drop" else turn.said)
+        assert (await bench.engine.info("s")).length == length
+    said += await read(turn)
+    assert turn.ended is not None
+    assert turn.ended.reason == "cancelled"
+    assert said == oracle(PROMPT, len(said))
+
+
 # ---- who may join ------------------------------------------------------------------------------
 
 
