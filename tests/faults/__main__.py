@@ -3,8 +3,8 @@ done as often as makes it proven.
 
 What was done is written to docs/reliability.json after every trial, and the table of
 docs/reliability.md is made from it, so a sitting may be ended at any time and another goes on where
-it stopped. A trial that
-fails is counted, its seed is named, and the sitting goes on with the next row.
+it stopped. A trial that fails is counted, its seed is named, and the sitting goes on with the next
+row.
 """
 
 import argparse
