@@ -61,6 +61,8 @@ RETURN_S = 0.5
 
 LOCATE_S = 1.0
 """How long engines are asked for a session that is being attached."""
+STRAYS_S = 900.0
+"""An engine that was away for so long has ended by itself what nobody wants there."""
 
 
 class Place:
@@ -164,13 +166,19 @@ class Routing:
             del self.turns[turn.session, turn.id]
 
     async def attach(self, command: Attach, wanted: str | None) -> Done:
-        """`wanted`: the incarnation that may have its KV."""
+        """`wanted`: the incarnation that may have its KV. It is ended wherever else it may still
+        be: who had it before may have had engines that this front does not reach."""
+        session, began = command.session, command.session not in self._places
         if wanted is not None:
-            self._wanted[command.session] = wanted
+            self._wanted[session] = wanted
         try:
-            return await self.ask(command)
+            done = await self.ask(command)
         finally:
-            self._wanted.pop(command.session, None)
+            self._wanted.pop(session, None)
+        for peer in self.peers if began else ():
+            if not self._is_at(session, peer):
+                self._end_at(peer, session, command.fence)
+        return done
 
     async def locate(self, session: str) -> str | None:
         """The incarnation that has a session, whoever holds it. None: none that answers soon, or
@@ -300,12 +308,17 @@ class Routing:
         peer = self._choose()
         if peer is None:
             return None
-        if peer is not old and old.up:
-            old.send([Close(0, session, fence=place.fence)])
-        elif peer is not old:
-            self._strays.setdefault(old, {})[session] = place.fence
+        if peer is not old:
+            self._end_at(old, session, place.fence)
         place.peer, place.life = peer, -1
         return place
+
+    def _end_at(self, peer: Peer, session: str, fence: int) -> None:
+        """Nobody wants it there any more, if it still is. Said now, or when `peer` is up."""
+        if peer.up:
+            peer.send([Close(0, session, fence=fence)])
+        else:
+            self._strays.setdefault(peer, {})[session] = fence
 
     def _send(self, peer: Peer, command: AnyCommand) -> None:
         """With the fence of its session."""
@@ -421,6 +434,8 @@ class Routing:
             self._expire()
             for peer in self.peers:
                 peer.ping(late=late)
+                if not peer.up and time.monotonic() - peer.down_s > STRAYS_S:
+                    self._strays.pop(peer, None)
             silent = [peer for peer in self.peers if peer.up and not peer.answers]
             if silent and len(silent) < sum(peer.up for peer in self.peers):
                 for peer in silent:

@@ -471,6 +471,31 @@ async def test_a_session_that_went_elsewhere_is_ended_where_it_was(letters: Path
         assert (await one.engine.stats()).pages_leased == 0
 
 
+async def test_a_session_taken_up_elsewhere_is_ended_where_it_was(letters: Path) -> None:
+    """Who takes it up does not reach that engine yet."""
+    async with (
+        digest_engine(letters, step_s=0.002) as one,
+        digest_engine(letters, step_s=0.002) as two,
+        front(await two.listen()) as heir,
+        front(await one.listen()) as owner,
+        Proxy(await one.listen()).running() as proxy,
+    ):
+        proxy.refusing = True
+        heir.add("127.0.0.1", proxy.port)
+        _, said = await begin(owner, 150, 3, fence=5)
+        await owner.stop()
+        log = PROMPT + said
+        taken = await heir.attach("s", log, unfinished=unfinished(150, len(said)), fence=6)
+        assert await read(taken) == oracle(PROMPT, 150)
+        assert [info.session for info in await one.engine.list()] == ["s"]
+        proxy.refusing = False
+        async with asyncio.timeout(20):
+            while await one.engine.list():
+                await asyncio.sleep(0.005)
+        assert [info.session for info in await two.engine.list()] == ["s"]
+        assert (await one.engine.stats()).pages_leased == 0
+
+
 async def test_a_session_is_attached_where_it_is(letters: Path) -> None:
     """Whichever engine has most room."""
     async with digest_engine(letters, step_s=0.002) as first, digest_engine(letters) as second:
