@@ -128,10 +128,11 @@ class Geometry(msgspec.Struct, frozen=True):
 
 
 class Runner(Protocol[Ticket]):
-    """Runs batches in the order given. Called from one device thread only.
+    """Runs batches in the order given. Called from one thread at a time.
 
-    `launch` starts a step and may return before it is done; `collect` waits for it. A failure of
-    one row is in its Drawn; an exception means that the device itself is broken.
+    `launch` starts a step and returns before it is done; `collect` waits for it, or does it where
+    nobody else can. Until then the batch stays as it is. A failure of one row is in its Drawn; an
+    exception means that the device itself is broken.
     """
 
     @property

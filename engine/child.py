@@ -56,7 +56,7 @@ async def _serve(start: Start, build: Build) -> None:
         here.call_soon_threadsafe(link.send, Loading(what, fraction))
 
     try:
-        # The thread ends, and with it the threads that it computed with: libgomp lets those of a
+        # The thread ends, and with it the threads that torch had for it: libgomp lets those of a
         # step spin while they wait for one another only where no more of them exist than cores.
         with ThreadPoolExecutor(1, "loading") as loading:
             runner, ready = await here.run_in_executor(loading, build, config, progress)

@@ -87,6 +87,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
+        self._transport.set_write_buffer_limits(0)  # uvloop: what is written is sent at once
         if self._greeting is None:
             self._on_greeted()
             return

@@ -1,9 +1,10 @@
-"""Loop: one step after another.  receive → plan → launch → collect → publish.
+"""Loop: one step after another.  receive → plan → launch → publish → collect.
 
-One event loop drives the engine; when nothing is owed it sleeps. Up to `steps_ahead` steps are
-launched, on a thread beside it, beyond the one whose answer is awaited. Where there are none (on a
-CPU) a step is done here: commands take effect between steps anyway, and to wait for another thread
-costs more than all the Python of a small step. Effects on sequences are taken at collect.
+One event loop drives the engine; when nothing is owed it sleeps. What a step has said is sent when
+the next one has begun. Up to `steps_ahead` steps are launched, on a thread beside it, beyond the
+one whose answer is awaited. Where there are none (on a CPU) a step is collected here: commands
+take effect between steps anyway, and to wait for another thread costs more than all the Python of
+a small step. Effects on sequences are taken at collect.
 """
 
 import asyncio
@@ -44,8 +45,8 @@ class Flight(NamedTuple):
     """A step on the device."""
 
     order: Order
-    ticket: "Future[object] | None"
-    """None: it is to be done when its answer is wanted."""
+    ticket: object
+    """The runner's; where steps run ahead, its future. An Exception: it could not be launched."""
 
 
 class Loop(Generic[Ticket]):
@@ -96,17 +97,17 @@ class Loop(Generic[Ticket]):
         while not self._stopping:
             self._receive(sessions)
             launched = self._launch()
+            send(self.take_events())
             if len(self._flying) > self._ahead or (self._flying and not launched):
                 await self._collect(sessions)
+                if not self._ahead:
+                    await asyncio.sleep(0)  # what has come in is received before the next step
             elif not launched:
-                send(self.take_events())
                 self._audit_idle()
                 await self._sleep(sessions.expire())
-            send(self.take_events())
             if self._audit_every_step:
                 self._cache.audit()
-            if not self._ahead:
-                await asyncio.sleep(0)  # what has come in is received before the next step
+        send(self.take_events())
         self._running = None
         self._device.shutdown(wait=True, cancel_futures=True)
 
@@ -123,12 +124,16 @@ class Loop(Generic[Ticket]):
         order = self.order()
         if order is None:
             return False
-        ticket: Future[object] | None = None
-        if self._ahead:
-            launch = cast(Callable[[Batch], object], self._runner.launch)
-            ticket = self._device.submit(launch, order.batch)
-        self._flying.append(Flight(order, ticket))
         self._counters.begin(time.monotonic())
+        ticket: object
+        if self._ahead:
+            ticket = self._device.submit(self._runner.launch, order.batch)
+        else:
+            try:
+                ticket = self._runner.launch(order.batch)
+            except Exception as error:
+                ticket = error
+        self._flying.append(Flight(order, ticket))
         return True
 
     def order(self) -> Order | None:
@@ -178,9 +183,11 @@ class Loop(Generic[Ticket]):
 
     async def _answer(self, flight: Flight) -> Sampled | Exception:
         try:
-            if flight.ticket is None:
-                return self._runner.collect(self._runner.launch(flight.order.batch))
-            return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
+            if self._ahead:
+                return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
+            if isinstance(flight.ticket, Exception):
+                raise flight.ticket
+            return self._runner.collect(cast(Ticket, flight.ticket))
         except Exception as error:
             log.exception("step %d failed on the device", flight.order.batch.number)
             return error
@@ -194,8 +201,7 @@ class Loop(Generic[Ticket]):
 
     def _wait_for(self, flight: Flight) -> Sampled:
         """On the device thread."""
-        assert flight.ticket is not None
-        return self._runner.collect(cast(Ticket, flight.ticket.result()))
+        return self._runner.collect(cast("Future[Ticket]", flight.ticket).result())
 
     def _land(self, work: Work, drawn: Drawn | None, sessions: Sessions) -> None:
         """KV of `count` tokens is written. Where the log was cut meanwhile, what lies beyond it is

@@ -16,7 +16,7 @@ MODULE = "engine.boot"
 STOP_GRACE_S = 5.0
 """How long a process that was hung up on may take before it is killed."""
 ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}
-"""Unless it is told otherwise: the threads of a step wait some 30 µs for its next part without
+"""Unless it is told otherwise: torch's threads wait some 30 µs for the next part of a step without
 sleeping. With libgomp's own 300,000, they would take a core from the front between two steps."""
 
 

@@ -107,8 +107,13 @@ class TorchRunner:
     def geometry(self) -> Geometry:
         return self._geometry
 
+    def launch(self, batch: Batch) -> Ticket | Batch:
+        """On a CPU where no step runs ahead, `collect` does it."""
+        here = self.device.type == "cpu" and not self._geometry.steps_ahead
+        return batch if here else self._start(batch)
+
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Ticket:
+    def _start(self, batch: Batch) -> Ticket:
         begun = time.perf_counter()
         events = self._events()
         if batch.moves:
@@ -149,7 +154,9 @@ class TorchRunner:
         """[S, vocab], of the rows that draw an id: what `launch` draws from."""
         return self.forward(inputs.build(batch, self.pool.page_size, self.device))
 
-    def collect(self, ticket: Ticket) -> Sampled:
+    def collect(self, ticket: Ticket | Batch) -> Sampled:
+        if isinstance(ticket, Batch):
+            ticket = self._start(ticket)
         if ticket.begun is not None and ticket.done is not None:
             ticket.done.synchronize()
             ticket.model_s = ticket.begun.elapsed_time(ticket.done) / 1000
@@ -219,7 +226,8 @@ def _native(model: Model, pool: KVPool, *others: Any) -> TorchRunner | None:
     from engine.device.native.runner import NativeRunner
 
     geometry: Geometry = others[1]
-    decoder = None if geometry.steps_ahead else NativeDecoder.of(model, pool)
+    threads = torch.get_num_threads()
+    decoder = None if geometry.steps_ahead else NativeDecoder.of(model, pool, threads)
     return None if decoder is None else NativeRunner(decoder, model, pool, *others)
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from engine import boot, child
-from engine.batch import Batch
+from engine.batch import Batch, Sampled
 from engine.config import EngineConfig
 from engine.device.runner import Ticket, TorchRunner
 from engine.messages import Ready
@@ -13,9 +13,9 @@ STEP_S = 0.001
 
 
 class Paced(TorchRunner):
-    def launch(self, batch: Batch) -> Ticket:
+    def collect(self, ticket: Ticket | Batch) -> Sampled:
         time.sleep(STEP_S)
-        return super().launch(batch)
+        return super().collect(ticket)
 
 
 def build(

@@ -109,8 +109,6 @@ class DigestRunner:
         return self._geometry
 
     def launch(self, batch: Batch) -> Sampled:
-        if self.step_s:
-            time.sleep(self.step_s)
         if batch.number in self.fail_at:
             raise RuntimeError("the device is on fire")
         carry_out(batch.moves, self.memory, self.host)
@@ -136,6 +134,8 @@ class DigestRunner:
         return draw(past, sample)
 
     def collect(self, ticket: Sampled) -> Sampled:
+        if self.step_s:
+            time.sleep(self.step_s)
         return ticket
 
     def _answer(self, id: int, sample: Sample | None, last: int, past: Digest) -> Drawn | None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "native"
-FLAGS = "-O3 -march=native -ffp-contract=fast -fopenmp -shared -fPIC -std=gnu11"
+FLAGS = "-O3 -march=native -ffp-contract=fast -pthread -shared -fPIC -std=gnu11"
 COMPILE_S_MAX = 60.0
 
 

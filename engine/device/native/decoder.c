@@ -1,9 +1,10 @@
-/* A Llama-family decoder on a CPU: one call is one step, for T tokens of any number of rows.
+/* A Llama-family decoder on a CPU: one job is one step, for T tokens of any number of rows.
 
    Compiled for one head dimension (a multiple of 16), page size and element type:
    -DDIM=64 -DSLOTS=16 -DBF16=0. Activations are fp32 throughout. */
 
 #include "attention.h"
+#include "crew.h"
 
 typedef struct {
     const element *weight; /* [out, in]; both multiples of 16 */
@@ -35,9 +36,20 @@ typedef struct {
     float *logits;  /* [rows wanted, vocab] */
     int64_t *likely; /* [rows wanted] the likeliest id, the first of equals; -1: a logit is NaN or
                         +inf, or all are -inf */
-    float *scratch; /* T * (3 hidden + DIM * (2 heads + 2 kv_heads) + 2 inner) floats */
+    float *scratch; /* T * (3 hidden + DIM * (2 heads + 2 kv_heads) + 3 inner) floats */
     Unit *units;    /* as many as there are, sum over rows of count * group / QUERIES, rounded up */
+    int64_t tokens, unit_count; /* filled in */
 } Work;
+
+typedef struct {
+    const Model *model;
+    const Work *work;
+} Job;
+
+#define LAYER_PARTS 9 /* of the program, each layer's */
+#define OTHER_PARTS 4
+#define TOKENS 4      /* of a piece, where it is little work for each */
+#define SHARES 8      /* pieces of a matrix for each thread */
 
 #define OUTS 16 /* sums that are kept in registers */
 
@@ -62,19 +74,31 @@ static inline __attribute__((always_inline)) void block(const Linear *linear, co
 }
 
 /* x [tokens, in] -> out [tokens, out]. OUTS rows of the matrix at a time meet all tokens. */
-static void apply(const Linear *linear, const float *x, float *out, int64_t tokens, int threads) {
-    const int64_t in = linear->in, size = linear->out;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t n = 0; n < size; n += OUTS) {
-        int64_t t = 0;
-        for (; t + 4 <= tokens; t += 4)
-            for (int o = 0; o < OUTS; o += 4)
-                block(linear, x + t * in, out + t * size, n + o, 4, 4);
-        for (; t + 2 <= tokens; t += 2)
-            for (int o = 0; o < OUTS; o += 8)
-                block(linear, x + t * in, out + t * size, n + o, 2, 8);
-        for (; t < tokens; t++) block(linear, x + t * in, out + t * size, n, 1, 16);
+static void apply(Walk *walk, const Linear *linear, const float *x, float *out, int64_t tokens,
+                  int64_t threads) {
+    const int64_t in = linear->in, size = linear->out, blocks = size / OUTS;
+    const int64_t share = (blocks + threads * SHARES - 1) / (threads * SHARES);
+    for (int64_t piece; (piece = next(walk, (blocks + share - 1) / share)) >= 0;) {
+        const int64_t from = piece * share * OUTS, to = from + share * OUTS;
+        for (int64_t n = from; n < to && n < size; n += OUTS) {
+            int64_t t = 0;
+            for (; t + 4 <= tokens; t += 4)
+                for (int o = 0; o < OUTS; o += 4)
+                    block(linear, x + t * in, out + t * size, n + o, 4, 4);
+            for (; t + 2 <= tokens; t += 2)
+                for (int o = 0; o < OUTS; o += 8)
+                    block(linear, x + t * in, out + t * size, n + o, 2, 8);
+            for (; t < tokens; t++) block(linear, x + t * in, out + t * size, n, 1, 16);
+        }
     }
+}
+
+/* Those [*t, *end) of `count` tokens that are the next piece; 0: there is none. */
+static int next_tokens(Walk *walk, int64_t count, int64_t *t, int64_t *end) {
+    const int64_t piece = next(walk, (count + TOKENS - 1) / TOKENS);
+    *t = piece * TOKENS;
+    *end = *t + TOKENS < count ? *t + TOKENS : count;
+    return piece >= 0;
 }
 
 /* RMS norm of one vector of `size`. */
@@ -86,9 +110,19 @@ static void norm(const float *x, const float *weight, float eps, float *out, int
         *(vec *)(out + i) = at(x + i) * scale * at(weight + i);
 }
 
-static void norms(const float *x, const float *weight, const Model *model, float *out, int64_t n) {
-    for (int64_t t = 0; t < n; t++)
-        norm(x + t * model->hidden, weight, model->eps, out + t * model->hidden, model->hidden);
+static void add(float *x, const float *y, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) *(vec *)(x + i) = at(x + i) + at(y + i);
+}
+
+/* What the part before has made, `y`, if any, is added to x; then that is normed. */
+static void add_and_norm(Walk *walk, const Model *model, float *x, const float *y,
+                         const float *weight, float *normed, int64_t tokens) {
+    const int64_t hidden = model->hidden;
+    for (int64_t t, end; next_tokens(walk, tokens, &t, &end);)
+        for (; t < end; t++) {
+            if (y) add(x + t * hidden, y + t * hidden, hidden);
+            norm(x + t * hidden, weight, model->eps, normed + t * hidden, hidden);
+        }
 }
 
 static void rotate(float *x, const element *rope) {
@@ -122,29 +156,24 @@ static void place(const Model *model, const Layer *layer, const Row *row, float 
     }
 }
 
-static void attend_all(const Pool *pool, const Work *work, int64_t units, const float *query,
+static void attend_all(Walk *walk, const Pool *pool, const Work *work, const float *query,
                        int64_t stride, float *out) {
-    const int64_t all = units * pool->kv_heads;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(work->threads) if (work->threads > 1)
-    for (int64_t n = 0; n < all; n++)
+    for (int64_t n; (n = next(walk, work->unit_count * pool->kv_heads)) >= 0;)
         attend(pool, work->rows, &work->units[n / pool->kv_heads], query, stride, out,
                n % pool->kv_heads);
 }
 
-/* both [tokens, 2 * inner]: silu(first half) * second half, to the first half's place, packed. */
-static void gate(float *both, int64_t tokens, int64_t inner) {
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t i = 0; i < inner; i += LANES) {
-            const vec g = at(both + t * 2 * inner + i), u = at(both + t * 2 * inner + inner + i);
-            const ivec negative = g < set(0);
-            const vec e = exponential((vec)((ivec)g | 0x80000000)); /* of -|g| */
-            const vec up = (vec)(((ivec)e & negative) | ((ivec)set(1) & ~negative));
-            *(vec *)(both + t * inner + i) = g * up / (1.0f + e) * u;
-        }
-}
-
-static void add(float *x, const float *y, int64_t size) {
-    for (int64_t i = 0; i < size; i += LANES) *(vec *)(x + i) = at(x + i) + at(y + i);
+/* both [tokens, 2 * inner] -> out [tokens, inner]: silu(first half) * second half. */
+static void gate(Walk *walk, const float *both, float *out, int64_t tokens, int64_t inner) {
+    for (int64_t t, end; next_tokens(walk, tokens, &t, &end);)
+        for (; t < end; t++)
+            for (int64_t i = 0; i < inner; i += LANES) {
+                const vec g = at(both + t * 2 * inner + i), u = at(both + t * 2 * inner + inner + i);
+                const ivec negative = g < set(0);
+                const vec e = exponential((vec)((ivec)g | 0x80000000)); /* of -|g| */
+                const vec up = (vec)(((ivec)e & negative) | ((ivec)set(1) & ~negative));
+                *(vec *)(out + t * inner + i) = g * up / (1.0f + e) * u;
+            }
 }
 
 static int64_t likeliest(const float *logits, int64_t size) {
@@ -156,54 +185,101 @@ static int64_t likeliest(const float *logits, int64_t size) {
     return isinf(logits[best]) ? -1 : best;
 }
 
-/* Units of all rows, and where each row's tokens begin; returns how many units there are. */
-static int64_t lay(const Model *model, const Work *work, int64_t *tokens) {
+/* Units of all rows, and where each row's tokens begin. */
+static void lay(const Model *model, Work *work) {
     const int64_t group = model->heads / model->kv_heads;
-    int64_t units = 0;
-    *tokens = 0;
+    work->tokens = work->unit_count = 0;
     for (int64_t r = 0; r < work->count; r++) {
-        work->rows[r].first = *tokens;
-        *tokens += work->rows[r].count;
+        work->rows[r].first = work->tokens;
+        work->tokens += work->rows[r].count;
         for (int64_t q = 0; q < work->rows[r].count * group; q += QUERIES)
-            work->units[units++] = (Unit){r, q};
+            work->units[work->unit_count++] = (Unit){r, q};
     }
-    return units;
 }
 
-void decode(const Model *model, const Work *work) {
-    int64_t tokens;
-    const int64_t units = lay(model, work, &tokens), hidden = model->hidden, all = tokens * hidden;
+static void embed(Walk *walk, const Model *model, const Work *work, float *x) {
+    const int64_t hidden = model->hidden;
+    for (int64_t r; (r = next(walk, work->count)) >= 0;)
+        for (int64_t t = 0; t < work->rows[r].count; t++)
+            for (int64_t i = 0; i < hidden; i += LANES)
+                *(vec *)(x + (work->rows[r].first + t) * hidden + i) =
+                    load(model->embedding + work->rows[r].ids[t] * hidden + i);
+}
+
+/* Of the rows that want it, the last token of each, normed: to `out`, packed. */
+static void norm_last(Walk *walk, const Model *model, const Work *work, float *x, const float *y,
+                      float *out) {
+    const int64_t hidden = model->hidden;
+    while (next(walk, 1) >= 0)
+        for (const Row *row = work->rows; row < work->rows + work->count; row++)
+            if (row->wanted) {
+                const int64_t last = (row->first + row->count - 1) * hidden;
+                add(x + last, y + last, hidden);
+                norm(x + last, model->norm, model->eps, out, hidden);
+                out += hidden;
+            }
+}
+
+static void decode(Walk *walk, const void *of) {
+    const Job *job = of;
+    const Model *model = job->model;
+    const Work *work = job->work;
+    const int64_t tokens = work->tokens, threads = work->threads;
+    const int64_t all = tokens * model->hidden, inner = model->inner;
     const int64_t stride = (model->heads + 2 * model->kv_heads) * DIM;
-    const int threads = (int)work->threads;
     float *x = work->scratch, *normed = x + all, *y = normed + all;
     float *qkv = y + all, *mixed = qkv + tokens * stride;
-    float *both = mixed + tokens * model->heads * DIM;
-    for (const Row *row = work->rows; row < work->rows + work->count; row++)
-        for (int64_t t = 0; t < row->count; t++)
-            for (int64_t i = 0; i < hidden; i += LANES)
-                *(vec *)(x + (row->first + t) * hidden + i) =
-                    load(model->embedding + row->ids[t] * hidden + i);
+    float *both = mixed + tokens * model->heads * DIM, *gated = both + 2 * tokens * inner;
+    embed(walk, model, work, x);
     for (int64_t n = 0; n < model->layers; n++) {
         const Layer *layer = &model->layer[n];
-        norms(x, layer->before, model, normed, tokens);
-        apply(&layer->qkv, normed, qkv, tokens, threads);
-        for (int64_t r = 0; r < work->count; r++) place(model, layer, &work->rows[r], qkv);
-        attend_all(&layer->pool, work, units, qkv, stride, mixed);
-        apply(&layer->mixed, mixed, y, tokens, threads);
-        add(x, y, all);
-        norms(x, layer->after, model, normed, tokens);
-        apply(&layer->gate_up, normed, both, tokens, threads);
-        gate(both, tokens, model->inner);
-        apply(&layer->down, both, y, tokens, threads);
-        add(x, y, all);
+        add_and_norm(walk, model, x, n ? y : NULL, layer->before, normed, tokens);
+        apply(walk, &layer->qkv, normed, qkv, tokens, threads);
+        for (int64_t r; (r = next(walk, work->count)) >= 0;)
+            place(model, layer, &work->rows[r], qkv);
+        attend_all(walk, &layer->pool, work, qkv, stride, mixed);
+        apply(walk, &layer->mixed, mixed, y, tokens, threads);
+        add_and_norm(walk, model, x, y, layer->after, normed, tokens);
+        apply(walk, &layer->gate_up, normed, both, tokens, threads);
+        gate(walk, both, gated, tokens, inner);
+        apply(walk, &layer->down, gated, y, tokens, threads);
     }
     int64_t answers = 0;
-    for (const Row *row = work->rows; row < work->rows + work->count; row++)
-        if (row->wanted) {
-            const float *last = x + (row->first + row->count - 1) * hidden;
-            norm(last, model->norm, model->eps, normed + answers++ * hidden, hidden);
-        }
-    apply(&model->head, normed, work->logits, answers, threads);
-    for (int64_t a = 0; a < answers; a++)
+    for (int64_t r = 0; r < work->count; r++) answers += work->rows[r].wanted;
+    norm_last(walk, model, work, x, y, normed);
+    apply(walk, &model->head, normed, work->logits, answers, threads);
+    for (int64_t a; (a = next(walk, answers)) >= 0;)
         work->likely[a] = likeliest(work->logits + a * model->head.out, model->head.out);
+}
+
+/* The steps of one model, one after another. NULL: no memory. */
+typedef struct {
+    Crew *crew;
+    Job job;
+} Desk;
+
+void *desk_open(const Model *model, int64_t threads) {
+    Desk *desk = calloc(1, sizeof *desk);
+    if (desk == NULL) return NULL;
+    desk->job.model = model;
+    desk->crew = assemble(threads, model->layers * LAYER_PARTS + OTHER_PARTS);
+    if (desk->crew == NULL) return NULL;
+    desk->crew->program = decode;
+    return desk;
+}
+
+/* Returns at once; `work` and all it points to must stay as they are until `desk_finish`. With more
+   than one thread the others begin; with one, nothing is done before. */
+void desk_begin(void *of, Work *work) {
+    Desk *desk = of;
+    lay(desk->job.model, work);
+    desk->job.work = work;
+    open_job(desk->crew, &desk->job, work->threads > 1);
+}
+
+void desk_finish(void *of) { finish_job(((Desk *)of)->crew); }
+
+void desk_close(void *of) {
+    dismiss(((Desk *)of)->crew);
+    free(of);
 }

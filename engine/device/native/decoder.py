@@ -1,5 +1,5 @@
 # pyright: basic
-"""A Decoder's step in one call of our C: no operation of torch's, and no GIL, between its layers.
+"""A Decoder's step in our C: no operation of torch's, and no GIL, between its layers.
 
 The structs are those of decoder.c and attention.h, field by field; a step's rows and units are
 packed by hand.
@@ -7,6 +7,9 @@ packed by hand.
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import weakref
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
@@ -63,6 +66,7 @@ _Work = _struct(
     ("rows", c_void_p),
     *_all("count threads", c_int64),
     *_all("logits likely scratch units", c_void_p),
+    *_all("tokens unit_count", c_int64),
 )
 ROW = 6
 """int64 fields of a Row, the last of them filled in by the C."""
@@ -72,13 +76,13 @@ UNIT = 2
 class NativeDecoder:
     """The model and its pool as the C sees them; neither moves in memory."""
 
-    def __init__(self, model: Decoder, pool: KVPool, decode: Any) -> None:
-        self._decode = decode
+    def __init__(self, model: Decoder, pool: KVPool, library: ctypes.CDLL, threads: int) -> None:
+        """`threads`: the most that a step may take."""
         self._group = model.shape.heads // model.shape.kv_heads
         self._vocab = model.shape.vocab
         shape = model.shape
         self._floats = (
-            3 * shape.hidden + 2 * shape.head_dim * (shape.heads + shape.kv_heads) + 2 * shape.inner
+            3 * shape.hidden + 2 * shape.head_dim * (shape.heads + shape.kv_heads) + 3 * shape.inner
         )
         self._kept: list[Any] = [model, pool]
         self._buffers: dict[str, Tensor] = {}
@@ -98,9 +102,19 @@ class NativeDecoder:
             _Linear(model.head.data_ptr(), None, shape.hidden, shape.vocab),
             shape.eps,
         )
+        library.desk_open.restype = c_void_p
+        desk = c_void_p(library.desk_open(byref(self._model), c_int64(threads)))
+        if not desk:
+            raise MemoryError("no memory for a step of the model")
+        self._begin = functools.partial(library.desk_begin, desk)
+        self._finish = functools.partial(library.desk_finish, desk)
+        weakref.finalize(self, library.desk_close, desk)
+        self._likely = array("q")
+        self._step: list[Any] = []
+        """What the C reads and writes until the step is finished."""
 
     @classmethod
-    def of(cls, model: object, pool: KVPool) -> NativeDecoder | None:
+    def of(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:
         """None if it cannot be: another kind of model, sizes the C does not do, no compiler."""
         if not isinstance(model, Decoder) or not _fits(model, pool):
             return None
@@ -111,12 +125,12 @@ class NativeDecoder:
             f"-DSLOTS={pool.page_size}",
             f"-DBF16={int(bf16)}",
         )
-        return None if library is None else cls(model, pool, library.decode)
+        return None if library is None else cls(model, pool, library, threads)
 
-    def __call__(self, rows: Sequence[Row], threads: int) -> list[int]:
-        """Computes rows whose ids are all known, and writes their keys and values to the pool.
-        Returns, of the S rows that draw, the likeliest id; -1 where a logit is NaN or +inf, or all
-        are -inf."""
+    def begin(self, rows: Sequence[Row], threads: int) -> None:
+        """A step of rows whose ids are all known, which writes their keys and values to the pool.
+        Returns at once; threads other than this one begin. The rows must not change until it is
+        finished."""
         packed = array("q")
         tokens = units = wanted = 0
         for row in rows:
@@ -129,18 +143,25 @@ class NativeDecoder:
         scratch = self._buffer("scratch", tokens * self._floats, torch.float32)
         logits = self._buffer("logits", wanted * self._vocab, torch.float32)
         place = self._buffer("units", units * UNIT, torch.int64)
-        likely = array("q", bytes(8 * wanted))
+        self._likely = array("q", bytes(8 * wanted))
         work = _Work(
             packed.buffer_info()[0],
             len(rows),
             threads,
             logits.data_ptr(),
-            likely.buffer_info()[0],
+            self._likely.buffer_info()[0],
             scratch.data_ptr(),
             place.data_ptr(),
         )
-        self._decode(byref(self._model), byref(work))
-        return likely.tolist()
+        self._step = [rows, packed, work]
+        self._begin(byref(work))
+
+    def finish(self) -> list[int]:
+        """Works at it, too. Returns, of the S rows that draw, the likeliest id; -1 where a logit is
+        NaN or +inf, or all are -inf."""
+        self._finish()
+        self._step = []
+        return self._likely.tolist()
 
     def logits(self, wanted: int) -> Tensor:
         """[S, vocab] fp32 of the last step, `wanted` being S. Overwritten by the next one."""

@@ -3,8 +3,11 @@ what transformers does is shown for every family in tests/parity."""
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import shutil
+import time
 from array import array
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import torch
 
 from engine.batch import Batch, Row, Sample
 from engine.device.native import build
+from engine.device.native import runner as native
 from engine.device.native.runner import NativeRunner
 from engine.device.runner import TorchRunner
 from tests.parity import oracle
@@ -27,6 +31,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("qwen3")
     oracle.FAMILIES["qwen3"](**oracle.SIXTEENS).save_pretrained(folder)
     return folder
+
+
+def threads_of_process() -> int:
+    return len(os.listdir("/proc/self/task"))
 
 
 def logits(runner: TorchRunner, ids: list[int], cuts: list[int]) -> torch.Tensor:
@@ -53,6 +61,49 @@ def test_threads_change_nothing(folder: Path) -> None:
     [ids] = oracle.prompts(2, [200])
     one, two = (oracle.runner_of(folder, threads=threads) for threads in (1, 2))
     assert torch.equal(logits(one, ids, [64, 65]), logits(two, ids, [64, 65]))
+
+
+@needs_compiler
+def test_more_threads_than_cores_change_nothing(folder: Path) -> None:
+    """Threads come late, sleep and are kept from their core in the middle of a part."""
+    [ids] = oracle.prompts(4, [120])
+    one, many = (oracle.runner_of(folder, threads=n) for n in (1, 4 * (os.cpu_count() or 1)))
+    step_by_step = list(range(1, 120))
+    assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
+
+
+@needs_compiler
+def test_others_begin_a_step_before_its_caller_comes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "LIGHT_WORK", 0)
+    runner = oracle.runner_of(folder, threads=2)
+    keys = runner.pool.keys[-1]
+    [ids] = oracle.prompts(5, [200])
+    pages = array("i", range(2, 2 + -(-200 // runner.pool.page_size)))
+    began = runner.launch(Batch(0, [Row(array("i", ids), -1, 0, pages, Sample())]))
+    until = time.monotonic() + 20
+    while not keys[list(pages)].any():
+        assert time.monotonic() < until, "nobody has written a key of the last layer"
+        time.sleep(0.001)
+    [drawn] = runner.collect(began).drawn
+    assert drawn is not None
+    assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+
+
+@needs_compiler
+def test_a_step_that_nobody_waits_for_ends_with_its_runner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "LIGHT_WORK", 0)
+    runner = oracle.runner_of(folder, threads=2)
+    [ids] = oracle.prompts(6, [200])
+    pages = array("i", range(2, 2 + -(-200 // runner.pool.page_size)))
+    threads = threads_of_process()
+    runner.launch(Batch(0, [Row(array("i", ids), -1, 0, pages, Sample())]))
+    del runner
+    gc.collect()
+    assert threads_of_process() == threads - 1
 
 
 @needs_compiler

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.batch import Batch, Move, Row, Sample
-from engine.device.runner import TorchRunner
+from engine.device.runner import Ticket, TorchRunner
 from engine.errors import ModelError
 from tests.parity import oracle
 
@@ -136,6 +136,7 @@ def test_logprobs_come_with_the_row_that_asked(runner: TorchRunner) -> None:
 
 def test_inference_leaves_no_graph(runner: TorchRunner) -> None:
     ticket = runner.launch(Batch(0, [row([4, 5], 0, [1])]))
+    assert isinstance(ticket, Ticket)
     assert ticket.draw is not None
     assert not ticket.draw.ids.requires_grad
     assert ticket.draw.ids.device == torch.device("cpu")
