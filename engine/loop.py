@@ -1,10 +1,11 @@
 """Loop: one step after another.  receive → plan → launch → publish → collect.
 
-One event loop drives the engine; when nothing is owed it sleeps. What a step has said is sent when
-the next one has begun. Up to `steps_ahead` steps are launched, on a thread beside it, beyond the
-one whose answer is awaited. Where there are none (on a CPU) a step is collected here: commands
-take effect between steps anyway, and to wait for another thread costs more than all the Python of
-a small step. Effects on sequences are taken at collect.
+One event loop drives the engine; when nothing is owed it sleeps. What a step has said is sent
+while the device works: at once if another step is there, else when the next one has begun. Up to
+`steps_ahead` steps are launched, on a thread beside it, beyond the one whose answer is awaited.
+Where there are none (on a CPU) a step is collected here: commands take effect between steps
+anyway, and to wait for another thread costs more than all the Python of a small step. Effects on
+sequences are taken at collect.
 """
 
 import asyncio
@@ -100,6 +101,8 @@ class Loop(Generic[Ticket]):
             send(self.take_events())
             if len(self._flying) > self._ahead or (self._flying and not launched):
                 await self._collect(sessions)
+                if self._flying:
+                    send(self.take_events())
                 if not self._ahead:
                     await asyncio.sleep(0)  # what has come in is received before the next step
             elif not launched:
