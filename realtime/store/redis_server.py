@@ -2,8 +2,8 @@
 what goes wrong is told in the store's words."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -79,17 +79,18 @@ class RedisServer:
         it lets others wait in vain it is not called."""
         if self._pulse.late:
             raise StoreUnavailable("Redis has not answered since a call of it was given up")
-        try:
-            async with asyncio.timeout(self._timeout_s), self._connections:
-                yield
-        except _LOCKED_OUT as error:
-            raise StoreRefused(f"Redis does not let us in: {error}") from error
-        except _AWAY as error:
-            raise self._unavailable(error) from error
-        except redis_errors.ResponseError as error:
-            if str(error).startswith(_PASSING):
+        with _cancelled_if_asked():
+            try:
+                async with asyncio.timeout(self._timeout_s), self._connections:
+                    yield
+            except _LOCKED_OUT as error:
+                raise StoreRefused(f"Redis does not let us in: {error}") from error
+            except _AWAY as error:
                 raise self._unavailable(error) from error
-            raise
+            except redis_errors.ResponseError as error:
+                if str(error).startswith(_PASSING):
+                    raise self._unavailable(error) from error
+                raise
 
     async def _answers(self) -> bool:
         try:
@@ -158,6 +159,20 @@ class RedisServer:
         await self._pulse.aclose()
         for client in (self._client, *self._others):
             await cast(Callable[[], Awaitable[None]], client.aclose)()
+
+
+@contextmanager
+def _cancelled_if_asked() -> Generator[None]:
+    """A cancellation that is lost inside is one at the end: the client sends by asyncio.wait_for,
+    which before Python 3.12 swallows one that comes when what it waits for is done."""
+    task = asyncio.current_task()
+    assert task is not None, "who calls can wait"
+    asked = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
 
 
 def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:

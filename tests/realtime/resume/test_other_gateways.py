@@ -1,6 +1,7 @@
 """A session goes on elsewhere: on another gateway, or after this one was killed."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,8 +22,14 @@ from tests.support.engines import Bench, digest_engine
 
 @pytest.fixture
 async def gates(bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
+    async with gates_on("sqlite://:memory:", bench) as gates:
+        yield gates
+
+
+@contextlib.asynccontextmanager
+async def gates_on(url: str, bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
     """Two gateways, one store, one engine apart from both."""
-    port, store = await bench.listen(), await open_store("sqlite://:memory:")
+    port, store = await bench.listen(), await open_store(url)
     async with front(port) as one, front(port) as two:
         gates = gate(one, store), gate(two, store)
         async with gates[0].running(), gates[1].running():

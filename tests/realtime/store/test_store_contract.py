@@ -628,3 +628,16 @@ async def test_the_store_is_still_itself(store: Store) -> None:
     await store.check()
     assert store.epoch == epoch
     assert len(epoch) == 32
+
+
+async def test_a_call_that_is_cancelled_ends_so_at_whatever_moment(store: Store) -> None:
+    """Who waits for the end of it would wait for that of all it goes on to do."""
+    lease = await store.create(fresh_session())
+    for turns in range(30):  # of the event loop
+        await store.confirm(lease)
+        call = asyncio.create_task(store.confirm(lease))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled = call.cancel()
+        await asyncio.wait([call])
+        assert call.cancelled() is cancelled, f"after {turns} turns"
