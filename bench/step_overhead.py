@@ -45,6 +45,7 @@ class _Rig:
         self.runner = NullRunner(geometry)
         parts = assemble(self.runner, TEXT, EngineConfig(max_num_seqs=rows))
         self.loop, self.sessions = parts.loop, parts.sessions
+        self.steps = 0
 
     def step(self) -> float:
         """Runs one step; returns the seconds of it that are ours, 0 if there was nothing to do."""
@@ -57,6 +58,7 @@ class _Rig:
         answered = time.perf_counter()
         self.loop.land(order, sampled, self.sessions)
         self.loop.take_events()
+        self.steps += 1
         return ordered - began + time.perf_counter() - answered
 
     def drain(self) -> float:
@@ -90,9 +92,9 @@ def _turns(history: int, turns: int) -> list[Row]:
         "regular": _session(history, turns, False),
     }
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for _ in range(turns):
+    for number in range(turns):
         for kind, rig in kinds.items():
-            spent[kind].append(_one_turn(rig))
+            spent[kind].append(_one_turn(rig, f"t{number}"))
     return [
         {
             "what": f"{kind} turn, {history} ids of history",
@@ -111,8 +113,10 @@ def _session(history: int, turns: int, streaming: bool) -> _Rig:
     return rig
 
 
-def _one_turn(rig: _Rig) -> float:
-    began = time.perf_counter()
+def _one_turn(rig: _Rig, name: str) -> float:
+    steps, began = rig.steps, time.perf_counter()
     rig.sessions.apply(Append(0, "s", list(range(16))))
-    rig.sessions.apply(Generate(0, "s", "t", Sampling(max_tokens=8)))
-    return time.perf_counter() - began + rig.drain()
+    rig.sessions.apply(Generate(0, "s", name, Sampling(max_tokens=8)))
+    spent = time.perf_counter() - began + rig.drain()
+    assert rig.steps == steps + 8, "it was not refused"
+    return spent
