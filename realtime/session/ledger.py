@@ -227,8 +227,9 @@ class Ledger:
         await self._tenure.take()
 
     async def hold(self, for_s: float, *, parked: bool) -> None:
-        """Raises StoreError."""
-        await self._tenure.do(lambda lease: self._store.hold(lease, for_s, parked=parked))
+        """As it is ours now: if it is taken anew meanwhile, for a client that has come back, that
+        stands. Raises StoreError."""
+        await self._store.hold(self._tenure.lease, for_s, parked=parked)
 
     async def confirm(self) -> None:
         """That it is ours. A store that has forgotten so is told at once: it takes somebody for the

@@ -7,22 +7,25 @@ import pytest
 
 from realtime.limits import Limits
 from realtime.protocol import core
-from realtime.session import Registry
+from realtime.session import Registry, Return
 from realtime.session.stored import Asked
 from realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
 from realtime.store.sqlite import SqliteStore
+from tests.realtime.resume.returning import Client
 from tests.realtime.talks import Ears, Talk
 from tests.support.engines import Bench
 
 
 class Held(SqliteStore):
-    """`block`: from now on writes wait, until `let_go` has them done, or refused."""
+    """`block`: from now on such calls wait, until `let_go` has them done, or refused."""
 
     going: asyncio.Event
     waiting: asyncio.Event
     refuses = False
+    held = "write"
 
-    def block(self) -> None:
+    def block(self, held: str = "write") -> None:
+        self.held = held
         self.going.clear()
         self.waiting.clear()
 
@@ -31,12 +34,19 @@ class Held(SqliteStore):
         self.going.set()
 
     async def write(self, lease: Lease, change: Change) -> Written | Repeated:
-        if not self.going.is_set():
+        await self._may_go("write")
+        return await super().write(lease, change)
+
+    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
+        await self._may_go("hold")
+        await super().hold(lease, for_s, parked=parked)
+
+    async def _may_go(self, call: str) -> None:
+        if call == self.held and not self.going.is_set():
             self.waiting.set()
             await self.going.wait()
             if self.refuses:
                 raise StoreUnavailable("it is away")
-        return await super().write(lease, change)
 
 
 @pytest.fixture
@@ -113,3 +123,30 @@ async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, st
     await asyncio.wait_for(turn, 20)
     await talk.say("and more")
     await talk.turn()
+
+
+async def test_who_comes_back_while_it_is_being_parked_has_it(bench: Bench, store: Held) -> None:
+    template = bench.engine.text.template
+    assert template is not None
+    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    client = Client(registry)
+    client.connect()
+    client.say("u1", "hello")
+    await client.socket.until("conversation.item.done")
+    client.take()
+    store.block("hold")
+    leaving = asyncio.create_task(client.drop())
+    await store.waiting.wait()
+    back = Client(registry)
+    back.connect(Return(client.session_id))
+    await back.socket.until("session.updated")
+    store.let_go()
+    await leaving
+    card = await store.find(client.session_id)
+    assert card is not None
+    assert not card.parked
+    await back.drop()
+    card = await store.find(client.session_id)
+    assert card is not None
+    assert card.parked
+    await registry.aclose()
