@@ -183,6 +183,9 @@ class Transport(asyncio.Transport):
     def write(self, data: Any) -> None:
         self._end.send(bytes(data))
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """What is written is sent at once."""
+
     def close(self) -> None:
         if self._end.open:
             self._end.close()
