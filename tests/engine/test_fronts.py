@@ -446,6 +446,15 @@ async def test_a_new_session_goes_where_there_is_room(letters: Path) -> None:
         assert {engine.place(name) for name in names} == {roomy}
 
 
+async def is_only_on(bench: Bench, *, not_on: Bench) -> None:
+    """The session, soon, and nothing of it is left."""
+    async with asyncio.timeout(20):
+        while await not_on.engine.list():
+            await asyncio.sleep(0.005)
+    assert [info.session for info in await bench.engine.list()] == ["s"]
+    assert (await not_on.engine.stats()).pages_leased == 0
+
+
 async def test_a_session_that_went_elsewhere_is_ended_where_it_was(letters: Path) -> None:
     """Its engine could not be told when it went: its link was lost."""
     async with (
@@ -464,11 +473,7 @@ async def test_a_session_that_went_elsewhere_is_ended_where_it_was(letters: Path
         for bench in (one, two):
             assert [info.session for info in await bench.engine.list()] == ["s"]
         proxy.refusing = False
-        async with asyncio.timeout(20):
-            while await one.engine.list():
-                await asyncio.sleep(0.005)
-        assert [info.session for info in await two.engine.list()] == ["s"]
-        assert (await one.engine.stats()).pages_leased == 0
+        await is_only_on(two, not_on=one)
 
 
 async def test_a_session_taken_up_elsewhere_is_ended_where_it_was(letters: Path) -> None:
@@ -489,11 +494,7 @@ async def test_a_session_taken_up_elsewhere_is_ended_where_it_was(letters: Path)
         assert await read(taken) == oracle(PROMPT, 150)
         assert [info.session for info in await one.engine.list()] == ["s"]
         proxy.refusing = False
-        async with asyncio.timeout(20):
-            while await one.engine.list():
-                await asyncio.sleep(0.005)
-        assert [info.session for info in await two.engine.list()] == ["s"]
-        assert (await one.engine.stats()).pages_leased == 0
+        await is_only_on(two, not_on=one)
 
 
 async def test_a_session_is_attached_where_it_is(letters: Path) -> None:

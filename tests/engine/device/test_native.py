@@ -72,21 +72,27 @@ def test_more_threads_than_cores_change_nothing(folder: Path) -> None:
     assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
 
 
+def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, list[int], object]:
+    """A step on two threads, whose keys were all 0: its ids, and what `collect` wants."""
+    monkeypatch.setattr(native, "LIGHT_WORK", 0)
+    runner = oracle.runner_of(folder, threads=2)
+    with torch.inference_mode():
+        runner.pool.keys[-1].zero_()
+    [ids] = oracle.prompts(5, [200])
+    pages = array("i", range(-(-len(ids) // runner.pool.page_size)))
+    return runner, ids, runner.launch(Batch(0, [Row(array("i", ids), -1, 0, pages, Sample())]))
+
+
 @needs_compiler
 def test_others_begin_a_step_before_its_caller_comes(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "LIGHT_WORK", 0)
-    runner = oracle.runner_of(folder, threads=2)
-    keys = runner.pool.keys[-1]
-    [ids] = oracle.prompts(5, [200])
-    pages = array("i", range(2, 2 + -(-200 // runner.pool.page_size)))
-    began = runner.launch(Batch(0, [Row(array("i", ids), -1, 0, pages, Sample())]))
+    runner, ids, begun = begin(folder, monkeypatch)
     until = time.monotonic() + 20
-    while not keys[list(pages)].any():
+    while not runner.pool.keys[-1].any():
         assert time.monotonic() < until, "nobody has written a key of the last layer"
         time.sleep(0.001)
-    [drawn] = runner.collect(began).drawn
+    [drawn] = runner.collect(begun).drawn  # type: ignore[arg-type]
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
 
@@ -95,13 +101,10 @@ def test_others_begin_a_step_before_its_caller_comes(
 def test_a_step_that_nobody_waits_for_ends_with_its_runner(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(native, "LIGHT_WORK", 0)
-    runner = oracle.runner_of(folder, threads=2)
-    [ids] = oracle.prompts(6, [200])
-    pages = array("i", range(2, 2 + -(-200 // runner.pool.page_size)))
+    runner, _, begun = begin(folder, monkeypatch)
+    gc.collect()  # other tests' runners
     threads = threads_of_process()
-    runner.launch(Batch(0, [Row(array("i", ids), -1, 0, pages, Sample())]))
-    del runner
+    del runner, begun
     gc.collect()
     assert threads_of_process() == threads - 1
 
