@@ -6,7 +6,7 @@ next one. A store that has lost the session, or the end of it, is given it again
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -94,6 +94,9 @@ class Ledger:
         self._lost = False
         """Whether the store must be given all of it again."""
         self._left = False
+        self.done: Callable[[], Collection[Once]] = lambda: ()
+        """What a store is given again that has lost it: what was asked here, under the client's
+        ids, and done."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when another gateway turns out to own the session."""
 
@@ -138,8 +141,11 @@ class Ledger:
         fresh = tuple(whole.events(first)) if first < whole.next else ()
         told = self._lost or fresh or self._maybe > first
         over = self._lost or self._unsure
+        asked = {news.once.key} if news.once else set[str]()
         # What is asked again keeps its key: an older write of it that comes late is a repetition.
-        undone = self._undone - ({news.once.key} if news.once else set())
+        undone = self._undone - asked
+        done = self.done() if self._lost else ()
+        again = tuple(one for one in done if one.key not in self._undone | asked)
         change = Change(
             at=at if moved else None,
             entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
@@ -147,6 +153,7 @@ class Ledger:
             state=self._state(whole) if news.state or over else None,
             once=news.once,
             undone=tuple(sorted(undone)),
+            again=again,
             ends=tuple(self._ends),
             begins=(*(whole.begun if self._lost else ()), *((news.begin,) if news.begin else ())),
             events=Events(first - self.base, fresh) if told else None,

@@ -4,8 +4,6 @@ answered again, and not done again."""
 import contextlib
 from collections.abc import Awaitable, Callable
 
-import msgspec
-
 from realtime.session.ledger import Ledger
 from realtime.store import Conflict, Once
 
@@ -13,17 +11,13 @@ REQUESTS_MAX = 1024
 """Remembered here; the store remembers about as many."""
 
 
-class _Done(msgspec.Struct, frozen=True):
-    content: bytes
-    result: bytes
-
-
 class Requests:
     def __init__(self, ledger: Ledger, *, all_here: bool) -> None:
         """`all_here`: nothing was asked of the session elsewhere, or before this process."""
         self._ledger = ledger
         self._all_here = all_here
-        self._done: dict[str, _Done] = {}
+        self._done: dict[str, Once] = {}
+        ledger.done = self._done.values
         self._owed: dict[str, Once] = {}
         """Those that the store has not heard of."""
 
@@ -37,7 +31,7 @@ class Requests:
         return done.result
 
     def done(self, once: Once) -> None:
-        self._done[once.key] = _Done(once.content, once.result)
+        self._done[once.key] = once
         if len(self._done) > REQUESTS_MAX:
             del self._done[next(iter(self._done))]
             self._all_here = False

@@ -124,6 +124,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     once: Once | None = None
     undone: tuple[str, ...] = ()
     """Keys that were written and have no effect after all: they are forgotten, before `once`."""
+    again: tuple[Once, ...] = ()
+    """Keys of what was done before `once`, given again to a store that has lost some of them."""
     ends: tuple[str, ...] = ()
     """Answers that are not being made any more; their ids so far are forgotten."""
     begins: tuple[Begun, ...] = ()

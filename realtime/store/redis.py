@@ -361,14 +361,20 @@ def _said(reply: Sequence[Any]) -> int | None:
     return int(reply[1]) if reply[0] == b"ok" else None
 
 
+def _once_record(once: Once) -> bytes:
+    assert len(once.result) <= keys.ONCE_RESULT_BYTES_MAX, "a result is a few ids"
+    head = digest(once.key.encode()) + digest(once.content)
+    return head + bytes([len(once.result)]) + once.result
+
+
 def _change_args(change: Change) -> list[str | bytes | int]:
     """As write.lua numbers them, from the third on."""
     once, events = change.once, change.events
-    assert once is None or len(once.result) <= keys.ONCE_RESULT_BYTES_MAX, "a result is a few ids"
+    forgotten = (*change.undone, *(again.key for again in change.again))
     return [
-        b"" if once is None else digest(once.key.encode()),
-        b"" if once is None else digest(once.content),
-        b"" if once is None else once.result,
+        b"" if once is None else _once_record(once),
+        b"".join(map(_once_record, change.again)),
+        b"".join(digest(key.encode()) for key in forgotten),
         keys.ONCE_BYTES_MAX,
         "" if change.at is None else change.at,
         len(change.entries),
@@ -379,7 +385,6 @@ def _change_args(change: Change) -> list[str | bytes | int]:
         events.first if events else "",
         keys.EVENTS_MAX,
         keys.EVENTS_BYTES_MAX,
-        b"".join(digest(key.encode()) for key in change.undone),
         *(pack_entry(entry) for entry in change.entries),
         *(each for begun in change.begins for each in (begun.id, msgspec.msgpack.encode(begun))),
         *(pack(body) for body in (events.bodies if events else ())),

@@ -263,6 +263,9 @@ class Tables:
             next_event = self._put_events(lease.session, change.events)
         for key in change.undone:
             self._undo(lease.session, key)
+        for once in change.again:
+            self._undo(lease.session, once.key)
+            self._remember(lease.session, once)
         if change.once is not None:
             self._remember(lease.session, change.once)
         self._put_answers(lease.session, change)

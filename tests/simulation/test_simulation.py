@@ -44,7 +44,8 @@ session was gone, and the network said so to nobody: the simulation had no pings
 gateway had dropped was asked for by another, and told to be over, without what it had said. A store
 had lost a change of hands, and requests from before were done again. A write behind which no fence
 was given was refused, and what it told stayed told. Who had heard nothing of an item, or a part of
-how it begins, was told what stands behind it at once."""
+how it begins, was told what stands behind it at once. A store that had lost a request was given
+again what came of it, but not that it was asked."""
 FAILED_OVER = (332, 401, 853, 1304, 2815)
 """Of those in which the store has lost something. A deletion; an end, and the answer ended
 otherwise; a cut; a fence, where the log was not too short; a deletion and the end of the answer."""

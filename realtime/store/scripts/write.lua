@@ -1,41 +1,41 @@
 -- One Change: all that one cause changes in a session.
 -- KEYS   1 meta  2 state  3 log  4 running  5 once  6 events
 -- ARGV   1 owner  2 fence
---        3 key, or ''  4 digest  5 result  6 bytes the window may have
+--        3 record of a key, or ''  4 records given again, joined
+--        5 keys that are forgotten before, joined  6 bytes the window may have
 --        7 at, or ''   8 number of entries
 --        9 epoch, or ''  10 state, or ''
 --        11 number of answers that begin  12 ended ids, spaces between
 --        13 first event, or ''  14 events kept  15 bytes of them
---        16 keys that are forgotten, joined
---        17... entries, then id and Begun of each that begins, then events
+--        16... entries, then id and Begun of each that begins, then events
 -- reply  {'ok', position, next event} | {'repeated', result} | {'conflict'} | {'behind', what}
 --        | as in fenced.lua
 local HEAD = 17 -- of a record in the window: key (8), digest (8), length of the result (1)
 
-local key = ARGV[3]
+local record = ARGV[3]
 local window = ''
-if key ~= '' or ARGV[16] ~= '' then
+if record ~= '' or ARGV[5] ~= '' then
   window = redis.call('GET', KEYS[5]) or ''
 end
-if ARGV[16] ~= '' then
-  local undone = {}
-  for n = 1, #ARGV[16], 8 do
-    undone[string.sub(ARGV[16], n, n + 7)] = true
+if ARGV[5] ~= '' then
+  local forgotten = {}
+  for n = 1, #ARGV[5], 8 do
+    forgotten[string.sub(ARGV[5], n, n + 7)] = true
   end
   local kept, from = {}, 1
   while from <= #window do
     local length = HEAD + string.byte(window, from + 16)
-    if not undone[string.sub(window, from, from + 7)] then
+    if not forgotten[string.sub(window, from, from + 7)] then
       kept[#kept + 1] = string.sub(window, from, from + length - 1)
     end
     from = from + length
   end
-  window = table.concat(kept)
+  window = table.concat(kept) .. ARGV[4]
 end
-if key ~= '' then
-  local from = string.find(window, key, 1, true)
+if record ~= '' then
+  local from = string.find(window, string.sub(record, 1, 8), 1, true)
   if from then
-    if string.sub(window, from + 8, from + 15) ~= ARGV[4] then
+    if string.sub(window, from + 8, from + 15) ~= string.sub(record, 9, 16) then
       return {'conflict'}
     end
     local length = string.byte(window, from + 16)
@@ -52,7 +52,7 @@ if ARGV[13] ~= '' and tonumber(ARGV[13]) > next_event then
   return {'behind', next_event .. ' events, not ' .. ARGV[13]}
 end
 
-local entries_end = 16 + tonumber(ARGV[8])
+local entries_end = 15 + tonumber(ARGV[8])
 local begun_end = entries_end + 2 * tonumber(ARGV[11])
 if ARGV[7] ~= '' then
   local at = tonumber(ARGV[7])
@@ -61,7 +61,7 @@ if ARGV[7] ~= '' then
   elseif at < position then
     redis.call('LTRIM', KEYS[3], 0, at - 1)
   end
-  for n = 17, entries_end do
+  for n = 16, entries_end do
     redis.call('RPUSH', KEYS[3], ARGV[n])
   end
   position = at + tonumber(ARGV[8])
@@ -86,22 +86,18 @@ if ARGV[13] ~= '' then
   redis.call('HSET', KEYS[1], 'events', next_event, 'weight', weight)
 end
 
-if ARGV[16] ~= '' then
-  redis.call('SET', KEYS[5], window)
-end
-if key ~= '' then
-  local record = key .. ARGV[4] .. string.char(#ARGV[5]) .. ARGV[5]
-  local size, bound = #window + #record, tonumber(ARGV[6])
-  if size > bound then
-    local from = 1
-    while size > math.floor(bound * 7 / 8) and from <= #window do
-      local length = HEAD + string.byte(window, from + 16)
-      from, size = from + length, size - length
-    end
-    redis.call('SET', KEYS[5], string.sub(window, from) .. record)
-  else
-    redis.call('APPEND', KEYS[5], record)
+local size, bound = #window + #record, tonumber(ARGV[6])
+if size > bound then
+  local from = 1
+  while size > math.floor(bound * 7 / 8) and from <= #window do
+    local length = HEAD + string.byte(window, from + 16)
+    from, size = from + length, size - length
   end
+  redis.call('SET', KEYS[5], string.sub(window, from) .. record)
+elseif ARGV[5] ~= '' then
+  redis.call('SET', KEYS[5], window .. record)
+elseif record ~= '' then
+  redis.call('APPEND', KEYS[5], record)
 end
 
 local function forget(answer)

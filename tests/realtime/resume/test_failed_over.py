@@ -14,6 +14,7 @@ from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.session import Registry
 from realtime.session.ledger import Ledger, News, Whole
+from realtime.session.requests import Requests
 from realtime.session.stored import Piece, Words, entry_of
 from realtime.store import Change, Lease, Once, Repeated, StaleFence, StoreUnavailable, Written
 from realtime.store.sqlite import SqliteStore
@@ -129,6 +130,23 @@ async def test_what_was_asked_elsewhere_is_asked_again_where_only_the_right_to_i
     assert await other.repeated(once) == b"resp_1"
     await other.write(whole(A, C), News())
     await check(store, other, A, C)
+
+
+async def test_what_was_asked_here_is_known_again_to_a_store_that_has_lost_it(
+    store: Replicated, ledger: Ledger
+) -> None:
+    """Else it would be done again for a client that asks again elsewhere."""
+    requests = Requests(ledger, all_here=True)
+    store.copy()
+    once = Once("event_1", b"respond", b"resp_1")
+    await ledger.write(whole(A, B), News(once=once))
+    requests.done(once)
+    store.fail_over()
+    await ledger.write(whole(A, B, C), News(once=Once("event_2", b"append")))
+    await check(store, ledger, A, B, C)
+    assert await store.repeated(ledger.lease, once) == b"resp_1"
+    await ledger.write(whole(A, B, C, D), News())
+    assert await store.repeated(ledger.lease, once) == b"resp_1"
 
 
 async def test_who_had_it_before_is_kept_out_by_a_look(store: Replicated) -> None:

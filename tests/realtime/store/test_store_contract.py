@@ -387,6 +387,32 @@ async def test_what_was_taken_back_can_be_asked_again(store: Store) -> None:
     assert await store.repeated(lease, Once("event_2", b"d")) == b"t"
 
 
+async def test_what_was_asked_before_is_given_again(store: Store) -> None:
+    """Whether it is there or not, and without anything new being asked."""
+    lease = await store.create(fresh_session())
+    there, lost, new = (Once(f"event_{n}", b"a", b"r%d" % n) for n in range(3))
+    await store.write(lease, Change(once=there))
+    await store.write(lease, Change(again=(there, lost)))
+    await store.write(lease, Change(again=(there, lost), once=new))
+    for n, once in enumerate((there, lost, new)):
+        assert await store.repeated(lease, once) == b"r%d" % n
+    await store.write(lease, Change(undone=("event_0", "event_1", "event_2")))
+    for once in (there, lost, new):
+        assert await store.repeated(lease, once) is None
+
+
+async def test_the_window_has_room_for_the_last_of_what_is_given_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "ONCE_BYTES_MAX", 10 * 20)
+    lease = await store.create(fresh_session())
+    asked = [Once(f"event_{n}", b"a", b"rrr") for n in range(30)]
+    await store.write(lease, Change(again=tuple(asked)))
+    known = [await store.repeated(lease, once) is not None for once in asked]
+    assert known[-6:] == [True] * 6
+    assert known[:20] == [False] * 20
+
+
 async def test_of_many_at_once_one_is_written(store: Store) -> None:
     lease = await store.create(fresh_session())
     change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))

@@ -45,7 +45,7 @@ from tests.realtime.store.redis_process import RedisProcess
 NAMES = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
 entries = st.lists(st.builds(Entry, st.binary(max_size=40), ids), max_size=3).map(tuple)
-onces = st.none() | st.builds(
+asked = st.builds(
     Once, st.sampled_from("abcdefghijklmnop"), st.sampled_from((b"x", b"y")), st.binary(max_size=3)
 )
 answers = st.builds(
@@ -97,6 +97,7 @@ class Model:
     def _apply(self, change: Change) -> None:
         for key in change.undone:
             self.once.pop(key, None)
+        self.once.update((once.key, once) for once in change.again)
         if change.once is not None:
             self.once[change.once.key] = change.once
         if change.at is not None:
@@ -197,7 +198,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         entries=entries,
-        once=onces,
+        once=st.none() | asked,
+        again=st.just([]) | st.lists(asked, max_size=3, unique_by=lambda once: once.key),
         undone=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
         begins=begins,
         ends=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
@@ -211,11 +213,14 @@ class StoreMachine(RuleBasedStateMachine):
         data: st.DataObject,
         entries: tuple[Entry, ...],
         events: tuple[bytes, ...] | None,
+        again: list[Once],
         twice: bool,
         **rest: Any,
     ) -> None:
         model, lease = self.pick(data)
         change = Change(**rest)
+        known = None if change.once is None else change.once.key
+        change = _with(change, again=tuple(one for one in again if one.key != known))
         if data.draw(st.booleans(), "touch the log"):
             end = len(model.log)
             at = data.draw(st.sampled_from((end, end)) | st.integers(0, end + 1), "at")
