@@ -2,10 +2,10 @@
 
 import itertools
 
-from engine.batch import Batch, Drawn, Geometry, Sampled
+from engine.batch import Batch, Drawn, Geometry, Runner, Sampled
 
 
-class NullRunner:
+class NullRunner(Runner[Sampled]):
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
         self._ids = itertools.cycle(range(10, geometry.vocab_size))

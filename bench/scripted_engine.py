@@ -25,7 +25,7 @@ from typing import NamedTuple, TextIO
 import msgspec
 import uvloop
 
-from engine.batch import Batch, Drawn, Geometry, Row, Sampled
+from engine.batch import Batch, Drawn, Geometry, Row, Runner, Sampled
 from engine.config import EngineConfig, Listening
 from engine.fronts import Fronts
 from engine.link import Link
@@ -48,7 +48,7 @@ class Timed(NamedTuple):
     beat: int
 
 
-class TimedRunner:
+class TimedRunner(Runner[Timed]):
     """Draws the beat. Works beside the loop as a GPU does: the engine hears at any time."""
 
     steps_ahead = 1

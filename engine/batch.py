@@ -130,9 +130,12 @@ class Geometry(msgspec.Struct, frozen=True):
 class Runner(Protocol[Ticket]):
     """Runs batches in the order given. Called from one thread at a time.
 
-    `launch` starts a step and returns before it is done; `collect` waits for it, or does it where
-    nobody else can. Until then the batch stays as it is. A failure of one row is in its Drawn; an
-    exception means that the device itself is broken.
+    `launch` starts a step, once the one before is done, and returns before it is done; `collect`
+    waits for it, or does it where nobody else can. Until then the batch stays as it is. A failure
+    of one row is in its Drawn; an exception means that the device itself is broken.
+
+    Where no step runs ahead, the caller works at each itself, perhaps with others: then it may
+    `approach` the end of a step, and plan and launch the next one while they do the rest.
     """
 
     @property
@@ -141,3 +144,14 @@ class Runner(Protocol[Ticket]):
     def launch(self, batch: Batch) -> Ticket: ...
 
     def collect(self, ticket: Ticket) -> Sampled: ...
+
+    def approach(self, ticket: Ticket) -> bool:
+        """Works at a step until others can do the little that is left. False: there are none, and
+        it must be collected before the next one is launched."""
+        del ticket
+        return False
+
+    def abandon(self, ticket: Ticket) -> None:
+        """In place of `collect`: nobody wants what the step does. Its moves are made; what it has
+        written to KV is anything at all."""
+        self.collect(ticket)

@@ -3,9 +3,9 @@
 One event loop drives the engine; when nothing is owed it sleeps. What a step has said is sent
 while the device works: at once if another step is there, else when the next one has begun. Up to
 `steps_ahead` steps are launched, on a thread beside it, beyond the one whose answer is awaited.
-Where there are none (on a CPU) a step is collected here: commands take effect between steps
-anyway, and to wait for another thread costs more than all the Python of a small step. Effects on
-sequences are taken at collect.
+Where there are none (on a CPU) this thread works at each step itself, since to wait for another
+one costs more than all the Python of a small step; where others work with it, it leaves the end of
+a step to them, and plans the next one meanwhile. Effects on sequences are taken at collect.
 """
 
 import asyncio
@@ -65,7 +65,8 @@ class Loop(Generic[Ticket]):
         self._scheduler = scheduler
         self._counters = counters
         self._audit_every_step = audit_every_step
-        self._ahead = runner.geometry.steps_ahead
+        self._beside = runner.geometry.steps_ahead > 0
+        self._ahead = max(runner.geometry.steps_ahead, 1)
         self._device = ThreadPoolExecutor(1, "device")
         self._inbox: deque[LoopCommand] = deque()
         self._outbox: list[AnyEvent] = []
@@ -96,6 +97,8 @@ class Loop(Generic[Ticket]):
         """Until `stop`."""
         self._running = asyncio.get_running_loop()
         while not self._stopping:
+            if self._flying and not self._beside:
+                await self._approach(sessions)
             self._receive(sessions)
             launched = self._launch()
             send(self.take_events())
@@ -103,13 +106,13 @@ class Loop(Generic[Ticket]):
                 await self._collect(sessions)
                 if self._flying:
                     send(self.take_events())
-                if not self._ahead:
-                    await asyncio.sleep(0)  # what has come in is received before the next step
             elif not launched:
                 self._audit_idle()
                 await self._sleep(sessions.expire())
             if self._audit_every_step:
                 self._cache.audit()
+        while self._flying:
+            await self._answer(self._flying.popleft())
         send(self.take_events())
         self._running = None
         self._device.shutdown(wait=True, cancel_futures=True)
@@ -129,7 +132,7 @@ class Loop(Generic[Ticket]):
             return False
         self._counters.begin(time.monotonic())
         ticket: object
-        if self._ahead:
+        if self._beside:
             ticket = self._device.submit(self._runner.launch, order.batch)
         else:
             try:
@@ -166,8 +169,15 @@ class Loop(Generic[Ticket]):
             sample = turn.next_sample()
             sequence.promised += 1
             sequence.last_feed = (number, index)
-        pages = lease.pages[:] if self._ahead else lease.pages  # they may change before it is done
-        return Row(ids, feed, start, pages, sample)
+        return Row(ids, feed, start, lease.pages, sample)
+
+    async def _approach(self, sessions: Sessions) -> None:
+        """Works at the step in flight to its end, or until others do the rest; then lets in what is
+        to be received before the next one is planned."""
+        ticket = self._flying[0].ticket
+        if isinstance(ticket, Exception) or not self._runner.approach(cast(Ticket, ticket)):
+            await self._collect(sessions)
+        await asyncio.sleep(0)
 
     async def _collect(self, sessions: Sessions) -> None:
         """Waits for the oldest step in flight and takes its effects. If the device failed it, those
@@ -183,10 +193,24 @@ class Loop(Generic[Ticket]):
             self.lose([each.order for each in (flight, *behind)], sampled, sessions)
         else:
             self.land(flight.order, sampled, sessions)
+            self._abandon(sessions)
+
+    def _abandon(self, sessions: Sessions) -> None:
+        """Where this thread works at the step in flight: not if all it is for has just ended."""
+        if self._beside or not self._flying:
+            return
+        order, ticket = self._flying[0]
+        if isinstance(ticket, Exception) or any(work.wanted for work in order.works):
+            return
+        self._flying.popleft()
+        self._counters.rest()
+        self._runner.abandon(cast(Ticket, ticket))
+        self._forget(order.works)
+        self._settle(order.works, sessions)
 
     async def _answer(self, flight: Flight) -> Sampled | Exception:
         try:
-            if self._ahead:
+            if self._beside:
                 return await asyncio.wrap_future(self._device.submit(self._wait_for, flight))
             if isinstance(flight.ticket, Exception):
                 raise flight.ticket
@@ -247,15 +271,23 @@ class Loop(Generic[Ticket]):
         Where pages were to be moved, nobody knows what is in them: then all KV is forgotten."""
         self._counters.failed_steps += len(orders)
         works = [work for order in orders for work in order.works]
-        for sequence, count, turn in works:
-            self._cache.commit(sequence.lease, count, 0)
-            if turn is not None:
-                sequence.promised -= 1
+        self._forget(works)
+        for sequence, _, _ in works:
             if sequence.turn is not None:
                 sessions.end(sequence, "failed", error=f"{type(error).__name__}: {error}")
             self._scheduler.remove(sequence)
         if any(order.batch.moves for order in orders):
             self._scheduler.forget()
+        self._settle(works, sessions)
+
+    def _forget(self, works: list[Work]) -> None:
+        """None of it has been done."""
+        for sequence, count, turn in works:
+            self._cache.commit(sequence.lease, count, 0)
+            if turn is not None:
+                sequence.promised -= 1
+
+    def _settle(self, works: list[Work], sessions: Sessions) -> None:
         for sequence in dict.fromkeys(work.sequence for work in works):
             sessions.settle(sequence)
 

@@ -22,6 +22,7 @@ class Lease:
         self.scope = scope
         self.path: list[Node] = []
         self.pages: array[int] = array("i")
+        """Another array once it changes: a step in flight has the one it was given."""
         self.committed = 0
         self.reserved = 0
         self.host: array[int] = array("i")

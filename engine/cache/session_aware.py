@@ -77,8 +77,9 @@ class SessionAwareCache:
         if copy:
             self._copy_last_shared(lease)
         fresh = needed - copy
-        lease.pages.extend(self.pool.take() for _ in range(fresh))
-        self._leased += fresh
+        if fresh:
+            lease.pages = lease.pages + array("i", [self.pool.take() for _ in range(fresh)])
+            self._leased += fresh
         lease.reserved += count
         return True
 
@@ -107,7 +108,7 @@ class SessionAwareCache:
             self._leased -= 1
             lease.path.append(node)
             if not taken:
-                lease.pages[index] = node.page
+                self._replace(lease, index, node.page)
                 self.pool.give([page])
 
     def rewind(self, lease: Lease, to: int) -> None:
@@ -178,7 +179,7 @@ class SessionAwareCache:
         self._leased += len(pages)
         committed = lease.host_end
         self.host.load(lease, pages)
-        lease.pages.extend(pages)
+        lease.pages = lease.pages + pages
         lease.committed = committed
         return True
 
@@ -264,17 +265,21 @@ class SessionAwareCache:
         if keep < shared:
             self.tree.drop(lease.path[keep:])
             del lease.path[keep:]
-        del lease.pages[keep:]
+        lease.pages = lease.pages[:keep]
         if not keep:
             self._idle.pop(lease, None)
         lease.committed = min(lease.committed, keep * self.page_size)
+
+    def _replace(self, lease: Lease, index: int, page: int) -> None:
+        lease.pages = lease.pages[:]
+        lease.pages[index] = page
 
     def _copy_last_shared(self, lease: Lease) -> None:
         node = lease.path.pop()
         page = self.pool.take()
         self._leased += 1
         self._moves.append(Move("copy", node.page, page))
-        lease.pages[len(lease.path)] = page
+        self._replace(lease, len(lease.path), page)
         self.tree.drop([node])
 
     def _make_room(self, needed: int) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Drawn, Geometry, Sample, Sampled
+from engine.batch import Batch, Drawn, Geometry, Runner, Sample, Sampled
 from engine.config import EngineConfig
 from engine.device import inputs, kv, weights
 from engine.device.attention.base import Backend
@@ -84,7 +84,7 @@ class Previous:
     place: dict[int, int]
 
 
-class TorchRunner:
+class TorchRunner(Runner[Any]):
     """Runs batches on one torch device; called from one thread."""
 
     def __init__(

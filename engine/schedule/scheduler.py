@@ -40,6 +40,11 @@ class Work(NamedTuple):
     tokens: int
     turn: Turn | None
 
+    @property
+    def wanted(self) -> bool:
+        """Not if all it does is draw an id for a turn that has ended."""
+        return self.turn is None or self.turn is self.sequence.turn
+
 
 class Plan(NamedTuple):
     """A step: its rows, and what they make the device do."""

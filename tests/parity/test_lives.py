@@ -18,6 +18,7 @@ import oracle
 import pytest
 import torch
 
+from engine.device.native import runner as native
 from engine.device.native.runner import NativeRunner
 from engine.front import Engine
 from engine.messages import Sampling
@@ -113,7 +114,7 @@ async def ask(
 ) -> Told:
     limit = source.randint(1, 10)
     stop_at = source.randint(1, limit) if cancel else limit + 1
-    sampling = Sampling(max_tokens=limit, logprobs=source.choice((None, 0)))
+    sampling = Sampling(max_tokens=limit, logprobs=0 if source.random() < 0.1 else None)
     turn = await engine.generate(session, sampling)
     said, logprobs = list[int](), list[float]()
     async for piece in turn:
@@ -154,9 +155,26 @@ async def lives(bench: Bench, vocabulary: int, seed: int) -> list[Told]:
     ],
 )
 async def test_lives(
-    subject: Subject, letters: Path, page_size: int, chunk: int, host: bool, ahead: int
+    subject: Subject,
+    letters: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    page_size: int,
+    chunk: int,
+    host: bool,
+    ahead: int,
 ) -> None:
-    """Our own C never runs a step ahead."""
+    """`ahead`: a step is planned before the one before is done. With our own C other threads do the
+    end of that one, if all its ids are drawn there."""
+    approached = list[bool]()
+    if subject.native and ahead:
+        monkeypatch.setattr(native, "LIGHT_WORK", 0)
+        approach = NativeRunner.approach
+
+        def told(runner: NativeRunner, ticket: Any) -> bool:
+            approached.append(approach(runner, ticket))
+            return approached[-1]
+
+        monkeypatch.setattr(NativeRunner, "approach", told)
     bounds: dict[str, Any] = {
         "block_size": page_size,
         "num_gpu_blocks_override": -(-CONTEXT // page_size) * 3 + 2,
@@ -164,6 +182,7 @@ async def test_lives(
         "max_num_batched_tokens": chunk,
         "kv_offloading_size": 0.01 if host else 0.0,
         "steps_ahead": 0 if subject.native else ahead,
+        "threads": 1 + (subject.native and ahead),
     }
 
     def make() -> Any:
@@ -177,6 +196,7 @@ async def test_lives(
     assert stats.retractions > 0
     assert stats.evicted_pages > 0
     assert not host or stats.pages_recalled > 0
+    assert sum(approached) > 20 or not (subject.native and ahead)
     assert len(answers) == SESSIONS * DEEDS
     for answer in answers:
         check(answer, subject)

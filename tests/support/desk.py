@@ -59,6 +59,8 @@ class Desk:
         self.events: list[AnyEvent] = []
         self._loop = Loop(self.runner, self.cache, self.scheduler, self.counters)
         self._flying: deque[tuple[Order, Sampled | Exception]] = deque()
+        self._pages: deque[list[bytes]] = deque()
+        """Of the rows in flight, which nobody may change."""
         self._n = 0
         self.sessions = Sessions(
             self.cache,
@@ -139,15 +141,18 @@ class Desk:
                 raise
             answer = error
         self._flying.append((order, answer))
+        self._pages.append([row.pages.tobytes() for row in order.batch.rows])
         self.cache.audit()
         return order
 
     def collect(self) -> None:
         """The oldest step in flight takes effect."""
         order, answer = self._flying.popleft()
+        assert self._pages.popleft() == [row.pages.tobytes() for row in order.batch.rows]
         if isinstance(answer, Exception):
             lost = [order, *(each for each, _ in self._flying)]
             self._flying.clear()
+            self._pages.clear()
             self._loop.lose(lost, answer, self.sessions)
         else:
             self._loop.land(order, answer, self.sessions)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Sample, Sampled
+from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Row, Runner, Sample, Sampled
 from engine.messages import Ready
 from engine.text import Matcher
 
@@ -88,9 +88,9 @@ def ready(geometry: Geometry, folder: str, incarnation: str) -> Ready:
     )
 
 
-class DigestRunner:
+class DigestRunner(Runner[Sampled]):
     """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN; a step takes
-    `step_s`."""
+    `step_s`. Where none runs ahead, two of three are left to others before their end."""
 
     def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
         self._geometry = geometry
@@ -103,6 +103,9 @@ class DigestRunner:
         self.poison: set[int] = set()
         self.rows_run = 0
         self.tokens_run = 0
+        self.approached = 0
+        self.abandoned = 0
+        self._rows: list[Row] = []
 
     @property
     def geometry(self) -> Geometry:
@@ -113,6 +116,7 @@ class DigestRunner:
             raise RuntimeError("the device is on fire")
         carry_out(batch.moves, self.memory, self.host)
         before, self.drawn = self.drawn, []
+        self._rows = batch.rows
         answers: list[Drawn | None] = []
         size = self._geometry.page_size
         for row in batch.rows:
@@ -137,6 +141,20 @@ class DigestRunner:
         if self.step_s:
             time.sleep(self.step_s)
         return ticket
+
+    def approach(self, ticket: Sampled) -> bool:
+        del ticket
+        self.approached += 1
+        return self.approached % 3 > 0
+
+    def abandon(self, ticket: Sampled) -> None:
+        """It has written anything at all."""
+        del ticket
+        self.abandoned += 1
+        size = self._geometry.page_size
+        for row in self._rows:
+            for position in range(row.start, row.start + row.count):
+                self.memory[row.pages[position // size]][position % size] = b"?"
 
     def _answer(self, id: int, sample: Sample | None, last: int, past: Digest) -> Drawn | None:
         if sample is None:

@@ -93,8 +93,8 @@ MUTANTS = [
         "a page that was copied stays held",
         CACHE,
         (
-            "lease.pages[len(lease.path)] = page\n        self.tree.drop([node])",
-            "lease.pages[len(lease.path)] = page",
+            "self._replace(lease, len(lease.path), page)\n        self.tree.drop([node])",
+            "self._replace(lease, len(lease.path), page)",
         ),
     ),
     _bug(

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <time.h>
 
 #if defined(__x86_64__)
 #define PAUSE __builtin_ia32_pause()
@@ -30,7 +31,8 @@ typedef struct Crew Crew;
 typedef struct {
     Crew *crew;
     Part *part;
-    int held; /* a piece */
+    const Part *end; /* where it leaves the program */
+    int held;        /* a piece */
 } Walk;
 
 struct Crew {
@@ -47,7 +49,14 @@ struct Crew {
     atomic_int inside;   /* workers that have */
     atomic_int asleep;
     atomic_int over;
+    atomic_llong ended_ns; /* when the first came to the end of the program; 0: nobody has */
 };
+
+static int64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000000000LL + now.tv_nsec;
+}
 
 static void tell(Crew *crew) {
     if (!atomic_load(&crew->asleep)) return;
@@ -69,12 +78,14 @@ static void await(Crew *crew, atomic_llong *counter, int64_t least) {
     pthread_mutex_unlock(&crew->lock);
 }
 
-/* The next piece of this part; -1: all `pieces` of it are done, and the walk is at the next one.
+/* The next piece of this part; -1: all `pieces` of it are done, and the walk is at the next one; or it
+   has left.
 
        for (int64_t n; (n = next(walk, pieces)) >= 0;) ...
 */
 static int64_t next(Walk *walk, int64_t pieces) {
     Part *part = walk->part;
+    if (part == walk->end) return -1;
     if (walk->held && atomic_fetch_add(&part->done, 1) + 1 == pieces) tell(walk->crew);
     walk->held = 0;
     if (atomic_load(&part->taken) < pieces) {
@@ -89,9 +100,12 @@ static int64_t next(Walk *walk, int64_t pieces) {
     return -1;
 }
 
-static void walk(Crew *crew) {
-    Walk own = {crew, crew->parts, 0};
+/* The first `parts` of the program; what is done of them already is only passed. */
+static void walk(Crew *crew, int64_t parts) {
+    Walk own = {crew, crew->parts, crew->parts + parts, 0};
     crew->program(&own, crew->job);
+    long long nobody = 0;
+    if (parts == crew->count) atomic_compare_exchange_strong(&crew->ended_ns, &nobody, now_ns());
 }
 
 static void *work(void *of) {
@@ -101,7 +115,7 @@ static void *work(void *of) {
         seen = atomic_load(&crew->opened);
         if (atomic_load(&crew->over)) return NULL;
         atomic_fetch_add(&crew->inside, 1);
-        if (atomic_load(&crew->open)) walk(crew);
+        if (atomic_load(&crew->open)) walk(crew, crew->count);
         atomic_fetch_sub(&crew->inside, 1);
     }
 }
@@ -125,6 +139,7 @@ static Crew *assemble(int64_t threads, int64_t count) {
 /* The job may be worked at from now on, by workers too if they are `invited`. */
 static void open_job(Crew *crew, const void *job, int invited) {
     crew->job = job;
+    atomic_store(&crew->ended_ns, 0);
     for (int64_t n = 0; n < crew->count; n++) {
         atomic_store_explicit(&crew->parts[n].taken, 0, memory_order_relaxed);
         atomic_store_explicit(&crew->parts[n].done, 0, memory_order_relaxed);
@@ -135,17 +150,29 @@ static void open_job(Crew *crew, const void *job, int invited) {
     tell(crew);
 }
 
-/* Works at it, too, until it is done and no worker looks at it any more. */
-static void finish_job(Crew *crew) {
-    walk(crew);
+/* Works at it, too, until it is done and no worker looks at it any more. Returns for how long it has
+   been done. */
+static int64_t finish_job(Crew *crew) {
+    walk(crew, crew->count);
     atomic_store(&crew->open, 0);
     for (int n = 0; atomic_load(&crew->inside); n++)
         if (n < SPINS) PAUSE;
         else sched_yield();
+    return now_ns() - atomic_load(&crew->ended_ns);
+}
+
+/* Ends it, done or not. */
+static void abandon_job(Crew *crew) {
+    for (int64_t n = 0; n < crew->count; n++) {
+        atomic_store(&crew->parts[n].taken, INT64_MAX / 2);
+        atomic_store(&crew->parts[n].done, INT64_MAX / 2);
+    }
+    tell(crew);
+    finish_job(crew);
 }
 
 static void dismiss(Crew *crew) {
-    if (atomic_load(&crew->open)) finish_job(crew);
+    if (atomic_load(&crew->open)) abandon_job(crew);
     atomic_store(&crew->over, 1);
     atomic_fetch_add(&crew->opened, 1);
     tell(crew);

@@ -48,6 +48,7 @@ typedef struct {
 
 #define LAYER_PARTS 9 /* of the program, each layer's */
 #define OTHER_PARTS 4
+#define LAST_PARTS 7 /* from the last layer's second half on */
 #define TOKENS 4      /* of a piece, where it is little work for each */
 #define SHARES 8      /* pieces of a matrix for each thread */
 
@@ -277,7 +278,16 @@ void desk_begin(void *of, Work *work) {
     open_job(desk->crew, &desk->job, work->threads > 1);
 }
 
-void desk_finish(void *of) { finish_job(((Desk *)of)->crew); }
+/* Works at it until no KV is read any more. */
+void desk_approach(void *of) {
+    Crew *crew = ((Desk *)of)->crew;
+    walk(crew, crew->count - LAST_PARTS);
+}
+
+/* Nanoseconds for which it has been done. */
+int64_t desk_finish(void *of) { return finish_job(((Desk *)of)->crew); }
+
+void desk_abandon(void *of) { abandon_job(((Desk *)of)->crew); }
 
 void desk_close(void *of) {
     dismiss(((Desk *)of)->crew);

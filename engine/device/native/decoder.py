@@ -13,6 +13,7 @@ import weakref
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -73,6 +74,21 @@ ROW = 6
 UNIT = 2
 
 
+@dataclass(slots=True)
+class Step:
+    """What the C wants to know of a step."""
+
+    rows: Sequence[Row]
+    threads: int
+    packed: array[int]
+    fed: array[int]
+    """[R] int32: the one id of each row that has none of its own, to be filled in."""
+    likely: array[int]
+    """[S] int64, an answer."""
+    tokens: int
+    units: int
+
+
 class NativeDecoder:
     """The model and its pool as the C sees them; neither moves in memory."""
 
@@ -107,11 +123,14 @@ class NativeDecoder:
         if not desk:
             raise MemoryError("no memory for a step of the model")
         self._begin = functools.partial(library.desk_begin, desk)
+        library.desk_finish.restype = c_int64
         self._finish = functools.partial(library.desk_finish, desk)
         weakref.finalize(self, library.desk_close, desk)
-        self._likely = array("q")
-        self._step: list[Any] = []
-        """What the C reads and writes until the step is finished."""
+        self.approach = functools.partial(library.desk_approach, desk)
+        """Works at the step begun, if others do too, and leaves the end of it to them."""
+        self._abandon = functools.partial(library.desk_abandon, desk)
+        self._under_way: tuple[Step, Structure] | None = None
+        """What the C reads and writes until it is finished."""
 
     @classmethod
     def of(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:
@@ -127,41 +146,55 @@ class NativeDecoder:
         )
         return None if library is None else cls(model, pool, library, threads)
 
-    def begin(self, rows: Sequence[Row], threads: int) -> None:
-        """A step of rows whose ids are all known, which writes their keys and values to the pool.
-        Returns at once; threads other than this one begin. The rows must not change until it is
-        finished."""
-        packed = array("q")
+    def plan(self, rows: Sequence[Row], threads: int) -> Step:
+        """A step of these rows, which writes their keys and values to the pool; another one may
+        still be under way. The rows must not change until it is finished."""
+        packed, fed = array("q"), array("i", bytes(4 * len(rows)))
+        given = fed.buffer_info()[0]
         tokens = units = wanted = 0
         for row in rows:
             (ids, count), (pages, _) = row.ids.buffer_info(), row.pages.buffer_info()
+            if not count:
+                ids, count = given, 1
             wants = row.sample is not None
             packed.extend((ids, pages, count, row.start, wants, 0))
+            given += 4
             tokens += count
             wanted += wants
             units += -(-count * self._group // QUERIES)
-        scratch = self._buffer("scratch", tokens * self._floats, torch.float32)
+        return Step(rows, threads, packed, fed, array("q", bytes(8 * wanted)), tokens, units)
+
+    def begin(self, step: Step) -> None:
+        """Returns at once; threads other than this one begin. The step before must be finished."""
+        wanted = len(step.likely)
+        scratch = self._buffer("scratch", step.tokens * self._floats, torch.float32)
         logits = self._buffer("logits", wanted * self._vocab, torch.float32)
-        place = self._buffer("units", units * UNIT, torch.int64)
-        self._likely = array("q", bytes(8 * wanted))
+        place = self._buffer("units", step.units * UNIT, torch.int64)
         work = _Work(
-            packed.buffer_info()[0],
-            len(rows),
-            threads,
+            step.packed.buffer_info()[0],
+            len(step.rows),
+            step.threads,
             logits.data_ptr(),
-            self._likely.buffer_info()[0],
+            step.likely.buffer_info()[0],
             scratch.data_ptr(),
             place.data_ptr(),
         )
-        self._step = [rows, packed, work]
+        self._under_way = (step, work)
         self._begin(byref(work))
 
-    def finish(self) -> list[int]:
+    def finish(self) -> tuple[list[int], float]:
         """Works at it, too. Returns, of the S rows that draw, the likeliest id; -1 where a logit is
-        NaN or +inf, or all are -inf."""
-        self._finish()
-        self._step = []
-        return self._likely.tolist()
+        NaN or +inf, or all are -inf; and how many seconds ago others were done with it."""
+        assert self._under_way is not None
+        ago_ns = self._finish()
+        step, _ = self._under_way
+        self._under_way = None
+        return step.likely.tolist(), ago_ns / 1e9
+
+    def abandon(self) -> None:
+        """Ends the step begun, done or not."""
+        self._abandon()
+        self._under_way = None
 
     def logits(self, wanted: int) -> Tensor:
         """[S, vocab] fp32 of the last step, `wanted` being S. Overwritten by the next one."""

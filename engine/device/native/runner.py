@@ -21,39 +21,67 @@ milliseconds. Fetching a weight from memory counts as four."""
 
 @dataclass(slots=True)
 class Begun:
-    """A step that was begun. `since_s`: other threads are at it; None: nobody is."""
+    """A step that was begun. `alone`: nobody is at it but who asks for it."""
 
     rows: list[Row]
-    since_s: float | None
+    alone: bool
+    since_s: float
+    sampled: Sampled | None = None
+    """Once it is done."""
 
 
 class NativeRunner(TorchRunner):
     """For a CPU, where no step runs ahead: threads of its own begin a step while its caller still
-    has other things to do; then they do it together."""
+    has other things to do, then they do it together, and its end is theirs again."""
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self._decoder = decoder
+        self._last: Begun | None = None
 
     def launch(self, batch: Batch) -> Begun:
-        began = time.perf_counter()
+        alone = self.threads == 1 or self._light(batch.rows)
+        step = self._decoder.plan(batch.rows, 1 if alone else self.threads)
+        before = None if self._last is None else self._done(self._last)
         if batch.moves:
             self._move(batch.moves)
-        light = self.threads == 1 or self._light(batch.rows)
-        self._decoder.begin(batch.rows, 1 if light else self.threads)
-        return Begun(batch.rows, None if light else began)
+        for place, row in enumerate(batch.rows):
+            if row.feed >= 0:
+                step.fed[place] = _drawn(before, row.feed)
+        self._last = Begun(batch.rows, alone, time.perf_counter())
+        self._decoder.begin(step)
+        return self._last
+
+    def approach(self, ticket: Begun) -> bool:
+        """Only of ids drawn in our C: others are late, and need a thread for themselves."""
+        if ticket.alone or not all(map(_is_plain, ticket.rows)):
+            return False
+        self._decoder.approach()
+        return True
 
     def collect(self, ticket: Begun) -> Sampled:
-        began = time.perf_counter() if ticket.since_s is None else ticket.since_s
-        likely = self._decoder.finish()
-        samples = [row.sample for row in ticket.rows if row.sample is not None]
-        if min(likely, default=0) >= 0 and all(map(is_plain, samples)):
-            drawn = [Drawn(id) for id in likely]
-        else:
-            drawn = self._draw(samples)
-        found = iter(drawn)
-        answers = [None if row.sample is None else next(found) for row in ticket.rows]
-        return Sampled(answers, time.perf_counter() - began)
+        return self._done(ticket)
+
+    def abandon(self, ticket: Begun) -> None:
+        self._decoder.abandon()
+        ticket.sampled = Sampled([None] * len(ticket.rows), 0.0)
+
+    def _done(self, ticket: Begun) -> Sampled:
+        if ticket.sampled is None:
+            if ticket.alone:
+                ticket.since_s = time.perf_counter()
+            likely, ago_s = self._decoder.finish()
+            ended_s = time.perf_counter() - ago_s
+            samples = [row.sample for row in ticket.rows if row.sample is not None]
+            if min(likely, default=0) >= 0 and all(map(is_plain, samples)):
+                drawn = [Drawn(id) for id in likely]
+            else:
+                drawn = self._draw(samples)
+                ended_s = time.perf_counter()
+            found = iter(drawn)
+            answers = [None if row.sample is None else next(found) for row in ticket.rows]
+            ticket.sampled = Sampled(answers, ended_s - ticket.since_s)
+        return ticket.sampled
 
     @torch.inference_mode()
     def _move(self, moves: list[Move]) -> None:
@@ -65,11 +93,22 @@ class NativeRunner(TorchRunner):
         return draw(self._decoder.logits(len(samples)), samples).answers(samples)
 
     def logits(self, batch: Batch) -> Tensor:
-        self._decoder.begin(batch.rows, self.threads)
-        return self._decoder.logits(len(self._decoder.finish())).clone()
+        self._decoder.begin(self._decoder.plan(batch.rows, self.threads))
+        return self._decoder.logits(len(self._decoder.finish()[0])).clone()
 
     def _light(self, rows: list[Row]) -> bool:
         tokens = sum(row.count for row in rows)
         context = sum(row.start + row.count for row in rows)
         work = max(tokens, WEIGHT_WORK) * self.parameters + context * self.token_bytes
         return work <= LIGHT_WORK
+
+
+def _is_plain(row: Row) -> bool:
+    return row.sample is None or is_plain(row.sample)
+
+
+def _drawn(before: Sampled | None, row: int) -> int:
+    """The id that this row has drawn; any at all if it has failed, for then nobody asks."""
+    drawn = None if before is None else before.drawn[row]
+    assert drawn is not None, "a row is fed, and the step before drew nothing"
+    return max(drawn.id, 0)

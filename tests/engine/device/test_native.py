@@ -10,6 +10,7 @@ import shutil
 import time
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,7 @@ def test_more_threads_than_cores_change_nothing(folder: Path) -> None:
     assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
 
 
-def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, list[int], object]:
+def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, list[int], Any]:
     """A step on two threads, whose keys were all 0: its ids, and what `collect` wants."""
     monkeypatch.setattr(native, "LIGHT_WORK", 0)
     runner = oracle.runner_of(folder, threads=2)
@@ -92,9 +93,68 @@ def test_others_begin_a_step_before_its_caller_comes(
     while not runner.pool.keys[-1].any():
         assert time.monotonic() < until, "nobody has written a key of the last layer"
         time.sleep(0.001)
-    [drawn] = runner.collect(begun).drawn  # type: ignore[arg-type]
+    [drawn] = runner.collect(begun).drawn
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+
+
+@needs_compiler
+def test_the_end_of_a_step_is_left_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    assert runner.approach(begun)
+    assert runner.pool.keys[-1].any()
+    time.sleep(0.2)
+    [drawn] = runner.collect(begun).drawn
+    assert drawn is not None
+    assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+    assert runner.collect(begun).model_s < 0.1, "the time that others were done before is not its"
+
+
+@needs_compiler
+def test_a_row_is_fed_what_the_step_before_has_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launched while the end of it is still done by others."""
+    runner, ids, begun = begin(folder, monkeypatch)
+    pages = array("i", range(20))
+    said = list[int]()
+    for number in range(1, 30):
+        assert runner.approach(begun)
+        row = Row(array("i"), 0, len(ids) + number - 1, pages, Sample())
+        after = runner.launch(Batch(number, [row]))
+        [drawn] = runner.collect(begun).drawn
+        assert drawn is not None
+        said.append(drawn.id)
+        begun = after
+    runner.abandon(begun)
+    log = ids + said
+    cuts = list(range(len(ids), len(log)))
+    assert logits(runner, log, cuts).argmax(1)[:-1].tolist() == said
+
+
+@needs_compiler
+def test_what_draws_with_torch_is_not_left_to_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    runner.collect(begun)
+    row = Row(array("i", ids[:1]), -1, 0, array("i", [0]), Sample(temperature=1.0, uniform=0.5))
+    assert not runner.approach(runner.launch(Batch(1, [row])))
+
+
+@needs_compiler
+def test_an_abandoned_step_is_over_and_the_next_one_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    expected = runner.collect(begun).drawn
+    row = Row(array("i", ids), -1, 0, array("i", range(13)), Sample())
+    for number in range(100):
+        runner.abandon(runner.launch(Batch(number, [row])))
+        if number % 3 == 0:
+            again = runner.launch(Batch(number, [row]))
+            assert runner.approach(again)
+            assert runner.collect(again).drawn == expected
 
 
 @needs_compiler
