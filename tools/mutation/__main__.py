@@ -33,6 +33,7 @@ TESTS = (
     "tests/engine/test_keep_prefix.py",
     "tests/engine/test_idle_audit.py",
     "tests/engine/test_lost_steps.py",
+    "tests/engine/test_near_end.py",
     "tests/engine/test_branch_under_load.py",
     "tests/engine/test_fork_anywhere.py",
     "tests/engine/test_lives_by_hand.py",

@@ -496,6 +496,35 @@ MUTANTS = [
         SESSIONS,
         ("shared = sequence.log.length if closing.keep_prefix else 0", "shared = 0"),
     ),
+    # ---- a step that is planned before the one before is done
+    _bug(
+        "pages of a step in flight are changed",
+        CACHE,
+        ("lease.pages = lease.pages + array(", "lease.pages += array("),
+    ),
+    _bug(
+        "a step that somebody wants is abandoned",
+        SCHEDULER,
+        ("return self.turn is None or self.turn is self.sequence.turn", "return self.turn is None"),
+    ),
+    _bug(
+        "a step that nobody wants is not abandoned",
+        LOOP,
+        ("            self._abandon(sessions)\n", ""),
+    ),
+    _bug(
+        "what an abandoned step would have written is believed",
+        LOOP,
+        (
+            "        self._forget(order.works)\n        self._settle(order.works, sessions)",
+            "        self.land(order, Sampled([None] * len(order.works), 0.0), sessions)",
+        ),
+    ),
+    _bug(
+        "an abandoned step keeps its pages",
+        LOOP,
+        ("        self._forget(order.works)\n        self._settle(", "        self._settle("),
+    ),
     _bug(
         "an idle engine does not prove its books",
         LOOP,
