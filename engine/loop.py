@@ -174,8 +174,14 @@ class Loop(Generic[Ticket]):
     async def _approach(self, sessions: Sessions) -> None:
         """Works at the step in flight to its end, or until others do the rest; then lets in what is
         to be received before the next one is planned."""
-        ticket = self._flying[0].ticket
-        if isinstance(ticket, Exception) or not self._runner.approach(cast(Ticket, ticket)):
+        order, ticket = self._flying[0]
+        near = False
+        if not isinstance(ticket, Exception):
+            try:
+                near = self._runner.approach(cast(Ticket, ticket))
+            except Exception as error:
+                self._flying[0] = Flight(order, error)
+        if not near:
             await self._collect(sessions)
         await asyncio.sleep(0)
 
@@ -204,7 +210,10 @@ class Loop(Generic[Ticket]):
             return
         self._flying.popleft()
         self._counters.rest()
-        self._runner.abandon(cast(Ticket, ticket))
+        try:
+            self._runner.abandon(cast(Ticket, ticket))
+        except Exception:  # nobody wanted it
+            log.exception("step %d failed on the device", order.batch.number)
         self._forget(order.works)
         self._settle(order.works, sessions)
 
@@ -239,7 +248,7 @@ class Loop(Generic[Ticket]):
         self._cache.commit(lease, count, kept)
         self._counters.tokens_computed += count
         if lease.committed > sequence.reached:
-            sequence.reached = lease.committed
+            sequence.reached = min(lease.committed, len(sequence.ids))
         if sequence.publish_to:
             sessions.publish(sequence)
         if turn is not None:

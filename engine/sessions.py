@@ -349,7 +349,11 @@ class Sessions:
     def _end_paused(self, sequence: Sequence, ended: TurnEnded, *, drop: bool = False) -> None:
         """It will not go on any more."""
         if drop:
-            self._changed(sequence, sequence.log.rewind(ended.prompt_tokens))
+            kept = sequence.log.rewind(ended.prompt_tokens)
+            if sequence.flying:  # KV follows when it lands
+                sequence.reached = min(sequence.reached, kept)
+            else:
+                self._changed(sequence, kept)
             ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
         else:
             sequence.log.turn_ended(ended.turn, ended.prompt_tokens)

@@ -10,7 +10,8 @@ still a prefix of it; their pages are spilled to the host tier while it has room
 pages has a smaller `committed`: its sequence owes those ids again, and nothing else changes.
 
 Every call is O(what it moves), never O(history), except those that walk the tree (match, publish,
-fork, close): they are off the path of a streaming turn. The device runs steps in order, so a page
+fork, close): they are off the path of a streaming turn. (The page numbers of a lease that gets or
+loses pages are copied: 4 bytes for each page.) The device runs steps in order, so a page
 may be given away while an earlier step still reads it; see batch.py.
 """
 

@@ -286,18 +286,20 @@ class Scheduler:
         return found
 
     def _fill_with_appends(self, limit_s: float, budget: Budget, works: list[Work]) -> None:
-        """Firm ones before provisional ones."""
+        """Firm ones before provisional ones. What is asked of one meanwhile waits until nothing of
+        it is in flight."""
         for sequence in sorted(self._appends, key=lambda s: s.log.firm is not None):
             if not budget:
                 return
-            if sequence.flying:
+            if sequence.flying and sequence.deferred:
                 continue
             cache, lease = self.cache, sequence.lease
-            self._bring(sequence, len(sequence.ids))
+            if not sequence.flying:
+                self._bring(sequence, len(sequence.ids))
             count = min(sequence.owed, self._tokens_for(sequence, limit_s, budget))
-            if count and cache.grow(lease, count):
+            if count > 0 and cache.grow(lease, count):
                 self._add(sequence, count, budget, works)
-            else:
+            elif not sequence.flying:
                 cache.rest(lease)
                 del self._appends[sequence]
 

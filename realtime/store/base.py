@@ -125,7 +125,8 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     undone: tuple[str, ...] = ()
     """Keys that were written and have no effect after all: they are forgotten, before `once`."""
     again: tuple[Once, ...] = ()
-    """Keys of what was done before `once`, given again to a store that has lost some of them."""
+    """Keys of what was done before, given again to a store that has lost some; not that of
+    `once`."""
     ends: tuple[str, ...] = ()
     """Answers that are not being made any more; their ids so far are forgotten."""
     begins: tuple[Begun, ...] = ()

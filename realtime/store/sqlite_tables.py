@@ -265,9 +265,9 @@ class Tables:
             self._undo(lease.session, key)
         for once in change.again:
             self._undo(lease.session, once.key)
-            self._remember(lease.session, once)
-        if change.once is not None:
-            self._remember(lease.session, change.once)
+        asked = change.again if change.once is None else (*change.again, change.once)
+        if asked:
+            self._remember(lease.session, asked)
         self._put_answers(lease.session, change)
         self._execute(
             "UPDATE sessions SET position = ?, next_event = ?, epoch = coalesce(?, epoch), "
@@ -297,18 +297,15 @@ class Tables:
             raise Conflict(once.key)
         return Repeated(row[1])
 
-    def _remember(self, session: str, once: Once) -> None:
-        assert len(once.result) <= keys.ONCE_RESULT_BYTES_MAX, "a result is a few ids"
-        self._execute(
+    def _remember(self, session: str, asked: tuple[Once, ...]) -> None:
+        assert all(len(once.result) <= keys.ONCE_RESULT_BYTES_MAX for once in asked), "a few ids"
+        self._db.executemany(
             "INSERT INTO once (session, key, digest, result) VALUES (?, ?, ?, ?)",
-            session,
-            digest(once.key.encode()),
-            digest(once.content),
-            once.result,
+            [(session, digest(o.key.encode()), digest(o.content), o.result) for o in asked],
         )
         row = self._one(
             "UPDATE sessions SET once_bytes = once_bytes + ? WHERE id = ? RETURNING once_bytes",
-            _ONCE_RECORD_BYTES + len(once.result),
+            sum(_ONCE_RECORD_BYTES + len(once.result) for once in asked),
             session,
         )
         assert row is not None, "fenced"

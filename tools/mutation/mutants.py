@@ -503,11 +503,6 @@ MUTANTS = [
         ("lease.pages = lease.pages + array(", "lease.pages += array("),
     ),
     _bug(
-        "a step that somebody wants is abandoned",
-        SCHEDULER,
-        ("return self.turn is None or self.turn is self.sequence.turn", "return self.turn is None"),
-    ),
-    _bug(
         "a step that nobody wants is not abandoned",
         LOOP,
         ("            self._abandon(sessions)\n", ""),
@@ -519,6 +514,16 @@ MUTANTS = [
             "        self._forget(order.works)\n        self._settle(order.works, sessions)",
             "        self.land(order, Sampled([None] * len(order.works), 0.0), sessions)",
         ),
+    ),
+    _bug(
+        "what is to be read waits while some of it is in flight",
+        SCHEDULER,
+        ("if sequence.flying and sequence.deferred:", "if sequence.flying:"),
+    ),
+    _bug(
+        "what is asked of a session waits until all of it is read",
+        SCHEDULER,
+        ("            if sequence.flying and sequence.deferred:\n                continue\n", ""),
     ),
     _bug(
         "an abandoned step keeps its pages",

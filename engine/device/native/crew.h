@@ -3,7 +3,7 @@
    All walk through the same program. Each part of it is in pieces, which are taken by whoever comes
    next, and is over when all of them are done. So nobody waits for a thread that comes late, or that
    something else has kept from its core, but for the piece it holds; and the step may begin before
-   its caller comes. A job must not be changed until it is `finished`. */
+   its caller comes. A job must not be changed until it is finished or abandoned. */
 
 #pragma once
 

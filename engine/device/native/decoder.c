@@ -269,8 +269,8 @@ void *desk_open(const Model *model, int64_t threads) {
     return desk;
 }
 
-/* Returns at once; `work` and all it points to must stay as they are until `desk_finish`. With more
-   than one thread the others begin; with one, nothing is done before. */
+/* Returns at once; `work` and all it points to must stay as they are until `desk_finish` or
+   `desk_abandon`. With more than one thread the others begin; with one, nothing is done before. */
 void desk_begin(void *of, Work *work) {
     Desk *desk = of;
     lay(desk->job.model, work);

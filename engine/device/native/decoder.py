@@ -148,7 +148,7 @@ class NativeDecoder:
 
     def plan(self, rows: Sequence[Row], threads: int) -> Step:
         """A step of these rows, which writes their keys and values to the pool; another one may
-        still be under way. The rows must not change until it is finished."""
+        still be under way. The rows must not change until it is over."""
         packed, fed = array("q"), array("i", bytes(4 * len(rows)))
         given = fed.buffer_info()[0]
         tokens = units = wanted = 0
@@ -184,7 +184,7 @@ class NativeDecoder:
 
     def finish(self) -> tuple[list[int], float]:
         """Works at it, too. Returns, of the S rows that draw, the likeliest id; -1 where a logit is
-        NaN or +inf, or all are -inf; and how many seconds ago others were done with it."""
+        NaN or +inf, or all are -inf; and how many seconds ago it was done."""
         assert self._under_way is not None
         ago_ns = self._finish()
         step, _ = self._under_way

@@ -42,15 +42,17 @@ class NativeRunner(TorchRunner):
     def launch(self, batch: Batch) -> Begun:
         alone = self.threads == 1 or self._light(batch.rows)
         step = self._decoder.plan(batch.rows, 1 if alone else self.threads)
-        before = None if self._last is None else self._done(self._last)
+        last, self._last = self._last, None
+        before = None if last is None else self._done(last)
+        begun = Begun(batch.rows, alone, time.perf_counter())
         if batch.moves:
             self._move(batch.moves)
         for place, row in enumerate(batch.rows):
             if row.feed >= 0:
                 step.fed[place] = _drawn(before, row.feed)
-        self._last = Begun(batch.rows, alone, time.perf_counter())
         self._decoder.begin(step)
-        return self._last
+        self._last = begun
+        return begun
 
     def approach(self, ticket: Begun) -> bool:
         """Only of ids drawn in our C: others are late, and need a thread for themselves."""
@@ -60,6 +62,8 @@ class NativeRunner(TorchRunner):
         return True
 
     def collect(self, ticket: Begun) -> Sampled:
+        if ticket is self._last:  # all that it draws is known when the next one is planned
+            self._last = None
         return self._done(ticket)
 
     def abandon(self, ticket: Begun) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, Row, Sample
+from engine.batch import Batch, Move, Row, Sample
 from engine.device.native import build
 from engine.device.native import runner as native
 from engine.device.native.runner import NativeRunner
@@ -103,11 +103,11 @@ def test_the_end_of_a_step_is_left_to_others(folder: Path, monkeypatch: pytest.M
     runner, ids, begun = begin(folder, monkeypatch)
     assert runner.approach(begun)
     assert runner.pool.keys[-1].any()
-    time.sleep(0.2)
+    time.sleep(0.5)
     [drawn] = runner.collect(begun).drawn
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
-    assert runner.collect(begun).model_s < 0.1, "the time that others were done before is not its"
+    assert runner.collect(begun).model_s < 0.4, "the time after others were done is not its"
 
 
 @needs_compiler
@@ -140,6 +140,31 @@ def test_what_draws_with_torch_is_not_left_to_others(
     runner.collect(begun)
     row = Row(array("i", ids[:1]), -1, 0, array("i", [0]), Sample(temperature=1.0, uniform=0.5))
     assert not runner.approach(runner.launch(Batch(1, [row])))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fails", ["_draw", "_move", "_decoder._buffer"])
+def test_a_step_that_fails_is_lost_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    expected = runner.collect(begun).drawn
+    plain = Row(array("i", ids), -1, 0, array("i", range(13)), Sample())
+    drawn = Row(plain.ids, -1, 0, plain.pages, Sample(temperature=1.0, uniform=0.5))
+    *path, name = fails.split(".")
+    owner = getattr(runner, path[0]) if path else runner
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    def step() -> None:
+        runner.collect(runner.launch(Batch(1, [drawn], [Move("copy", 15, 16)])))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            step()
+    assert runner.collect(runner.launch(Batch(2, [plain]))).drawn == expected
 
 
 @needs_compiler
