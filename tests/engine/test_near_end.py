@@ -27,9 +27,11 @@ async def test_a_step_for_a_turn_that_has_ended_is_abandoned(letters: Path, leng
         log = [3, 1, 4, 1, 5]
         session = await bench.engine.open()
         await bench.engine.append(session, log)
-        for _ in range(6):
-            last = oracle(log, length)[-1]
+        for n in range(6):
+            last = oracle(log, length + n % 2)[-1]
             log += await say(bench, session, log, Sampling(max_tokens=20, stop_ids=(last,)))
+            await bench.engine.append(session, [n, 7])
+            log += [n, 7]
         assert bench.runner.abandoned > 0
 
 
