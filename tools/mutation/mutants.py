@@ -482,20 +482,6 @@ MUTANTS = [
         SESSIONS,
         ("        log.forget_turns()\n", ""),
     ),
-    # ---- what is left of a session, and the books of an idle engine
-    _bug(
-        "a closed session always leaves its prefix",
-        SESSIONS,
-        (
-            "shared = sequence.log.length if closing.keep_prefix else 0",
-            "shared = sequence.log.length",
-        ),
-    ),
-    _bug(
-        "a closed session never leaves its prefix",
-        SESSIONS,
-        ("shared = sequence.log.length if closing.keep_prefix else 0", "shared = 0"),
-    ),
     # ---- a step that is planned before the one before is done
     _bug(
         "pages of a step in flight are changed",
@@ -529,6 +515,20 @@ MUTANTS = [
         "an abandoned step keeps its pages",
         LOOP,
         ("        self._forget(order.works)\n        self._settle(", "        self._settle("),
+    ),
+    # ---- what is left of a session, and the books of an idle engine
+    _bug(
+        "a closed session always leaves its prefix",
+        SESSIONS,
+        (
+            "shared = sequence.log.length if closing.keep_prefix else 0",
+            "shared = sequence.log.length",
+        ),
+    ),
+    _bug(
+        "a closed session never leaves its prefix",
+        SESSIONS,
+        ("shared = sequence.log.length if closing.keep_prefix else 0", "shared = 0"),
     ),
     _bug(
         "an idle engine does not prove its books",
