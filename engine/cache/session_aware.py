@@ -100,8 +100,9 @@ class SessionAwareCache:
         Where the tree has the page already, the private double goes back to the pool."""
         size = self.page_size
         last = min(limit, lease.committed) // size
+        pages = lease.pages
         for index in range(len(lease.path), last):
-            page = lease.pages[index]
+            page = pages[index]
             key = ids[index * size : (index + 1) * size].tobytes()
             parent = lease.path[-1] if lease.path else None
             node, taken = self.tree.insert(lease.scope, parent, key, page)
@@ -109,8 +110,10 @@ class SessionAwareCache:
             self._leased -= 1
             lease.path.append(node)
             if not taken:
-                self._replace(lease, index, node.page)
+                pages = pages[:] if pages is lease.pages else pages
+                pages[index] = node.page
                 self.pool.give([page])
+        lease.pages = pages
 
     def rewind(self, lease: Lease, to: int) -> None:
         """Forgets the KV after `to` tokens, if there is any. Nothing is computed again: a shared
@@ -271,16 +274,13 @@ class SessionAwareCache:
             self._idle.pop(lease, None)
         lease.committed = min(lease.committed, keep * self.page_size)
 
-    def _replace(self, lease: Lease, index: int, page: int) -> None:
-        lease.pages = lease.pages[:]
-        lease.pages[index] = page
-
     def _copy_last_shared(self, lease: Lease) -> None:
         node = lease.path.pop()
         page = self.pool.take()
         self._leased += 1
         self._moves.append(Move("copy", node.page, page))
-        self._replace(lease, len(lease.path), page)
+        lease.pages = lease.pages[:]
+        lease.pages[len(lease.path)] = page
         self.tree.drop([node])
 
     def _make_room(self, needed: int) -> bool:

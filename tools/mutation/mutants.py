@@ -93,14 +93,17 @@ MUTANTS = [
         "a page that was copied stays held",
         CACHE,
         (
-            "self._replace(lease, len(lease.path), page)\n        self.tree.drop([node])",
-            "self._replace(lease, len(lease.path), page)",
+            "lease.pages[len(lease.path)] = page\n        self.tree.drop([node])",
+            "lease.pages[len(lease.path)] = page",
         ),
     ),
     _bug(
         "a published double is not freed",
         CACHE,
-        ("                self.pool.give([page])\n\n    def rewind", "\n    def rewind"),
+        (
+            "                self.pool.give([page])\n        lease.pages = pages",
+            "        lease.pages = pages",
+        ),
     ),
     _bug(
         "a fork's copy is not counted",
