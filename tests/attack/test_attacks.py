@@ -1,8 +1,6 @@
 """A second of each attack; `make attack` makes all of them for half an hour and compares stalls."""
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -14,11 +12,11 @@ pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[Server, Server]]:
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
     """The attacked server, and the control."""
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        with serving(Path(one)) as server, serving(Path(other)) as control:
-            yield server, control
+    one, other = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("control")
+    with serving(one) as server, serving(other) as control:
+        yield server, control
 
 
 @pytest.mark.parametrize("name", ATTACKS)
