@@ -75,7 +75,7 @@ def build(
         recent or Recent(),
         show_warnings=len({*settings.tenants.values()}) <= 1,
     )
-    page = Page().all() if settings.web else []
+    page = Page(gate=gate).all() if settings.web else []
     answering = [
         *ResponseRoutes(responses, gate, served).all(),
         *CompletionRoutes(responses, gate, served).all(),

@@ -32,7 +32,8 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     empty."""
     tenant: str
     secret: bytes = b""
-    """Hash of the resume secret; the store never sees the secret."""
+    """Digest of the resume token and, where a client secret began the session, that one's digest
+    behind it; the store sees neither."""
     state: bytes = b""
     hold_s: float
 
