@@ -130,8 +130,9 @@ class Chat:
         self._terminal = terminal
         self._answering = False
         self._session = ""
-        self._token: str | None = None
         """Empty: nothing to come back to."""
+        self._token: str | None = None
+        """The resume token of that session."""
         self._seen = ""
         """The id of the last event."""
         self._asked: dict[str, Any] | None = None
