@@ -245,6 +245,14 @@ class Ledger:
             await self._tenure.do(self._store.confirm, harmless_when_late=True)
         except SessionBehind:
             await self._tenure.take()
+        except StoreLost:
+            self._lost = True
+            raise
+
+    @property
+    def lost(self) -> bool:
+        """Whether the store must be given all of it again, as the next write does."""
+        return self._lost
 
     def leave(self) -> None:
         """Nothing more is written."""

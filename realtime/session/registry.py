@@ -173,9 +173,19 @@ class Registry:
         """Whether other gateways have taken sessions over: some at a time. One that is busy notices
         by itself. Raises StoreError."""
         for name in self._unlooked[:LOOKS_MAX]:
-            if (entry := self._sessions.get(name)) is not None:
-                await self._is_ours(entry)
+            if (entry := self._sessions.get(name)) is not None and await self._is_ours(entry):
+                await self._give_again(entry)
         self._unlooked = self._unlooked[LOOKS_MAX:] or list(self._sessions)
+
+    async def _give_again(self, entry: _Open) -> None:
+        """To a store that has lost the session, before its next change does so: the process may end
+        before that. Not to a shared one: the session may be at another gateway by now, whose copy
+        is newer and would be kept out. Raises StoreError."""
+        if self._store.shared or not entry.session.lost:
+            return
+        await entry.session.give_again()
+        if entry.hang_up is None:
+            await entry.session.hold(self._limits.resume_window_s, parked=True)
 
     async def _is_ours(self, entry: _Open) -> bool:
         """Whether no other gateway has taken it over or ended it; if so, it is let go of. Raises

@@ -184,7 +184,13 @@ class Store(Protocol):
 
     @property
     def there(self) -> bool:
-        """Whether it answers, as far as is known."""
+        """Whether it takes writes, as far as is known: the outcome of the last one, or of a health
+        probe since (`pulse`)."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether other gateways write to it as well."""
         ...
 
     async def check(self) -> None:

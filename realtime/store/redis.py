@@ -81,6 +81,10 @@ class RedisStore:
     def there(self) -> bool:
         return self._server.there
 
+    @property
+    def shared(self) -> bool:
+        return True
+
     async def aclose(self) -> None:
         await self._server.aclose()
 

@@ -68,6 +68,10 @@ class SqliteStore:
     def there(self) -> bool:
         return self._pulse.there
 
+    @property
+    def shared(self) -> bool:
+        return False
+
     async def check(self) -> None:
         await self._run(self._tables.verify)
 

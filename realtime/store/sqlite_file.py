@@ -126,8 +126,8 @@ class StoreFile:
             os.unlink(log_file)
         log.warning(
             "%s was deleted or replaced. It had %s sessions: those that this process has open are "
-            "written again, into the file that is there now. Sessions that wait in the store alone, "
-            "and stored responses, are lost unless they are in that file",
+            "written again, into the file that is there now. Sessions that wait in the store "
+            "alone, and stored responses, are lost unless they are in that file",
             file,
             self._count(),
         )
