@@ -114,7 +114,7 @@ class Responses:
         try:
             return await self._keeper.recording(id, visitor.tenant)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable() from error
 
     async def delete(self, id: str, visitor: Visitor) -> bool:
         """Whether it was there; it cannot be gone on from any more. Raises Refusal."""
@@ -126,7 +126,7 @@ class Responses:
         try:
             kept = await self._keeper.forget(id, visitor.tenant)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable() from error
         if known:
             self.lineage.forget(id)
         return known or kept
@@ -167,7 +167,7 @@ class Responses:
         try:
             spans = await self._keeper.history(previous, visitor.tenant)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable() from error
         if spans is None:
             raise Refusal(
                 f"Previous response with id '{previous[:200]}' not found.",
@@ -298,9 +298,10 @@ def _resolved(item: core.Item | core.ItemReference, before: Conversation) -> cor
     return known
 
 
-def _unavailable(error: StoreError) -> Refusal:
+def _unavailable() -> Refusal:
+    """The cause is for the operator: it stands in the log."""
     return Refusal(
-        f"The store does not answer: {error}. Nothing has changed: try again.",
+        "The store cannot be used now. Nothing has changed: try again.",
         code="store_unavailable",
         kind="server_error",
     )
