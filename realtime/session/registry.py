@@ -180,12 +180,15 @@ class Registry:
     async def _give_again(self, entry: _Open) -> None:
         """To a store that has lost the session, before its next change does so: the process may end
         before that. Not to a shared one: the session may be at another gateway by now, whose copy
-        is newer and would be kept out. Raises StoreError."""
+        is newer and would be kept out."""
         if self._store.shared or not entry.session.lost:
             return
-        await entry.session.give_again()
-        if entry.hang_up is None:
-            await entry.session.hold(self._limits.resume_window_s, parked=True)
+        try:
+            await entry.session.give_again()
+            if entry.hang_up is None:
+                await entry.session.hold(self._limits.resume_window_s, parked=True)
+        except StoreError as error:
+            log.debug("%s is not given again yet: %s", entry.session.id, error)
 
     async def _is_ours(self, entry: _Open) -> bool:
         """Whether no other gateway has taken it over or ended it; if so, it is let go of. Raises

@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
 
+PROBE_S_MAX = 5.0
+"""A probe that takes longer has failed: a disk may hang as a network does."""
 PULSE_S = 0.1
 """Between two probes of an unhealthy store, besides the time that each takes."""
 IDLE_S = 5.0
@@ -74,7 +76,11 @@ class Pulse:
 
     async def _writes(self) -> bool:
         try:
-            await self._probe()
+            async with asyncio.timeout(PROBE_S_MAX):
+                await self._probe()
+        except TimeoutError:
+            self.lost(f"a write has not ended within {PROBE_S_MAX:g} s", late=self.late)
+            return False
         except Exception as error:
             if self.there:
                 self.lost(str(error) or type(error).__name__)

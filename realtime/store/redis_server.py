@@ -114,7 +114,8 @@ class RedisServer:
             name: self._client.register_script(text) for name, text in _scripts().items()
         }
         self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
-        self._pulse = Pulse("Redis", self._probe)
+        name = "Redis" if durability is not None else "Redis, as the list of engines,"
+        self._pulse = Pulse(name, self._probe)
         self.doubtful = True
         """Since it was last examined it may have been another one, or have forgotten."""
 
