@@ -171,8 +171,8 @@ class Connection:
     async def _read(self, session: Session) -> None:
         while True:
             await self._outbox.room()
-            frame = await self._socket.recv()
-            await self._take(frame, session)
+            # No name here: it would keep the last frame for as long as the client is idle.
+            await self._take(await self._socket.recv(), session)
 
     async def _take(self, frame: str | bytes, session: Session) -> None:
         if isinstance(frame, bytes) is not self._codec.binary:
