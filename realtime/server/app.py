@@ -37,6 +37,7 @@ from realtime.server.served import Model, Served
 from realtime.server.sessions import SessionRoutes
 from realtime.server.settings import Settings
 from realtime.server.stats import StatsRoutes
+from realtime.server.turns import Turns
 from realtime.session import Registry, Responses
 from realtime.store import Store
 
@@ -125,22 +126,22 @@ def not_free(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"cannot listen on port {port} of {host}: {why}")
 
 
-def _http(incoming: IncomingBytes) -> type[GuardedHttp]:
+def _http(incoming: IncomingBytes, turns: Turns) -> type[GuardedHttp]:
     class Http(GuardedHttp):
         pass
 
-    Http.incoming = incoming
+    Http.incoming, Http.turns = incoming, turns
     return Http
 
 
-def _websocket(limits: Limits, incoming: IncomingBytes) -> type[GuardedWebSocket]:
+def _websocket(limits: Limits, incoming: IncomingBytes, turns: Turns) -> type[GuardedWebSocket]:
     class WebSocket(GuardedWebSocket):
         corked: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
             "/v1/responses": 2 * limits.response_frame_bytes_max
         }
 
-    WebSocket.incoming = incoming
+    WebSocket.incoming, WebSocket.turns = incoming, turns
     return WebSocket
 
 
@@ -176,12 +177,12 @@ class Server(uvicorn.Server):
         on_listening: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ):
-        self.incoming = IncomingBytes(settings.limits.incoming_bytes_max)
+        self.incoming, turns = IncomingBytes(settings.limits.incoming_bytes_max), Turns()
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_http(self.incoming),
-                ws=_websocket(settings.limits, self.incoming),
+                http=_http(self.incoming, turns),
+                ws=_websocket(settings.limits, self.incoming, turns),
                 ws_max_size=2 * settings.limits.frame_bytes_max,
                 ws_per_message_deflate=False,
                 ws_ping_interval=PING_S,

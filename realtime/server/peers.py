@@ -27,6 +27,7 @@ from uvicorn._types import (
     ASGISendEvent,
     Scope,
 )
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -41,6 +42,7 @@ from websockets.protocol import State
 from realtime.protocol.closing import CloseCode
 from realtime.server import answers
 from realtime.server.incoming import INCOMING, IncomingBytes, Share, release, share_of
+from realtime.server.turns import Turns
 from realtime.transport.socket import ASK, SEND_NOW
 
 HEAD_S = 10.0
@@ -81,11 +83,35 @@ class _Stopped(Exception):
     """Ends the run of a parser whose connection has been refused."""
 
 
+class _TurnwiseFlow(FlowControl):
+    """Flow control of a connection that is read again in its turn after a large read."""
+
+    waits = False
+    """Whether the connection waits for its turn."""
+
+    def resume_reading(self) -> None:
+        self.read_paused = False
+        if not self.waits:
+            self._transport.resume_reading()
+
+    def wait(self, turns: Turns) -> None:
+        if not self.waits and not self._transport.is_closing():
+            self.waits = True
+            self._transport.pause_reading()
+            turns.take(self._read_on)
+
+    def _read_on(self) -> None:
+        self.waits = False
+        if not self.read_paused and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
 class GuardedHttp(HttpToolsProtocol):
     """Each request has a time to arrive in, the first begins with the connection; its head has a
     size, and so have all unfinished requests together."""
 
     incoming: ClassVar[IncomingBytes]
+    turns: ClassVar[Turns]
     url = b""
     _guard: asyncio.TimerHandle | None = None
     _head: Share | None = None
@@ -100,11 +126,14 @@ class GuardedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow = self._flow = _TurnwiseFlow(transport)
         self._arm(HEAD_S)
 
     def data_received(self, data: bytes) -> None:
         for part in _slices(data):
             self._read(part)
+        if len(data) > SLICE_BYTES:
+            self._flow.wait(self.turns)
 
     def _read(self, part: bytes) -> None:
         if self._refusal is not None:
@@ -360,6 +389,9 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
     together, which wakes a reader of many once. Each server has its own."""
     _corked: bytes = b""
     incoming: ClassVar[IncomingBytes]
+    turns: ClassVar[Turns]
+    _waits = False
+    """Whether the connection waits for its turn to be read."""
     _share: Share | None = None
     """Set while more than FREE_BYTES wait for the rest of their message, or for the application."""
     _waiting: "deque[int]"
@@ -495,6 +527,18 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
             return
         for part in _slices(data):
             self._read(part)
+        if len(data) > SLICE_BYTES and not self.transport.is_closing():
+            self._waits = True
+            self.transport.pause_reading()
+            self.turns.take(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self._waits = False
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if not (self.read_paused or self._waits or self.transport.is_closing()):
+            self.transport.resume_reading()
 
     def _read(self, part: bytes) -> None:
         if self._lingering:
@@ -554,7 +598,12 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         self._received_bytes = 0
         if self._share is not None:
             self._count()
-        message = await super().receive()
+        if not self.queue.empty():
+            await self.turns.mine()
+        message = await self.queue.get()
+        if self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self._read_on()
         if message["type"] == "websocket.receive":
             self._received_bytes = self._waiting.popleft()
             self._waiting_bytes -= self._received_bytes
@@ -607,9 +656,8 @@ class GuardedWebSocket(WebSocketsSansIOProtocol):
         self.transport.write(b"".join(self.conn.data_to_send()))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        if self.read_paused:
-            self.read_paused = False
-            self.transport.resume_reading()
+        self.read_paused = False
+        self._read_on()
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
