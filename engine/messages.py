@@ -300,6 +300,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     field: str | None = None
 
 
+def malformed(n: int, problem: str) -> Refused:
+    """The answer to a command that is none of ours."""
+    return Refused(n, "bad_request", f"the command cannot be read: {problem}")
+
+
 class TokenLogprobs(msgspec.Struct, frozen=True):
     drawn: float
     top: list[tuple[int, float]]

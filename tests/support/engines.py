@@ -20,7 +20,7 @@ from engine.front import Engine
 from engine.link import Link
 from engine.listening import listen
 from engine.loop import Loop
-from engine.messages import AnyCommand, AnyEvent, Ready
+from engine.messages import AnyCommand, AnyEvent, Ready, malformed
 from engine.parts import assemble
 from engine.schedule import Scheduler
 from engine.text import Text
@@ -98,6 +98,7 @@ class Bench:
             msgspec.msgpack.Decoder(list[AnyCommand]),
             lambda commands: fronts.receive(front, commands),
             lambda: None,
+            refusal=malformed,
         )
         front = fronts.join(link.send_now)
         ours, theirs = socket.socketpair()
