@@ -41,8 +41,6 @@ class Log:
     def check_append(self, append: Append, vocabulary: int) -> None:
         """What can be said against an append whatever the log will be when its time comes."""
         check_ids(append.ids, vocabulary)
-        if append.offset < 0:
-            raise BadRequest(f"offset is {append.offset}; it must be at least 0", field="offset")
         field = edits(append)
         if field is not None and self.history is None:
             raise BadRequest(

@@ -122,7 +122,7 @@ CALLS: dict[str, tuple[Call, str]] = {
     "append to no name": (lambda e: e.append(5, PROMPT), "session"),  # pyright: ignore
     "surrogate": (lambda e: e.append("\ud800", PROMPT), "session"),
     "span": (lambda e: e.append("s", PROMPT, "all"), "span"),  # pyright: ignore
-    "offset": (lambda e: e.append("s", PROMPT, offset=-1), "offset"),
+    "offset": (lambda e: e.append("s", PROMPT, offset=1 << 64), "offset"),
     "after": (lambda e: e.append("s", PROMPT, after=1), "after"),  # pyright: ignore
     "rewind": (lambda e: e.rewind("s", 1.5), "to"),  # pyright: ignore
     "rewind below": (lambda e: e.rewind("s", -1), "to"),
@@ -251,7 +251,6 @@ COMMANDS: dict[str, tuple[AnyCommand, str]] = {
     "generate resumed": (Generate(9, "old", "t", Sampling(seed=1), -5), "resumed"),
     "generate top_k": (Generate(9, "old", "t", Sampling(seed=1, top_k=-5)), "top_k"),
     "generate stop": (Generate(9, "old", "t", Sampling(seed=1, stop_ids=(-1,))), "stop_ids"),
-    "offset": (Append(9, "old", [1], offset=-1), "offset"),
     "fork": (Fork(9, "old", "s", -1), "at"),
     "rewind": (Rewind(9, "old", 1 << 40), "to"),
 }
