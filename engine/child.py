@@ -66,7 +66,7 @@ async def _serve(start: Start, build: Build) -> None:
         link.send(LoadFailed(error.message))
         link.close()
         return
-    parts = assemble(runner, text, config)
+    parts = assemble(runner, text, config, digest=ready.digest)
     fronts = parts.fronts
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again

@@ -238,8 +238,12 @@ class Engine:
         """Opens a session on an empty log. KV is shared only within `cache_scope`. One that is open
         already is begun anew by a higher fence; else raises BadRequest, StaleFence."""
         session, n = session_id or _fresh("sess"), self._routing.next()
-        opened = Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
-        opened = sendable(opened)
+        digest = self.ready.digest
+        opened = sendable(
+            Open(
+                n, session, streaming, timeout_s, capacity_tokens, cache_scope, digest, fence=fence
+            )
+        )
         if self._routing.has(session) and fence <= self._routing.fence_of(session):
             self._check_fence(session, fence)
             raise BadRequest(f"session {session} is already open", field="session_id")
@@ -265,7 +269,8 @@ class Engine:
         what it has said; the Turn returned begins with that, whole, and misses and doubles nothing.
         Raises StaleFence, TooLong, BadRequest."""
         routing, n = self._routing, self._routing.next()
-        opened = Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
+        scope, digest = cache_scope, self.ready.digest
+        opened = Open(n, session, streaming, timeout_s, capacity_tokens, scope, digest, fence=fence)
         attach = self._attaching(opened, ids, unfinished)
         self._check_fence(session, fence)
         turn = None

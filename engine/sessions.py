@@ -26,6 +26,7 @@ from engine.errors import (
     Busy,
     CommandFailed,
     EngineError,
+    OtherModel,
     StaleFence,
     TooLong,
     UnknownSession,
@@ -81,7 +82,10 @@ class Sessions:
         grammars: Grammars,
         emit: Callable[[AnyEvent], None],
         clock: Callable[[], float],
+        digest: str = "",
     ) -> None:
+        """`digest`: of the model, tokenizer and chat template."""
+        self._digest = digest
         self._cache = cache
         self._scheduler = scheduler
         self._geometry = geometry
@@ -255,8 +259,9 @@ class Sessions:
         return sequence
 
     def _check_open(self, command: Open) -> int:
-        """The tokens that the session may hold. Raises Busy, BadRequest."""
+        """The tokens that the session may hold. Raises Busy, BadRequest, OtherModel."""
         self._check_drain()
+        self._check_digest(command)
         limit = self._geometry.max_model_len
         capacity = limit if command.capacity_tokens is None else command.capacity_tokens
         if command.session in self._table:
@@ -276,11 +281,20 @@ class Sessions:
         if self._draining:
             raise Busy("this engine is stopping: it takes nothing new")
 
+    def _check_digest(self, opened: Open) -> None:
+        if opened.digest and self._digest and opened.digest != self._digest:
+            raise OtherModel(
+                f"session {opened.session} is of another model, tokenizer or chat template "
+                f"({opened.digest}) than this engine's ({self._digest})",
+                field="digest",
+            )
+
     def _attach(self, command: Attach) -> None:
         """A turn that goes on need not stop for it; else the log is brought up to what it says as
         soon as nothing is in flight."""
         sequence = self._table.get(command.session)
         if sequence is not None:
+            self._check_digest(command.opened)
             self._check_attach(command, sequence.log.capacity)
         else:
             self._check_attach(command, self._check_open(command.opened))

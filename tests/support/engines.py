@@ -91,7 +91,8 @@ class Bench:
         config = msgspec.structs.replace(
             self.config, max_num_seqs=self._rows, audit_every_step=True
         )
-        parts = assemble(self.runner, self._text, config, self._scheduling)
+        digest = self._ready(self.runner.geometry).digest
+        parts = assemble(self.runner, self._text, config, self._scheduling, digest)
         self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
         fronts = self.fronts = parts.fronts
         link: Link[AnyEvent, AnyCommand] = Link(
