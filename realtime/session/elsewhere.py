@@ -46,7 +46,7 @@ class Elsewhere:
                 code="session_not_found",
                 param="fork",
             )
-        return origin_in(found, fork.at, self._house.template)
+        return await origin_in(self._house, found, fork.at)
 
     async def end(self, session_id: str, tenant: str, access: Access) -> Ended | None:
         """Whoever has it learns of it from the store, or from its engine (`free`). None: there is

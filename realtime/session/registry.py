@@ -228,7 +228,7 @@ class Registry:
             owner=self._owner,
             tenant=guest.tenant,
             secret=secret_of(token, guest),
-            state=pack_state(State(settings=saved.settings)),
+            state=pack_state(State(settings=saved.settings, model=self._house.digest)),
             hold_s=self._held_s,
         )
         try:
@@ -335,7 +335,12 @@ class Registry:
             state=found.state,
             hold_s=self._held_s,
         )
-        session = loaded(self._house, lease, new, found, self.scope(card.tenant))
+        try:
+            session = await loaded(self._house, lease, new, found, self.scope(card.tenant))
+        except Refusal:  # it stays in the store as it is, and waits for its client
+            with contextlib.suppress(StoreError):
+                await self._store.hold(lease, self._limits.resume_window_s, parked=True)
+            raise
         return self._add(session, Owner(card.tenant, card.secret), None)
 
     @contextlib.contextmanager

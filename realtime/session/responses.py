@@ -165,7 +165,7 @@ class Responses:
             parent = previous if point.kept else None
             return _Origin(lambda settings: point.conversation.configured(settings), point, parent)
         try:
-            spans = await self._keeper.history(previous, visitor.tenant)
+            spans = await self._keeper.history(previous, visitor.tenant, self._door.ready.digest)
         except StoreError as error:
             raise _unavailable() from error
         if spans is None:
@@ -231,7 +231,10 @@ class Responses:
                 own.append(Span(answer.items, answer=answer.id, sampled=tuple(sampled)))
             spans = own if parent is not None or answer.previous is None else made.spans
             told = [*making.recording.told, core.AnswerEnded(answer)]
-            kept = await self._keeper.keep(making.visitor.tenant, parent, spans, answer, told)
+            model = self._door.ready.digest
+            kept = await self._keeper.keep(
+                making.visitor.tenant, parent, spans, answer, told, model
+            )
             answer = msgspec.structs.replace(answer, kept=kept)
         self._settle(making, made, answer)
 

@@ -68,7 +68,11 @@ async def bystander(bench: Bench) -> AsyncIterator[None]:
 
 
 def unfinished(said: Any = 1, **sampling: Any) -> Unfinished:
-    return Unfinished("t", Sampling(**({"seed": 1} | sampling)), said)
+    return Unfinished("t", seeded(**sampling), said)
+
+
+def seeded(**sampling: Any) -> Sampling:
+    return msgspec.structs.replace(Sampling(seed=1), **sampling)
 
 
 @pytest.mark.parametrize("id", BAD_IDS)
@@ -230,7 +234,7 @@ def attach(n: int, session: str = "s", ids: list[int] | None = None, **more: Any
 
 
 def turn_of(said: int, **sampling: Any) -> Generate:
-    return Generate(9, "s", "t", Sampling(**({"seed": 1} | sampling)), said)
+    return Generate(9, "s", "t", seeded(**sampling), said)
 
 
 COMMANDS: dict[str, tuple[AnyCommand, str]] = {
