@@ -7,11 +7,12 @@ with the weights. A checkpoint in another folder, or copied to another machine, 
 """
 
 import hashlib
-import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO
+
+import msgspec
 
 from engine.errors import ModelError
 
@@ -40,13 +41,23 @@ HEADER_BYTES_MAX = 100 << 20
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct):
+    """Of a header. Its metadata, which stands there too, has no offsets."""
+
+    data_offsets: tuple[int, int] = (0, 0)
+
+
 def fingerprint(folder: str) -> str:
     """The digest of a checkpoint folder in the Hugging Face layout. Raises ModelError."""
     path, digest = Path(folder), hashlib.sha256()
     try:
         for part in _parts(path):
             digest.update(len(part).to_bytes(8, "little") + part)
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"{folder}: cannot be identified: {error}") from None
     return digest.hexdigest()[:DIGITS]
 
@@ -65,8 +76,8 @@ def _parts(folder: Path) -> Iterator[bytes]:
 def _shards(folder: Path) -> list[str]:
     index = folder / INDEX
     if index.exists():
-        places = cast(dict[str, str], json.loads(index.read_bytes())["weight_map"])
-        return sorted(set(places.values()))
+        found = msgspec.json.decode(index.read_bytes(), type=_Index)
+        return sorted(set(found.weight_map.values()))
     return [SINGLE] if (folder / SINGLE).exists() else []
 
 
@@ -82,12 +93,12 @@ def _shard(file: Path) -> Iterator[bytes]:
         header = shard.read(length)
         yield size.to_bytes(8, "little")
         yield header
-        yield from _samples(shard, 8 + length, cast(dict[str, Any], json.loads(header)))
+        tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
+        yield from _samples(shard, 8 + length, tensors)
 
 
-def _samples(shard: BinaryIO, start: int, header: dict[str, Any]) -> Iterator[bytes]:
+def _samples(shard: BinaryIO, start: int, tensors: dict[str, _Tensor]) -> Iterator[bytes]:
     """Of each tensor, in the order of the file."""
-    places = [tensor["data_offsets"] for name, tensor in header.items() if name != "__metadata__"]
-    for begin, end in sorted(places):
+    for begin, end in sorted(tensor.data_offsets for tensor in tensors.values()):
         shard.seek(start + begin + max(0, (end - begin - SAMPLE_BYTES) // 2))
         yield shard.read(min(SAMPLE_BYTES, end - begin))
