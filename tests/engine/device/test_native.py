@@ -280,10 +280,12 @@ def test_a_row_outside_context_or_pool_fails_the_step(
 
 
 @pytest.mark.parametrize("id", [144, 1 << 30, -1])
-def test_torch_raises_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch, id: int) -> None:
+def test_torch_is_given_no_id_outside_the_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, id: int
+) -> None:
     monkeypatch.setattr(native_decoder.NativeDecoder, "of", lambda *_: None)
     runner = oracle.runner_of(folder)
     assert not isinstance(runner, NativeRunner)
     batch = out_of_bounds(runner, [1, 2, id, 3])
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match=f"row 1 of the step: id {id} is outside the vocabulary"):
         runner.collect(runner.launch(batch))
