@@ -17,8 +17,18 @@ from realtime.protocol import core
 from realtime.server.settings import Settings
 from realtime.session import Fork, Registry
 from realtime.session.conversation import Conversation
+from realtime.session.history import History
 from realtime.session.stored import unpack_state
-from realtime.store import Begun, Change, Entry, Kept, NewSession, Store, open_store
+from realtime.store import (
+    Begun,
+    Change,
+    Entry,
+    Kept,
+    NewSession,
+    Store,
+    StoreUnavailable,
+    open_store,
+)
 from tests.parity import oracle as parity
 from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.response_talks import Caller, calling, text_of
@@ -204,8 +214,18 @@ async def test_nothing_that_was_told_before_is_gone_on_from_where_nothing_was_wr
         await client.drop()
 
 
-async def test_an_answer_under_way_is_made_again(store: Store, chatty: Path, other: Path) -> None:
-    """Two gateways, each with a model of its own, on one store; then a second life of the other."""
+@pytest.mark.parametrize("written", [True, False])
+async def test_an_answer_under_way_is_made_again(
+    store: Store, chatty: Path, other: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """Two gateways, each with a model of its own, on one store; then a second life of the other.
+    Not `written`: the store was away when it was begun again, and has none of its ids then."""
+    if not written:
+
+        async def away(*_: object) -> None:
+            raise StoreUnavailable("away")
+
+        monkeypatch.setattr(History, "begin_again", away)
     async with (
         model(chatty, store, step_s=0.02) as one,
         model(other, store, step_s=0.02) as two,
@@ -227,7 +247,7 @@ async def test_an_answer_under_way_is_made_again(store: Store, chatty: Path, oth
         assert [e["response"]["id"] for e in client.seen if e["type"] == "response.created"] == [
             made
         ]
-        assert await come_back(client, three) == "exact", "what this model has said is journaled"
+        assert await come_back(client, three) == "exact", "it says the same again"
         await client.socket.until("response.done")
         client.take()
         assert deltas(client) == done(client)
@@ -299,6 +319,8 @@ async def test_one_that_does_not_fit_any_more(
         error = client.socket.sent[-1]["error"]
         assert error["code"] == "context_length_exceeded"
         assert "max_model_len" in error["message"]
+        assert client.socket.closed is not None
+        assert client.socket.closed[0] == 1008
         found = await store.load(client.session_id)
         assert found is not None
         assert (found.log, found.state, found.events) == (kept.log, kept.state, kept.events)
