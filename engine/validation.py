@@ -33,7 +33,7 @@ def token_ids(ids: Iterable[int], length_max: int, field: str = "ids") -> list[i
         raise BadRequest(f"{field} must be a list of ints", field=field) from None
     if len(found) > length_max:
         raise TooLong(
-            f"{field} has {len(found)} tokens; a session holds {length_max} at most", field=field
+            f"{field} has {len(found)} tokens; the session holds {length_max} at most", field=field
         )
     return found
 
