@@ -127,12 +127,17 @@ class Geometry(msgspec.Struct, frozen=True):
     """Pages the host tier can keep."""
 
 
+class DeviceLost(Exception):
+    """The device cannot run another step in this process."""
+
+
 class Runner(Protocol[Ticket]):
     """Runs batches in the order given. Called from one thread at a time.
 
     `launch` starts a step, once the one before is done, and returns before it is done; `collect`
     waits for it, or does it where nobody else can. Until then the batch stays as it is. A failure
-    of one row is in its Drawn; an exception means that the device itself is broken.
+    of one row is in its Drawn; an exception means that the step has failed, for one of its rows or
+    for all. Then `works` says whether another step can be tried.
 
     Where no step runs ahead, the caller works at each itself, perhaps with others: then it may
     `approach` the end of a step, and plan and launch the next one while they do the rest.
@@ -155,3 +160,7 @@ class Runner(Protocol[Ticket]):
         """In place of `collect`: nobody wants what the step does. Its moves are made; what it has
         written to KV is anything at all."""
         self.collect(ticket)
+
+    def works(self) -> bool:
+        """Whether the device can run another step after one has failed."""
+        return True

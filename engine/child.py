@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import uvloop
 
-from engine.batch import Runner
+from engine.batch import DeviceLost, Runner
 from engine.config import EngineConfig, Start
 from engine.errors import EngineError
 from engine.link import Link
@@ -28,6 +28,8 @@ from engine.listening import listen
 from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready, malformed
 from engine.parts import assemble
 from engine.text import Text
+
+log = logging.getLogger(__name__)
 
 Wire = Link[AnyEvent, AnyCommand]
 Build = Callable[[EngineConfig, Callable[[str, float], None]], tuple[Runner[Any], Ready]]
@@ -39,9 +41,14 @@ def main(build: Build) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # whoever tells us all means our parent
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=Start)
-    uvloop.run(_serve(start, build))
+    status = 0
+    try:
+        uvloop.run(_serve(start, build))
+    except DeviceLost as error:
+        log.critical("%s; this engine process ends, to be started again", error)
+        status = 1
     logging.shutdown()
-    os._exit(0)  # nothing here outlives the process: device libraries need not be torn down
+    os._exit(status)  # nothing here outlives the process: device libraries need not be torn down
 
 
 async def _serve(start: Start, build: Build) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, NamedTuple, cast
 
-from engine.batch import Batch, Drawn, Row, Runner, Sampled, Ticket
+from engine.batch import Batch, DeviceLost, Drawn, Row, Runner, Sampled, Ticket
 from engine.cache import SessionAwareCache
 from engine.messages import AnyEvent, LoopCommand, TokenLogprobs, Tokens
 from engine.metrics import Counters
@@ -40,6 +40,12 @@ class Order(NamedTuple):
     batch: Batch
     works: list[Work]
     load: Load
+
+    @property
+    def reaches(self) -> dict[Sequence, int]:
+        """How far each row brings the KV of its sequence."""
+        rows = zip(self.works, self.batch.rows, strict=True)
+        return {work.sequence: row.start + row.count for work, row in rows}
 
 
 class Flight(NamedTuple):
@@ -94,7 +100,7 @@ class Loop(Generic[Ticket]):
         self._work.set()
 
     async def run(self, sessions: Sessions, send: SendAll) -> None:
-        """Until `stop`."""
+        """Until `stop`. Raises DeviceLost."""
         self._running = asyncio.get_running_loop()
         while not self._stopping:
             if self._flying and not self._beside:
@@ -126,7 +132,10 @@ class Loop(Generic[Ticket]):
         sessions.expire()
 
     def _launch(self) -> bool:
-        """Hands the next step to the device. False: there was nothing to do."""
+        """Hands the next step to the device. False: there was nothing to do, or a bad row is
+        searched for, which takes one step at a time."""
+        if self._flying and self._scheduler.searching:
+            return False
         order = self.order()
         if order is None:
             return False
@@ -196,6 +205,7 @@ class Loop(Generic[Ticket]):
             self._counters.rest()
             for other in behind:
                 await self._answer(other)
+            await self._check_device(sampled)
             self.lose([each.order for each in (flight, *behind)], sampled, sessions)
         else:
             self.land(flight.order, sampled, sessions)
@@ -227,6 +237,16 @@ class Loop(Generic[Ticket]):
         except Exception as error:
             log.exception("step %d failed on the device", flight.order.batch.number)
             return error
+
+    async def _check_device(self, error: Exception) -> None:
+        """Raises DeviceLost where no step can be run any more: the turns go on in the engine that
+        is started next."""
+        if self._beside:
+            works = await asyncio.wrap_future(self._device.submit(self._runner.works))
+        else:
+            works = self._runner.works()
+        if not works:
+            raise DeviceLost(f"the device is lost: {type(error).__name__}: {error}") from error
 
     def land(self, order: Order, sampled: Sampled, sessions: Sessions) -> None:
         """A step is done: its effects on sequences, all of them and only here."""
@@ -276,15 +296,18 @@ class Loop(Generic[Ticket]):
             sessions.end(sequence, over)
 
     def lose(self, orders: list[Order], error: Exception, sessions: Sessions) -> None:
-        """The device failed these steps: their turns fail, the sessions live on without that KV.
-        Where pages were to be moved, nobody knows what is in them: then all KV is forgotten."""
+        """The device failed the first of these steps, and the others behind it are lost. All are
+        planned again, the first in parts, until the row that fails alone is found: only its turn
+        fails, and its session lives on. Where pages were to be moved, all KV is forgotten, because
+        their content is undefined."""
         self._counters.failed_steps += len(orders)
         works = [work for order in orders for work in order.works]
         self._forget(works)
-        for sequence, _, _ in works:
-            if sequence.turn is not None:
-                sessions.end(sequence, "failed", error=f"{type(error).__name__}: {error}")
-            self._scheduler.remove(sequence)
+        culprit = self._scheduler.failed(orders[0].reaches)
+        if culprit is not None:
+            if culprit.turn is not None:
+                sessions.end(culprit, "failed", error=f"{type(error).__name__}: {error}")
+            self._scheduler.remove(culprit)
         if any(order.batch.moves for order in orders):
             self._scheduler.forget()
         self._settle(works, sessions)
@@ -295,6 +318,7 @@ class Loop(Generic[Ticket]):
             self._cache.commit(sequence.lease, count, 0)
             if turn is not None:
                 sequence.promised -= 1
+                turn.ordered -= 1
 
     def _settle(self, works: list[Work], sessions: Sessions) -> None:
         for sequence in dict.fromkeys(work.sequence for work in works):

@@ -167,6 +167,17 @@ class TorchRunner(Runner[Any]):
                 drawn[row] = answer
         return Sampled(drawn, ticket.model_s)
 
+    def works(self) -> bool:
+        """Whether CUDA still answers: after an illegal access or a failed assertion on the device,
+        every later call of this process returns the same error."""
+        if self.device.type != "cuda":
+            return True
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return False
+        return True
+
     def _feed(self, step: Step) -> None:
         """Put the ids drawn by the previous step where this step's fed rows want them."""
         if not step.fed:

@@ -8,6 +8,8 @@ leave nothing, the turn that has waited longest goes first in the next step.
 Pages: a turn may take them from whatever is idle and from strictly younger turns (retraction), so
 the oldest turn always goes on and somebody always finishes. A turn that holds nothing yet is
 admitted when its whole prompt could be had; the oldest is admitted always.
+
+After a step has failed, the sequences that may share the next one are limited: see isolation.py.
 """
 
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from typing import NamedTuple
 from engine.cache import SessionAwareCache
 from engine.messages import Residency
 from engine.schedule.budget import Budget, Load, StepTime, allot
+from engine.schedule.isolation import Allowed, Isolation
 from engine.sequence import Sequence, Turn
 
 SHORT_TOKENS = 64
@@ -70,6 +73,7 @@ class Scheduler:
         """Sequences that owe ids nobody waits for."""
         self._overdue: Sequence | None = None
         """The oldest waiting turn, if the last step had nothing for it."""
+        self._isolation = Isolation()
 
     # ---- what there is to do --------------------------------------------------------------
 
@@ -93,11 +97,24 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The rows of the next step. Every count in it is reserved in the cache already."""
+        plan = Plan([], Load())
+        for share in self._isolation.shares(self._owes):
+            overdue = self._overdue
+            plan = self._plan(share.allowed)
+            if share.apart:
+                self._overdue = overdue
+            if plan.works:
+                self._isolation.took(share)
+                break
+        return plan
+
+    def _plan(self, allowed: Allowed | None) -> Plan:
         budget = Budget(self.tokens, self.rows)
         works: list[Work] = []
-        decoding, waiting = self._candidates()
-        if waiting or self._appends:
-            self._plan_beside(decoding, waiting, budget, works)
+        decoding, waiting = self._candidates(allowed)
+        appends = list(self._appends if allowed is None else filter(allowed, self._appends))
+        if waiting or appends:
+            self._plan_beside(decoding, waiting, appends, budget, works)
         else:
             self._overdue = None
             if self._take_all(decoding, budget, works) and works:
@@ -108,6 +125,7 @@ class Scheduler:
         self,
         decoding: list[Sequence],
         waiting: list[Sequence],
+        appends: list[Sequence],
         budget: Budget,
         works: list[Work],
     ) -> None:
@@ -122,15 +140,28 @@ class Scheduler:
         ):
             live = budget.load
             self._live = live if live.rows else self._live
-            limit_s = self._time_for(live) if long or self._appends else 0.0
+            limit_s = self._time_for(live) if long or appends else 0.0
             if self._take_cut(long, limit_s, budget, works):
-                self._fill_with_appends(limit_s, budget, works)
+                self._fill_with_appends(appends, limit_s, budget, works)
         oldest = waiting[0] if waiting else None
         self._overdue = None if any(work.sequence is oldest for work in works) else oldest
 
     def observe(self, load: Load, seconds: float) -> None:
         """What a planned step has cost on the device."""
         self._time.observe(load, seconds)
+
+    def failed(self, reaches: dict[Sequence, int]) -> Sequence | None:
+        """A step has raised an exception: see Isolation."""
+        return self._isolation.failed(reaches)
+
+    def isolate(self, sequence: Sequence, more: int) -> None:
+        """Plan steps of its own for a sequence, until it has KV of its ids and of `more`."""
+        self._isolation.suspect(sequence, more)
+
+    @property
+    def searching(self) -> bool:
+        """Whether steps are limited in order to find a bad row."""
+        return self._isolation.searching(self._owes)
 
     def retract(self, sequence: Sequence) -> None:
         """The turn gives back all its pages and starts over when there is room; its ids stay."""
@@ -148,11 +179,14 @@ class Scheduler:
 
     # ---- inside ---------------------------------------------------------------------------
 
-    def _candidates(self) -> tuple[list[Sequence], list[Sequence]]:
+    def _owes(self, sequence: Sequence) -> bool:
+        return sequence in self._turns or sequence in self._appends
+
+    def _candidates(self, allowed: Allowed | None) -> tuple[list[Sequence], list[Sequence]]:
         """(turns that owe the one id they have just drawn, turns that owe more)."""
         decoding: list[Sequence] = []
         waiting: list[Sequence] = []
-        for sequence in self._turns:
+        for sequence in self._turns if allowed is None else filter(allowed, self._turns):
             turn = sequence.turn
             assert turn is not None
             owed = sequence.owed
@@ -285,10 +319,12 @@ class Scheduler:
                 found.append(other)
         return found
 
-    def _fill_with_appends(self, limit_s: float, budget: Budget, works: list[Work]) -> None:
+    def _fill_with_appends(
+        self, appends: list[Sequence], limit_s: float, budget: Budget, works: list[Work]
+    ) -> None:
         """Firm ones before provisional ones. What is asked of one meanwhile waits until nothing of
         it is in flight."""
-        for sequence in sorted(self._appends, key=lambda s: s.log.firm is not None):
+        for sequence in sorted(appends, key=lambda s: s.log.firm is not None):
             if not budget:
                 return
             if sequence.flying and sequence.deferred:

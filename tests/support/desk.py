@@ -48,9 +48,11 @@ class Desk:
         rows: int = 8,
         host_pages: int = 0,
         scheduler: type[Scheduler] = Scheduler,
+        vocabulary: int = VOCABULARY,
     ) -> None:
+        """`vocabulary`: ids it reads; it draws the first VOCABULARY of them."""
         limit = min(max_model_len, pages * page_size)
-        geometry = Geometry(pages, page_size, limit, VOCABULARY, batched_tokens, 0, host_pages)
+        geometry = Geometry(pages, page_size, limit, vocabulary, batched_tokens, 0, host_pages)
         self.runner = DigestRunner(geometry)
         self.cache = SessionAwareCache(pages, page_size, host_pages)
         self.scheduler = scheduler(self.cache, batched_tokens, rows)

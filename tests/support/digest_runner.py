@@ -91,8 +91,9 @@ def ready(geometry: Geometry, folder: str, incarnation: str) -> Ready:
 
 
 class DigestRunner(Runner[Sampled]):
-    """`fail_at` names step numbers that raise; `poison` ids whose logits are NaN; a step takes
-    `step_s`. Where none runs ahead, two of three are left to others before their end."""
+    """`fail_at` names step numbers that raise; `explosive` ids that make each step raise that
+    reads them; `poison` ids whose logits are NaN; a step takes `step_s`. Where none runs ahead, two
+    of three are left to others before their end."""
 
     def __init__(self, geometry: Geometry, *, step_s: float = 0.0) -> None:
         self._geometry = geometry
@@ -102,6 +103,7 @@ class DigestRunner(Runner[Sampled]):
         self.host: list[list[Digest]] = [[b"?"] * size for _ in range(geometry.host_pages)]
         self.drawn: list[int] = []
         self.fail_at: set[int] = set()
+        self.explosive: set[int] = set()
         self.poison: set[int] = set()
         self.rows_run = 0
         self.tokens_run = 0
@@ -125,6 +127,8 @@ class DigestRunner(Runner[Sampled]):
             self.rows_run += 1
             self.tokens_run += row.count
             ids = list(row.ids) if row.feed < 0 else [before[row.feed]]
+            if self.explosive and self.explosive.intersection(ids):
+                raise RuntimeError("the device is on fire")
             place = row.start - 1
             past = self.memory[row.pages[place // size]][place % size] if row.start else b""
             for position, id in enumerate(ids, row.start):
