@@ -1,7 +1,8 @@
 """Child: the engine's process but for its device. Knows no torch.
 
 Its one argument, START (JSON), names the descriptors the process was given: a connected socket to
-its parent, who is a front too, and perhaps a listening one for fronts elsewhere. When the parent
+its parent, who is a front too, the memory of the flight recorder, and perhaps a listening socket
+for fronts elsewhere. When the parent
 hangs up, or dies, this process ends; other fronts come and go.
 """
 
@@ -23,6 +24,7 @@ import uvloop
 from engine.batch import DeviceLost, Runner
 from engine.config import EngineConfig, Start
 from engine.errors import EngineError
+from engine.flight_recorder import FlightRecorder
 from engine.link import Link
 from engine.listening import listen
 from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready, malformed
@@ -53,6 +55,7 @@ def main(build: Build) -> None:
 
 async def _serve(start: Start, build: Build) -> None:
     config = start.engine
+    recorder = FlightRecorder.on(start.recorder)
     early: list[AnyCommand] = []
     lost = asyncio.Event()
     decoder = msgspec.msgpack.Decoder(list[AnyCommand])
@@ -73,13 +76,15 @@ async def _serve(start: Start, build: Build) -> None:
         link.send(LoadFailed(error.message))
         link.close()
         return
-    parts = assemble(runner, text, config, digest=ready.digest)
+    ready = msgspec.structs.replace(ready, predecessor=recorder.predecessor())
+    parts = assemble(runner, text, config, digest=ready.digest, recorder=recorder)
     fronts = parts.fronts
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again
     parent = fronts.join(link.send_now)
     link.on_messages = functools.partial(fronts.receive, parent)
     link.send(ready)
+    recorder.begin_life(ready.incarnation)
     fronts.receive(parent, early)
     if start.listening is not None:
         await listen(start.listening, fronts, ready)

@@ -60,4 +60,6 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
     parent: int
     """A connected socket the process was given; when it is closed, the process ends."""
+    recorder: int
+    """A descriptor of the memory of its flight recorder."""
     listening: Listening | None = None

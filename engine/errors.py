@@ -9,6 +9,7 @@
     ├── TurnFailed        this turn broke (NaN logits, tokenizer); the session lives on   (retry)
     ├── CommandFailed     a fault of the engine at this command; it has closed that session
     ├── OtherModel        the session's ids are of another model, tokenizer or chat template
+    ├── SessionQuarantined  engines died while they computed this session: it can only be closed
     ├── EngineLost        the engine process is gone or does not answer      (retry)
     ├── LinkRefused       an engine and its front do not know the same secret, or each other's words
     └── ModelError        the model cannot be loaded or run
@@ -70,6 +71,10 @@ class EngineLost(EngineError):
     retry = True
 
 
+class SessionQuarantined(EngineError):
+    code = "session_quarantined"
+
+
 class LinkRefused(EngineError):
     code = "link_refused"
 
@@ -91,6 +96,7 @@ BY_CODE: dict[str, type[EngineError]] = {
         CommandFailed,
         OtherModel,
         EngineLost,
+        SessionQuarantined,
         LinkRefused,
         ModelError,
     )

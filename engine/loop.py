@@ -19,6 +19,7 @@ from typing import Generic, NamedTuple, cast
 
 from engine.batch import Batch, DeviceLost, Drawn, Row, Runner, Sampled, Ticket
 from engine.cache import SessionAwareCache
+from engine.flight_recorder import FlightRecorder, size_for
 from engine.messages import AnyEvent, LoopCommand, TokenLogprobs, Tokens
 from engine.metrics import Counters
 from engine.schedule import Load, Scheduler, Work
@@ -63,13 +64,16 @@ class Loop(Generic[Ticket]):
         cache: SessionAwareCache,
         scheduler: Scheduler,
         counters: Counters,
+        recorder: FlightRecorder | None = None,
         *,
         audit_every_step: bool = False,
     ) -> None:
+        """`recorder`: where the rows in flight are written for whoever finds this process dead."""
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
         self._counters = counters
+        self._recorder = recorder or FlightRecorder(bytearray(size_for(scheduler.rows)))
         self._audit_every_step = audit_every_step
         self._beside = runner.geometry.steps_ahead > 0
         self._ahead = max(runner.geometry.steps_ahead, 1)
@@ -118,7 +122,9 @@ class Loop(Generic[Ticket]):
             if self._audit_every_step:
                 self._cache.audit()
         while self._flying:
-            await self._answer(self._flying.popleft())
+            flight = self._flying.popleft()
+            await self._answer(flight)
+            self._recorder.end(flight.order.batch.number)
         send(self.take_events())
         self._running = None
         self._device.shutdown(wait=True, cancel_futures=True)
@@ -158,6 +164,7 @@ class Loop(Generic[Ticket]):
             return None
         number = self._counters.steps
         self._counters.steps += 1
+        self._recorder.begin(number, [work.sequence.mark for work in works])
         rows = [self._row(work, number, index) for index, work in enumerate(works)]
         return Order(Batch(number, rows, self._cache.take_moves()), works, load)
 
@@ -205,6 +212,7 @@ class Loop(Generic[Ticket]):
             self._counters.rest()
             for other in behind:
                 await self._answer(other)
+                self._recorder.end(other.order.batch.number)
             await self._check_device(sampled)
             self.lose([each.order for each in (flight, *behind)], sampled, sessions)
         else:
@@ -224,6 +232,7 @@ class Loop(Generic[Ticket]):
             self._runner.abandon(cast(Ticket, ticket))
         except Exception:  # nobody wanted it
             log.exception("step %d failed on the device", order.batch.number)
+        self._recorder.end(order.batch.number)
         self._forget(order.works)
         self._settle(order.works, sessions)
 
@@ -254,6 +263,7 @@ class Loop(Generic[Ticket]):
         self._scheduler.observe(order.load, sampled.model_s)
         for work, drawn in zip(order.works, sampled.drawn, strict=True):
             self._land(work, drawn, sessions)
+        self._recorder.end(order.batch.number)
 
     def _wait_for(self, flight: Flight) -> Sampled:
         """On the device thread."""
@@ -301,6 +311,8 @@ class Loop(Generic[Ticket]):
         fails, and its session lives on. Where pages were to be moved, all KV is forgotten, because
         their content is undefined."""
         self._counters.failed_steps += len(orders)
+        for order in orders:
+            self._recorder.end(order.batch.number)
         works = [work for order in orders for work in order.works]
         self._forget(works)
         culprit = self._scheduler.failed(orders[0].reaches)

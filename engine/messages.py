@@ -155,6 +155,9 @@ class Attach(OnSession, frozen=True):
     provisional: list[int] = []
     generate: Generate | None = None
     paused: bool = False
+    apart: int = 0
+    """Above 0: engines have died while they computed this session. It runs in steps of its own
+    until all of `ids` and so many more are computed."""
 
     @property
     def session(self) -> str:
@@ -260,6 +263,15 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """For so long the device has been at the step that it is at."""
 
 
+class Predecessor(msgspec.Struct, frozen=True):
+    """An engine process that has ended, as the next one of its parent found it."""
+
+    incarnation: str
+    steps: list[list[bytes]]
+    """The rows of each step that was in flight, as flight_recorder.mark_of names their sessions.
+    Empty: it ended between steps."""
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """The loop's first event: what was loaded. `folder` holds config and tokenizer."""
 
@@ -277,6 +289,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Names this life of the engine process: never used again."""
     digest: str = ""
     """Of the model, its tokenizer and its chat template (fingerprint)."""
+    predecessor: Predecessor | None = None
+    """None: there was none, or it left no record."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

@@ -154,7 +154,13 @@ class Mirror:
     # ---- what another engine must be told -------------------------------------------------------
 
     def attaching(
-        self, session: str, turns: dict[tuple[str, str], Turn], *, n: int = 0, fence: int = 0
+        self,
+        session: str,
+        turns: dict[tuple[str, str], Turn],
+        *,
+        n: int = 0,
+        fence: int = 0,
+        apart: int = 0,
     ) -> Attach | None:
         """Makes any engine know the session as it is, and go on with its turn if it has one, or
         keep it paused. None: there is no such session."""
@@ -174,7 +180,26 @@ class Mirror:
             provisional=(record.aside or log.ids[log.length :]).tolist(),
             generate=generate,
             paused=record.paused,
+            apart=apart,
             fence=fence,
+        )
+
+    def failing(self, turn: Turn, error: str) -> TurnEnded | None:
+        """The end of a turn that no engine will end. None: it has not begun."""
+        record = self._records.get(turn.session)
+        if record is None or record.turn != turn.id:
+            return None
+        length = len(record.log.ids)
+        return TurnEnded(
+            session=turn.session,
+            turn=turn.id,
+            reason="failed",
+            length=length,
+            prompt_tokens=record.prompt,
+            cached_tokens=0,
+            output_tokens=length - record.prompt,
+            seed=turn.sampling.seed or 0,
+            error=error,
         )
 
     def go_on(self, session: str) -> bool:

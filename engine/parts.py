@@ -7,6 +7,7 @@ from typing import Generic, NamedTuple
 from engine.batch import Runner, Ticket
 from engine.cache import SessionAwareCache
 from engine.config import EngineConfig
+from engine.flight_recorder import FlightRecorder
 from engine.fronts import Fronts
 from engine.loop import Loop
 from engine.metrics import Counters
@@ -33,12 +34,20 @@ def assemble(
     config: EngineConfig,
     scheduling: type[Scheduler] = Scheduler,
     digest: str = "",
+    recorder: FlightRecorder | None = None,
 ) -> Parts[Ticket]:
     """`digest`: what the engine says of its model in Ready."""
     geometry, counters = runner.geometry, Counters()
     cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
     scheduler = scheduling(cache, geometry.batched_tokens, config.max_num_seqs)
-    loop = Loop(runner, cache, scheduler, counters, audit_every_step=config.audit_every_step)
+    loop = Loop(
+        runner,
+        cache,
+        scheduler,
+        counters,
+        recorder,
+        audit_every_step=config.audit_every_step,
+    )
     sessions = Sessions(
         cache,
         scheduler,

@@ -5,11 +5,13 @@ import contextlib
 import os
 import socket
 import sys
+import weakref
 from asyncio.subprocess import Process
 
 import msgspec
 
 from engine.config import EngineConfig, Listening, Start
+from engine.flight_recorder import memory_file
 
 MODULE = "engine.boot"
 """What the process runs."""
@@ -27,6 +29,9 @@ class EngineProcess:
         self._config = config
         self._listening = listening
         self._process: Process | None = None
+        self._recorder = memory_file(config.max_num_seqs)
+        """Outlives the process: the next one reads in which step this one died."""
+        weakref.finalize(self, os.close, self._recorder)
 
     @property
     def pid(self) -> int | None:
@@ -36,8 +41,17 @@ class EngineProcess:
         """Starts a fresh process, ending one that still runs; returns the socket to it."""
         await self.stop(grace_s=0)
         ours, theirs = socket.socketpair()
-        start = Start(engine=self._config, parent=theirs.fileno(), listening=self._listening)
-        given = (theirs.fileno(), *((self._listening.fd,) if self._listening else ()))
+        start = Start(
+            engine=self._config,
+            parent=theirs.fileno(),
+            recorder=self._recorder,
+            listening=self._listening,
+        )
+        given = (
+            theirs.fileno(),
+            self._recorder,
+            *((self._listening.fd,) if self._listening else ()),
+        )
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,

@@ -2,7 +2,8 @@
 
 A session is where it was placed. If that engine is lost it may come back within RETURN_S, by the
 same link's successor, KV and all; then the session goes to another one that is up, or waits for
-the first that is. Wherever it goes next it is attached first, from its log.
+the first that is. Wherever it goes next it is attached first, from its log. A session that makes
+engines die is found by how they died, and put in quarantine.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ from engine.errors import (
     EngineError,
     EngineLost,
     LinkRefused,
+    SessionQuarantined,
     StaleFence,
     UnknownSession,
 )
@@ -51,16 +53,22 @@ from engine.messages import (
 from engine.mirror import Mirror
 from engine.peer import PING_S, SILENT_S, Peer
 from engine.placing import Candidate, choose
+from engine.quarantine import QUARANTINE_DEATHS, Quarantine
 from engine.turn import Turn
 
 log = logging.getLogger(__name__)
 
 RETURN_S = 0.5
 """How long the sessions of a lost engine wait for it while others are up."""
-
-
+RECORD_S = 30.0
+"""How long a suspect waits for the successor of a dead engine, which tells whether the suspect was
+alone in its last step."""
 LOCATE_S = 1.0
 """How long engines are asked for a session that is being attached."""
+QUARANTINED = (
+    f"engine processes died {QUARANTINE_DEATHS} times while they computed this session, the last "
+    "time with no other session in the step; it can only be closed"
+)
 STRAYS_S = 900.0
 """An engine that was away for so long has ended by itself what nobody wants there."""
 
@@ -111,6 +119,7 @@ class Routing:
         self.peers: list[Peer] = []
         self.turns: dict[tuple[str, str], Turn] = {}
         self.mirror = Mirror()
+        self.quarantine = Quarantine()
         self.first_ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self.gone: EngineLost | None = None
         """There will be no engine any more."""
@@ -143,6 +152,11 @@ class Routing:
             pending.reply.set_exception(self.gone)
             return pending
         self._pending[command.n] = pending
+        if isinstance(command, Open):
+            self.quarantine.lift(command.session)
+        if self._is_quarantined(command):
+            self._answer_quarantined(command)
+            return pending
         pending.peer = peer
         self._dispatch(pending)
         return pending
@@ -256,6 +270,9 @@ class Routing:
     def _peer_for(self, command: AnyCommand, before: Peer | None) -> Peer | None:
         match command:
             case Open() | Attach():
+                place = self._places.get(command.session)
+                if place is not None and self._awaits_record(command.session, place):
+                    return None
                 return self._choose(self._wanted.get(command.session))
             case ListSessions() | Stats() | Drain() | Ping() | Locate() | Files():
                 up = self._up()
@@ -287,7 +304,8 @@ class Routing:
         if place is None:
             return None
         if place.life != place.peer.life:
-            attach = self.mirror.attaching(session, self.turns, fence=place.fence)
+            apart = self.quarantine.ids_apart(session)
+            attach = self.mirror.attaching(session, self.turns, fence=place.fence, apart=apart)
             place.told(place.peer)
             if attach is not None:
                 place.peer.send([attach])
@@ -305,6 +323,8 @@ class Routing:
         old = place.peer
         if not old.up and time.monotonic() - old.down_s < RETURN_S and old in self.peers:
             return None
+        if self._awaits_record(session, place):
+            return None
         peer = self._choose()
         if peer is None:
             return None
@@ -312,6 +332,13 @@ class Routing:
             self._end_at(old, session, place.fence)
         place.peer, place.life = peer, -1
         return place
+
+    def _awaits_record(self, session: str, place: Place) -> bool:
+        """Whether it waits to hear how the engine has died on which it was."""
+        old = place.peer
+        if old.up or old not in self.peers or time.monotonic() - old.down_s >= RECORD_S:
+            return False
+        return self.quarantine.awaits(session, place.incarnation)
 
     def _end_at(self, peer: Peer, session: str, fence: int) -> None:
         """Nobody wants it there any more, if it still is. Said now, or when `peer` is up."""
@@ -329,6 +356,8 @@ class Routing:
                 before = self._places.get(command.session)
                 fence = max(command.fence, before.fence if before else 0)
                 self._places[command.session] = Place(peer, fence)
+                if apart := self.quarantine.ids_apart(command.session):
+                    command = msgspec.structs.replace(command, apart=apart)
             case _:
                 command = self.mirror.translated(command)
                 place = self._places.get(command.session)
@@ -349,11 +378,14 @@ class Routing:
             case Tokens():
                 if self._is_at(event.session, peer):
                     self.mirror.tokens(event)
+                    self.quarantine.drew(event.session, len(event.ids))
                     if turn := self.turns.get((event.session, event.turn)):
                         turn.put(event)
             case TurnEnded():
                 if self._is_at(event.session, peer) and self._has_heard(event):
                     self.mirror.ended(event)
+                    if event.reason in ("stop", "length"):
+                        self.quarantine.clear(event.session)
                     if turn := self.turns.pop((event.session, event.turn), None):
                         turn.put(event)
             case Done():
@@ -385,6 +417,11 @@ class Routing:
             mine, others = getattr(ready, name), getattr(first, name)
             if mine != others:
                 raise LinkRefused(f"its {name} is {mine}, that of the others {others}")
+        self.quarantine.found(ready.incarnation)
+        if ready.predecessor is not None:
+            session = self.quarantine.explained(ready.predecessor, time.monotonic())
+            if session is not None:
+                self._put_in_quarantine(session)
 
     def on_up(self, peer: Peer) -> None:
         """Sessions that have left it while it was away may still be there; nobody wants them."""
@@ -399,7 +436,12 @@ class Routing:
             place = self._places.get(turn.session)
             if place is not None and place.peer is peer:
                 turn.interrupt()
-        asyncio.get_running_loop().call_later(RETURN_S + 0.01, self._go_on)
+        here, lost = asyncio.get_running_loop(), _incarnation(peer)
+        sessions = [s for s, p in self._places.items() if (p.peer, p.incarnation) == (peer, lost)]
+        at_work = {*self.mirror.with_turn(), *self._asked()}.intersection(sessions)
+        self.quarantine.lost(lost, sessions, at_work, time.monotonic())
+        here.call_later(RETURN_S + 0.01, self._go_on)
+        here.call_later(RECORD_S + 0.01, self._go_on)
 
     def on_gone(self, peer: Peer) -> None:
         self.remove(peer)
@@ -446,15 +488,42 @@ class Routing:
         heard."""
         for session in self.mirror.timed_out():
             place = self._places.get(session)
-            if place is None or place.linked or self._is_asked(session):
+            if place is None or place.linked or session in self._asked():
                 continue
             self._forget(session)
             self.on_expired(session)
 
-    def _is_asked(self, session: str) -> bool:
-        """Whether a command on it waits for its answer."""
+    def _asked(self) -> set[str]:
+        """Sessions on which a command waits for its answer."""
         commands = (pending.command for pending in self._pending.values())
-        return any(isinstance(c, SessionCommand) and c.session == session for c in commands)
+        return {command.session for command in commands if isinstance(command, SessionCommand)}
+
+    # ---- quarantine -----------------------------------------------------------------------
+
+    def _put_in_quarantine(self, session: str) -> None:
+        """Its turn fails, what waits on it is refused, and no engine computes it any more."""
+        log.error("session %s: %s", session, QUARANTINED)
+        place = self._places.get(session)
+        if place is not None and not place.lost:
+            self._end_at(place.peer, session, place.fence)
+        for turn in [turn for turn in self.turns.values() if turn.session == session]:
+            if (ended := self.mirror.failing(turn, QUARANTINED)) is not None:
+                self.ignore(turn)
+                turn.put(ended)
+        self._forget(session)
+        for pending in list(self._pending.values()):
+            if self._is_quarantined(pending.command):
+                self._answer_quarantined(pending.command)
+
+    def _is_quarantined(self, command: AnyCommand) -> bool:
+        return isinstance(command, SessionCommand) and command.session in self.quarantine
+
+    def _answer_quarantined(self, command: AnyCommand) -> None:
+        closes = isinstance(command, Close)
+        self._answer(
+            command.n,
+            Done(command.n) if closes else SessionQuarantined(QUARANTINED, field="session"),
+        )
 
     def _go_on(self) -> None:
         """Turns and commands whose engine is not there any more, wherever they can now."""
@@ -483,6 +552,7 @@ class Routing:
             session = pending.command.session
             if self._places.get(session) is pending.place:  # else it was taken up again since
                 self._places.pop(session, None)
+                self.quarantine.clear(session)
         self._answer(done.n, done)
 
     def _refused(self, refused: Refused, peer: Peer) -> None:
@@ -517,6 +587,7 @@ class Routing:
     def _forget(self, session: str) -> None:
         self.mirror.forget(session)
         self._places.pop(session, None)
+        self.quarantine.clear(session)
 
     def _superseded(self, session: str) -> None:
         """Another front has it. What was asked of it is refused by the engine itself."""

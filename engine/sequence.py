@@ -13,6 +13,7 @@ from collections import Counter
 
 from engine.batch import Penalties, Sample
 from engine.cache import Lease
+from engine.flight_recorder import mark_of
 from engine.log import Log
 from engine.messages import (
     Attach,
@@ -188,6 +189,7 @@ class Sequence:
         "last_feed",
         "lease",
         "log",
+        "mark",
         "opening",
         "paused",
         "promised",
@@ -203,6 +205,8 @@ class Sequence:
         self, id: str, lease: Lease, log: Log, timeout_s: float | None, now: float
     ) -> None:
         self.id = id
+        self.mark = mark_of(id)
+        """Names it in the flight recorder."""
         self.lease = lease
         self.log = log
         self.ids = log.ids

@@ -354,6 +354,8 @@ class Sessions:
         log.put_span(array("i", command.provisional))
         self._schedule(sequence)
         self._rest(sequence)
+        if command.apart:
+            self._scheduler.isolate(sequence, command.apart)
         self._emit(Done(command.n, len(ids)))
         if goes_on:
             self._tell_again(sequence, command)

@@ -53,6 +53,10 @@ class Isolation:
         self._was_apart = False
         """The last step took its rows from a group."""
 
+    def __bool__(self) -> bool:
+        """Whether there are suspects."""
+        return bool(self._groups)
+
     def failed(self, reaches: dict[Sequence, int]) -> Sequence | None:
         """Record that a step has raised an exception; `reaches` is how far it would have brought
         the KV of each of its rows. Returns the culprit, if this step has found it."""
@@ -82,12 +86,12 @@ class Isolation:
 
     def searching(self, owes: Allowed) -> bool:
         """Whether a suspect owes tokens."""
-        return bool(self._groups) and bool(self._owing(owes))
+        return bool(self._owing(owes))
 
     def shares(self, owes: Allowed) -> list[Share]:
         """Ways to choose the rows of the next step, the preferred one first. The others follow
         because a group may find no pages while older turns hold them."""
-        groups = self._owing(owes) if self._groups else []
+        groups = self._owing(owes)
         if not groups:
             return [ALL]
         suspects = self._suspects()

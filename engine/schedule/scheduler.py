@@ -12,6 +12,7 @@ admitted when its whole prompt could be had; the oldest is admitted always.
 After a step has failed, the sequences that may share the next one are limited: see isolation.py.
 """
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 from engine.cache import SessionAwareCache
@@ -97,6 +98,8 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The rows of the next step. Every count in it is reserved in the cache already."""
+        if not self._isolation:
+            return self._plan(None)
         plan = Plan([], Load())
         for share in self._isolation.shares(self._owes):
             overdue = self._overdue
@@ -112,7 +115,7 @@ class Scheduler:
         budget = Budget(self.tokens, self.rows)
         works: list[Work] = []
         decoding, waiting = self._candidates(allowed)
-        appends = list(self._appends if allowed is None else filter(allowed, self._appends))
+        appends = self._appends if allowed is None else list(filter(allowed, self._appends))
         if waiting or appends:
             self._plan_beside(decoding, waiting, appends, budget, works)
         else:
@@ -125,7 +128,7 @@ class Scheduler:
         self,
         decoding: list[Sequence],
         waiting: list[Sequence],
-        appends: list[Sequence],
+        appends: Collection[Sequence],
         budget: Budget,
         works: list[Work],
     ) -> None:
@@ -161,7 +164,7 @@ class Scheduler:
     @property
     def searching(self) -> bool:
         """Whether steps are limited in order to find a bad row."""
-        return self._isolation.searching(self._owes)
+        return bool(self._isolation) and self._isolation.searching(self._owes)
 
     def retract(self, sequence: Sequence) -> None:
         """The turn gives back all its pages and starts over when there is room; its ids stay."""
@@ -320,7 +323,7 @@ class Scheduler:
         return found
 
     def _fill_with_appends(
-        self, appends: list[Sequence], limit_s: float, budget: Budget, works: list[Work]
+        self, appends: Collection[Sequence], limit_s: float, budget: Budget, works: list[Work]
     ) -> None:
         """Firm ones before provisional ones. What is asked of one meanwhile waits until nothing of
         it is in flight."""

@@ -1,0 +1,356 @@
+"""A session that kills engine processes is found, run alone and quarantined; the others go on.
+
+Processes and links are real; the device is one of digests that kills its process at a deadly id."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine import process
+from engine.config import EngineConfig, Listening
+from engine.errors import SessionQuarantined, TurnFailed
+from engine.flight_recorder import FlightRecorder, mark_of, memory_file, size_for
+from engine.front import Engine
+from engine.messages import Predecessor, Sampling
+from engine.quarantine import (
+    PROOF_IDS,
+    QUARANTINED_MAX,
+    UNEXPLAINED_MAX,
+    WINDOW_S,
+    Quarantine,
+)
+from engine.turn import Turn
+from tests.support.digest_runner import VOCABULARY, oracle
+
+DEADLY = VOCABULARY
+"""An id that no turn draws."""
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+IDS = 150
+PROMPTS = {f"s{n}": [n, n + 1, n + 2] for n in range(4)}
+PATIENCE_S = 60
+
+
+@pytest.fixture(autouse=True)
+def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MODULE", "tests.support.deadly_boot")
+    monkeypatch.setenv("DEADLY_IDS", str(DEADLY))
+
+
+@contextlib.asynccontextmanager
+async def child(letters: Path) -> AsyncIterator[Engine]:
+    engine = await Engine.start(EngineConfig(model=str(letters)))
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+async def begin(engine: Engine, session: str, prompt: list[int], count: int = IDS) -> Turn:
+    await engine.open(session)
+    await engine.append(session, prompt)
+    return await engine.generate(session, Sampling(max_tokens=count))
+
+
+async def read(turn: Turn) -> list[int]:
+    async with asyncio.timeout(PATIENCE_S):
+        return [id async for piece in turn for id in piece.ids]
+
+
+async def check_refused(engine: Engine, session: str) -> None:
+    """All commands but close are refused, and no engine receives them."""
+    for asked in (
+        engine.append(session, [1]),
+        engine.generate(session, Sampling(max_tokens=1)),
+        engine.rewind(session, 0),
+        engine.fork(session),
+        engine.info(session),
+        engine.attach(session, [1, 2, 3]),
+    ):
+        with pytest.raises(SessionQuarantined, match="died 3 times") as caught:
+            await asked
+        assert caught.value.code == "session_quarantined"
+        assert not caught.value.retry
+    await engine.close(session)
+
+
+def deaths(engine: Engine) -> int:
+    (peer,) = engine._routing.peers
+    return peer.life - 1
+
+
+@AHEAD
+@pytest.mark.parametrize("way", ["kill", "lose"])
+async def test_a_deadly_prompt(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, way: str
+) -> None:
+    monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
+    monkeypatch.setenv("DEADLY_WAY", way)
+    async with child(letters) as engine:
+        turns = [await begin(engine, name, prompt) for name, prompt in PROMPTS.items()]
+        doomed = await begin(engine, "doomed", [7, DEADLY, 8])
+        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        with pytest.raises(TurnFailed, match="died 3 times while they computed this session"):
+            await read(doomed)
+        assert doomed.ended is not None
+        assert (doomed.ended.reason, doomed.ended.output_tokens) == ("failed", 0)
+        for prompt, said in zip(PROMPTS.values(), reading, strict=True):
+            assert await said == oracle(prompt, IDS)
+        assert deaths(engine) == 3
+        await check_refused(engine, "doomed")
+        assert await read(await begin(engine, "new", [4, 5], 5)) == oracle([4, 5], 5)
+        assert await read(await begin(engine, "doomed", [4, 5], 5)) == oracle([4, 5], 5)
+        assert deaths(engine) == 3
+
+
+@AHEAD
+async def test_a_drawn_id_that_is_deadly(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """It is drawn just before each death, and may not have been received."""
+    bystanders = {name: oracle(prompt, IDS) for name, prompt in PROMPTS.items()}
+    count = 20
+    spoken = {id for name in PROMPTS for id in [*PROMPTS[name], *bystanders[name][:count]]}
+    prompt = next(p for p in ([n, 80] for n in range(80)) if set(oracle(p, 12)[5:]) - spoken)
+    said = oracle(prompt, 12)
+    at = next(n for n in range(5, 12) if said[n] not in spoken and said[n] not in said[:n])
+    monkeypatch.setenv("DEADLY_IDS", str(said[at]))
+    monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
+    async with child(letters) as engine:
+        turns = [await begin(engine, name, prompt, count) for name, prompt in PROMPTS.items()]
+        doomed = await begin(engine, "doomed", prompt)
+        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        with pytest.raises(TurnFailed, match="died 3 times while they computed this session"):
+            await read(doomed)
+        assert at <= doomed.said <= at + 1
+        for name, task in zip(PROMPTS, reading, strict=True):
+            assert await task == bystanders[name][:count]
+        assert deaths(engine) == 3
+        await check_refused(engine, "doomed")
+
+
+async def test_a_deadly_append_without_a_turn(letters: Path) -> None:
+    """An engine dies each time it is used."""
+    async with child(letters) as engine:
+        turns = [await begin(engine, name, prompt) for name, prompt in PROMPTS.items()]
+        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        await engine.open("doomed")
+
+        async def use() -> None:
+            while True:
+                await engine.append("doomed", [DEADLY])
+                await asyncio.sleep(0.1)
+
+        with pytest.raises(SessionQuarantined):
+            await asyncio.wait_for(use(), PATIENCE_S)
+        for prompt, said in zip(PROMPTS.values(), reading, strict=True):
+            assert await said == oracle(prompt, IDS)
+        assert deaths(engine) == 3
+        await check_refused(engine, "doomed")
+
+
+async def test_an_attached_log_that_is_deadly(letters: Path) -> None:
+    async with child(letters) as engine:
+        turn = await begin(engine, "s0", PROMPTS["s0"])
+        reading = asyncio.create_task(read(turn))
+
+        async def use() -> None:
+            while True:
+                await engine.attach("doomed", [7, DEADLY])
+                await engine.append("doomed", [1])
+                await asyncio.sleep(0.1)
+
+        with pytest.raises(SessionQuarantined):
+            await asyncio.wait_for(use(), PATIENCE_S)
+        assert await reading == oracle(PROMPTS["s0"], IDS)
+        assert deaths(engine) == 3
+
+
+@contextlib.asynccontextmanager
+async def two_engines(letters: Path) -> AsyncIterator[tuple[Engine, list[Engine]]]:
+    """A front on two engines that run apart, and these."""
+    async with contextlib.AsyncExitStack() as stack:
+        front, hosts = Engine(), list[Engine]()
+        stack.push_async_callback(front.stop)
+        for _ in range(2):
+            sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            sock.set_inheritable(True)
+            listening = Listening(fd=sock.fileno())
+            host = await Engine.start(EngineConfig(model=str(letters)), listening=listening)
+            stack.push_async_callback(host.stop)
+            hosts.append(host)
+            front.add("127.0.0.1", sock.getsockname()[1])
+        async with asyncio.timeout(PATIENCE_S):
+            await front.when_ready()
+            while len(front.loads()) < 2:
+                await asyncio.sleep(0.01)
+        yield front, hosts
+
+
+@AHEAD
+async def test_two_engines_that_run_apart(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
+    async with two_engines(letters) as (front, hosts):
+        turns = [await begin(front, name, prompt) for name, prompt in PROMPTS.items()]
+        doomed = await begin(front, "doomed", [7, DEADLY, 8])
+        reading = [asyncio.create_task(read(turn)) for turn in turns]
+        with pytest.raises(TurnFailed, match="died 3 times while they computed this session"):
+            await read(doomed)
+        for prompt, said in zip(PROMPTS.values(), reading, strict=True):
+            assert await said == oracle(prompt, IDS)
+        assert sum(map(deaths, hosts)) == 3
+        await check_refused(front, "doomed")
+        assert await read(await begin(front, "new", [4, 5], 5)) == oracle([4, 5], 5)
+
+
+# ---- the rules, without processes
+
+
+class Deaths:
+    """Engines that die one after the other, and a front with sessions `a`, `b` and `c` on them."""
+
+    def __init__(self) -> None:
+        self.quarantine = Quarantine()
+        self.now = 0.0
+        self.lives = 0
+
+    def die(self, *steps: str, at_work: str = "abc", told: bool = True) -> str | None:
+        """Each step is the sessions in it; not `told`: the record is lost."""
+        self.lives += 1
+        self.now += 1.0
+        name = f"engine-{self.lives}"
+        self.quarantine.lost(name, "abc", set(at_work), self.now)
+        if not told:
+            return None
+        rows = [[mark_of(session) for session in step] for step in steps]
+        return self.quarantine.explained(Predecessor(name, rows), self.now)
+
+    @property
+    def suspects(self) -> str:
+        return "".join(session for session in "abc" if self.quarantine.ids_apart(session))
+
+
+def test_the_rows_of_two_last_steps_are_suspects() -> None:
+    deaths = Deaths()
+    deaths.die("ab")
+    assert deaths.suspects == ""
+    deaths.die("bc")
+    assert deaths.suspects == "b"
+
+
+def test_only_a_row_alone_in_a_third_death_is_quarantined() -> None:
+    deaths = Deaths()
+    assert deaths.die("a") is None
+    assert deaths.die("a") is None
+    assert deaths.die("ab") is None, "not alone"
+    assert deaths.die("a", "b") is None, "another step was in flight"
+    assert deaths.quarantine.ids_apart("a") == PROOF_IDS * 4, "it is searched for longer each time"
+    assert deaths.die("a", "a") == "a"
+    assert "a" in deaths.quarantine
+    assert "b" not in deaths.quarantine
+    assert deaths.suspects == "b"
+
+
+def test_a_death_between_steps_accuses_none() -> None:
+    deaths = Deaths()
+    for _ in range(5):
+        assert deaths.die() is None
+    assert deaths.suspects == ""
+
+
+def test_without_a_record_all_with_work_are_suspects_and_none_is_quarantined() -> None:
+    deaths = Deaths()
+    for _ in range(5):
+        assert deaths.die("a", at_work="ab", told=False) is None
+    assert deaths.suspects == "ab"
+
+
+def test_a_session_that_gets_through_is_cleared() -> None:
+    deaths = Deaths()
+    deaths.die("ab")
+    deaths.die("ab")
+    deaths.quarantine.drew("a", PROOF_IDS - 1)
+    assert deaths.suspects == "ab"
+    deaths.quarantine.drew("a", 1)
+    assert deaths.suspects == "b"
+    deaths.quarantine.clear("b")
+    assert deaths.suspects == ""
+    assert deaths.die("a") is None
+    assert deaths.suspects == ""
+
+
+def test_deaths_long_ago_are_no_evidence() -> None:
+    deaths = Deaths()
+    deaths.die("a")
+    deaths.die("a")
+    deaths.now += WINDOW_S
+    assert deaths.die("a") is None
+    assert deaths.suspects == ""
+
+
+def test_a_link_that_was_lost_is_no_death() -> None:
+    quarantine = Quarantine()
+    for _ in range(3):
+        quarantine.lost("engine", "a", {"a"}, 0.0)
+        quarantine.found("engine")
+    assert quarantine.ids_apart("a") == 0
+
+
+def test_a_suspect_awaits_the_record_of_its_engine() -> None:
+    quarantine = Quarantine()
+    for name in ("one", "two"):
+        quarantine.lost(name, "a", {"a"}, 0.0)
+    assert quarantine.awaits("a", "two")
+    assert quarantine.explained(Predecessor("two", [[mark_of("a")]]), 0.0) is None
+    assert not quarantine.awaits("a", "two")
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    quarantine = Quarantine()
+    for n in range(QUARANTINED_MAX + 10):
+        for life in range(3):
+            name = f"{n} {life}"
+            quarantine.lost(name, [f"s{n}"], {f"s{n}"}, 0.0)
+            quarantine.explained(Predecessor(name, [[mark_of(f"s{n}")]]), 0.0)
+    assert sum(f"s{n}" in quarantine for n in range(QUARANTINED_MAX + 10)) == QUARANTINED_MAX
+    for n in range(UNEXPLAINED_MAX + 10):
+        quarantine.lost(f"engine {n}", "a", {"a"}, 0.0)
+    assert not quarantine.awaits("a", "engine 9")
+    assert quarantine.awaits("a", "engine 10")
+    quarantine.clear("a")
+    assert quarantine.ids_apart("a") == 0
+
+
+# ---- the flight recorder
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_a_recorder_tells_the_next_engine(kind: str) -> None:
+    memory = bytearray(size_for(4))
+    fd = memory_file(4)
+
+    def recorder() -> FlightRecorder:
+        return FlightRecorder(memory) if kind == "memory" else FlightRecorder.on(os.dup(fd))
+
+    a, b, c = map(mark_of, "abc")
+    assert recorder().predecessor() is None
+    first = recorder()
+    first.begin_life("one")
+    assert recorder().predecessor() == Predecessor("one", [])
+    first.begin(7, [a, b, c, a])
+    first.end(7)
+    first.begin(8, [a, b])
+    assert recorder().predecessor() == Predecessor("one", [[a, b]])
+    first.begin(9, [c])
+    assert recorder().predecessor() == Predecessor("one", [[a, b], [c]])
+    first.end(8)
+    assert recorder().predecessor() == Predecessor("one", [[c]])
+    recorder().begin_life("two")
+    assert recorder().predecessor() == Predecessor("two", [])
+    os.close(fd)

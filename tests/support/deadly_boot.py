@@ -1,0 +1,45 @@
+"""python -m tests.support.deadly_boot START: the engine's process, on a device of digests that
+kills the process as soon as a step reads one of the ids in DEADLY_IDS (comma-separated). Where
+DEADLY_WAY is `lose`, the device raises then, and never works again in this process."""
+
+import os
+import secrets
+import signal
+from collections.abc import Callable
+
+from engine import child
+from engine.batch import Batch, Geometry, Sampled
+from engine.config import EngineConfig
+from engine.messages import Ready
+from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
+
+DEADLY = {int(id) for id in os.environ["DEADLY_IDS"].split(",")}
+WAY = os.environ.get("DEADLY_WAY", "kill")
+AHEAD = int(os.environ.get("DEADLY_AHEAD", "0"))
+GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY + 1, 64, AHEAD, 0)
+
+
+class Deadly(DigestRunner):
+    lost = False
+
+    def works(self) -> bool:
+        return not self.lost
+
+    def launch(self, batch: Batch) -> Sampled:
+        for row in batch.rows:
+            if DEADLY.intersection(row.ids if row.feed < 0 else [self.drawn[row.feed]]):
+                self.lost = True
+        if self.lost and WAY == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return super().launch(batch)
+
+
+def _build(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple[Deadly, Ready]:
+    runner = Deadly(GEOMETRY, step_s=0.001)
+    return runner, ready(GEOMETRY, config.model, secrets.token_hex(8))
+
+
+if __name__ == "__main__":
+    child.main(_build)
