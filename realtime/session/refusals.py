@@ -1,6 +1,6 @@
 """What the engine and the store say, or do not say in time, as an answer to the client."""
 
-from engine import BadRequest, EngineError, TooLong
+from engine import BadRequest, EngineError, SessionQuarantined, TooLong
 from engine import StaleFence as OtherFront
 from realtime.errors import Refusal
 from realtime.session.strand import Door
@@ -33,6 +33,13 @@ def refusal_of(error: EngineError) -> Refusal:
     """The engine's words as an answer to the client."""
     if isinstance(error, OtherFront):
         return _replaced()
+    if isinstance(error, SessionQuarantined):
+        # No server_error: clients send those again, and this can never succeed.
+        return Refusal(
+            "The model's process died each time it computed this session, so the session is not "
+            "computed any more. Begin another one.",
+            code="session_quarantined",
+        )
     code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
     if isinstance(error, BadRequest):
         return Refusal(error.message, code=code, param=error.field)

@@ -16,7 +16,7 @@ from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 DEADLY = {int(id) for id in os.environ["DEADLY_IDS"].split(",")}
 WAY = os.environ.get("DEADLY_WAY", "kill")
 AHEAD = int(os.environ.get("DEADLY_AHEAD", "0"))
-GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY + 1, 64, AHEAD, 0)
+GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY + 200, 64, AHEAD, 0)
 
 
 class Deadly(DigestRunner):

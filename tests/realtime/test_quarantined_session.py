@@ -1,0 +1,69 @@
+"""A conversation that makes engine processes die: it is refused, and the others go on.
+
+The engine is a process of its own, on a device of digests that kills it at a deadly id."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from engine import Engine, EngineConfig, process
+from realtime.errors import Refusal
+from realtime.limits import Limits
+from realtime.protocol import core
+from realtime.session import Registry
+from realtime.store import open_store
+from tests.realtime.conftest import chat_folder
+from tests.realtime.talks import Ears, message
+from tests.support.digest_runner import VOCABULARY
+
+PATIENCE_S = 60
+
+
+@pytest.fixture
+async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
+    monkeypatch.setattr(process, "MODULE", "tests.support.deadly_boot")
+    monkeypatch.setenv("DEADLY_IDS", str(VOCABULARY))
+    engine = await Engine.start(EngineConfig(model=str(chat_folder(tmp_path, bytes=True))))
+    yield engine
+    await engine.stop()
+
+
+async def test_a_conversation_that_kills_engines_is_refused(engine: Engine) -> None:
+    template = engine.text.template
+    assert template is not None
+    deadly = engine.text.detokenizer().push([VOCABULARY])
+    assert engine.text.encode(deadly) == [VOCABULARY]
+    store = await open_store("sqlite://:memory:")
+    registry = Registry(engine, template, core.Settings(), Limits(), store)
+    ears = Ears()
+    good, bad = await registry.open(ears), await registry.open(Ears())
+    wish = core.Respond(settings=core.Settings(max_output_tokens=100))
+    await good.do(core.AddItem(message("u1", "hello"), None))
+    await good.do(wish)
+
+    async def say() -> None:
+        """It is read as soon as there is time, or again when the engine is back."""
+        for n in range(100):
+            await bad.do(core.AddItem(message(f"u{n}", f"hello {deadly}"), None))
+            await asyncio.sleep(0.1)
+
+    with pytest.raises(Refusal, match="Begin another one"):
+        await asyncio.wait_for(say(), PATIENCE_S)
+    kept = bad.conversation
+    with pytest.raises(Refusal) as caught:
+        await bad.do(core.AddItem(message("more", "more"), None))
+    assert (caught.value.code, caught.value.status) == ("session_quarantined", 400)
+    assert bad.conversation == kept, "nothing has changed"
+    ended = await asyncio.wait_for(ears.until(core.AnswerEnded), PATIENCE_S)
+    assert isinstance(ended, core.AnswerEnded)
+    assert ended.answer.status in ("completed", "incomplete")
+    await bad.close()
+    fresh = await registry.open(Ears())
+    await fresh.do(core.AddItem(message("u1", "hello"), None))
+    await fresh.close()
+    await good.close()
+    assert await engine.list() == []
+    await registry.aclose()
+    await store.aclose()
