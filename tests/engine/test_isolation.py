@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import TurnFailed
-from engine.messages import Cancel, Sampling
+from engine.messages import Attach, Cancel, Generate, Open, Sampling
 from tests.support.desk import Desk
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import digest_engine
@@ -203,6 +203,23 @@ def test_others_go_on_while_the_bad_row_is_searched_for() -> None:
         assert together is not None
         assert all(int(work.sequence.id[1:]) < 8 for work in apart.works)
         assert {f"s{n}" for n in range(8, SESSIONS)} <= {w.sequence.id for w in together.works}
+
+
+def test_a_session_that_is_attached_apart_shares_no_step_until_it_has_proved_itself() -> None:
+    logs = prompts(6)
+    desk = desk_with(logs[:3])
+    for n in range(3):
+        desk.generate(f"s{n}", 40)
+    generate = Generate(0, "x", "turn", Sampling(max_tokens=10))
+    desk.do(Attach(desk.n(), Open(0, "x"), logs[3], generate=generate, apart=4))
+    steps: list[set[str]] = []
+    while (order := desk.step()) is not None:
+        steps.append({work.sequence.id for work in order.works})
+    own = [step for step in steps if "x" in step]
+    assert own[:5] == [{"x"}] * 5, "its prompt, and four ids"
+    assert own[5:] == [{"s0", "s1", "s2", "x"}] * 5
+    assert steps[:4] == [{"x"}, {"s0", "s1", "s2"}] * 2, "the others have every other step"
+    assert desk.said("x") == oracle(logs[3], 10)
 
 
 @AHEAD

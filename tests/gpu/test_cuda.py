@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -125,3 +127,27 @@ def test_page_moves_wait_for_nothing() -> None:
     busy.record()
     pool.move(moves)
     assert not busy.query()
+
+
+LOSE_THE_CONTEXT = """
+import torch
+from engine.device.runner import TorchRunner
+
+runner = TorchRunner.__new__(TorchRunner)
+runner.device = torch.device("cuda")
+table = torch.zeros(4, device="cuda")
+try:
+    table @ torch.zeros(5, device="cuda")
+except RuntimeError:
+    assert runner.works(), "a step that fails alone"
+try:
+    table[torch.tensor([9], device="cuda")].sum().item()
+except RuntimeError:
+    assert not runner.works(), "every later call fails as well"
+    raise SystemExit(7)
+"""
+
+
+def test_a_context_that_is_lost_is_told_from_a_step_that_fails() -> None:
+    """In a process of its own, which has no other context."""
+    assert subprocess.run([sys.executable, "-c", LOSE_THE_CONTEXT], check=False).returncode == 7
