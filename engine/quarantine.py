@@ -53,6 +53,9 @@ class Case:
         self.deaths[incarnation] = now
         self.drawn = 0
 
+    def is_recent(self, now: float) -> bool:
+        return any(now - at < WINDOW_S for at in self.deaths.values())
+
     @property
     def suspect(self) -> bool:
         return len(self.deaths) >= SUSPECT_DEATHS
@@ -80,6 +83,7 @@ class Quarantine:
         self._scenes[incarnation] = Scene(tuple(sessions), frozenset(at_work))
         while len(self._scenes) > UNEXPLAINED_MAX:
             del self._scenes[next(iter(self._scenes))]
+        self._cases = {name: case for name, case in self._cases.items() if case.is_recent(now)}
         for session in at_work:
             self._cases.setdefault(session, Case()).died(incarnation, now)
 

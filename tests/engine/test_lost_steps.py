@@ -95,7 +95,7 @@ def test_pages_that_were_to_be_spilled_or_recalled(ahead: int, nth: int) -> None
     assert desk.cache.host.recalled > 0
 
 
-def test_all_turns_start_over_when_all_kv_is_forgotten() -> None:
+def test_turns_of_other_sessions_start_over_when_all_kv_is_forgotten() -> None:
     """There are too many turns for the rows of a step, so that one was not in the lost step."""
     desk = Desk(rows=1, pages=40)
     for name in ("a", "b"):

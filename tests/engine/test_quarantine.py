@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import process
+from engine import process, routing
 from engine.config import EngineConfig, Listening
 from engine.errors import SessionQuarantined, TurnFailed
 from engine.flight_recorder import FlightRecorder, mark_of, memory_file, size_for
@@ -192,9 +192,12 @@ async def two_engines(letters: Path) -> AsyncIterator[tuple[Engine, list[Engine]
 
 
 @AHEAD
+@pytest.mark.parametrize("return_s", [0.0, 0.5])
 async def test_two_engines_that_run_apart(
-    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, return_s: float
 ) -> None:
+    """Sessions go to the other engine after `return_s`, or wait until the dead one is back."""
+    monkeypatch.setattr(routing, "RETURN_S", return_s)
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with two_engines(letters) as (front, hosts):
         turns = [await begin(front, name, prompt) for name, prompt in PROMPTS.items()]
@@ -323,8 +326,9 @@ def test_what_is_remembered_is_bounded() -> None:
         quarantine.lost(f"engine {n}", "a", {"a"}, 0.0)
     assert not quarantine.awaits("a", "engine 9")
     assert quarantine.awaits("a", "engine 10")
-    quarantine.clear("a")
+    quarantine.lost("engine", "b", {"b"}, WINDOW_S)
     assert quarantine.ids_apart("a") == 0
+    assert len(quarantine._cases) == 1
 
 
 # ---- the flight recorder
