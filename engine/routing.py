@@ -66,8 +66,8 @@ alone in its last step."""
 LOCATE_S = 1.0
 """How long engines are asked for a session that is being attached."""
 QUARANTINED = (
-    f"engine processes died {QUARANTINE_DEATHS} times while they computed this session, the last "
-    "time with no other session in the step; it can only be closed"
+    f"engine processes died at least {QUARANTINE_DEATHS} times while they computed this session, "
+    "the last time with no other session in the step; it can only be closed"
 )
 STRAYS_S = 900.0
 """An engine that was away for so long has ended by itself what nobody wants there."""
