@@ -61,6 +61,12 @@ async def read(turn: Turn) -> list[int]:
         return [id async for piece in turn for id in piece.ids]
 
 
+async def check_doomed(engine: Engine) -> None:
+    """Its turn fails, or is refused where no engine has lived to accept it."""
+    with pytest.raises((TurnFailed, SessionQuarantined), match="died at least 3 times"):
+        await read(await begin(engine, "doomed", [7, DEADLY, 8]))
+
+
 async def check_refused(engine: Engine, session: str) -> None:
     """All commands but close are refused, and no engine receives them."""
     for asked in (
@@ -92,14 +98,8 @@ async def test_a_deadly_prompt(
     monkeypatch.setenv("DEADLY_WAY", way)
     async with child(letters) as engine:
         turns = [await begin(engine, name, prompt) for name, prompt in PROMPTS.items()]
-        doomed = await begin(engine, "doomed", [7, DEADLY, 8])
         reading = [asyncio.create_task(read(turn)) for turn in turns]
-        with pytest.raises(
-            TurnFailed, match="died at least 3 times while they computed this session"
-        ):
-            await read(doomed)
-        assert doomed.ended is not None
-        assert (doomed.ended.reason, doomed.ended.output_tokens) == ("failed", 0)
+        await check_doomed(engine)
         for prompt, said in zip(PROMPTS.values(), reading, strict=True):
             assert await said == oracle(prompt, IDS)
         assert deaths(engine) == 3
@@ -205,12 +205,8 @@ async def test_two_engines_that_run_apart(
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with two_engines(letters) as (front, hosts):
         turns = [await begin(front, name, prompt) for name, prompt in PROMPTS.items()]
-        doomed = await begin(front, "doomed", [7, DEADLY, 8])
         reading = [asyncio.create_task(read(turn)) for turn in turns]
-        with pytest.raises(
-            TurnFailed, match="died at least 3 times while they computed this session"
-        ):
-            await read(doomed)
+        await check_doomed(front)
         for prompt, said in zip(PROMPTS.values(), reading, strict=True):
             assert await said == oracle(prompt, IDS)
         assert sum(map(deaths, hosts)) == 3
