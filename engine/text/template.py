@@ -67,6 +67,11 @@ class ChatTemplate:
         called = (writer.attempt([USER, CALL]) or "").partition(USER.content)[2]
         self.tool_format = format_of(called, CALL.tool_calls[0].name)
 
+    @property
+    def token_chars_max(self) -> int | None:
+        """See `Tokenizer`."""
+        return self._tokenizer.token_chars_max
+
     def calling(self, tools: Sequence[Callee], asked: Asked) -> Grammar | None:
         """The grammar of an answer that may or must call one of `tools`; None if the template does
         not show how the model calls. Raises SchemaError."""
