@@ -111,16 +111,12 @@ class Pieces:
             right = _begins(found, min(word + _AROUND_WORDS, last))
             if left is None or right is None or not left.chars < begins.chars < right.chars:
                 continue
-            around = [one.chars - len(lead) for one in (left, begins, right)]
-            if self._parted(piece, *around, ids[left.tokens : right.tokens]):
+            before = piece[left.chars - len(lead) : begins.chars - len(lead)]
+            behind = piece[begins.chars - len(lead) : right.chars - len(lead)]
+            if self._short(before) + self._short(behind) == ids[left.tokens : right.tokens]:
                 cut = _Cut(begins.chars - len(lead), begins.tokens)
                 return cut, ids[skipped : begins.tokens]
         return None, []
-
-    def _parted(self, piece: str, left: int, at: int, right: int, expected: list[int]) -> bool:
-        """Whether the words on both sides of `at`, encoded apart, have the ids of both together."""
-        made = self._short(piece[left:at]) + self._short(piece[at:right])
-        return made == expected
 
     def _short(self, text: str) -> list[int]:
         lead = self._anchor or ""

@@ -8,6 +8,7 @@ from realtime.limits import Limits
 from realtime.names import conversation_of
 from realtime.session.history import History, Origin, Saved, wire_epoch
 from realtime.session.journal import Scribe
+from realtime.session.layout_thread import LayoutThread
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
 from realtime.session.records import records_of
@@ -30,6 +31,7 @@ class House(msgspec.Struct, frozen=True):
     store: Store
     scribe: Scribe
     rates: Rates
+    layout: LayoutThread
 
 
 def made(
@@ -88,7 +90,7 @@ def _session(
     left: bool,
 ) -> Session:
     window = Window(house.door.ready.max_model_len, saved.settings.truncation)
-    history = History(saved, strand, ledger, transcript, window, house.limits.off_loop_chars)
+    history = History(saved, strand, ledger, transcript, window, house.layout)
     session = ledger.lease.session
     return Session(
         session,

@@ -29,6 +29,7 @@ from realtime.session.elsewhere import Elsewhere
 from realtime.session.guests import Fork, Guest, Return, admit, hashed, position_of, unknown
 from realtime.session.history import Origin, Saved
 from realtime.session.journal import Scribe
+from realtime.session.layout_thread import LayoutThread
 from realtime.session.loading import House, loaded, made
 from realtime.session.rates import Rates
 from realtime.session.refusals import not_kept
@@ -114,7 +115,8 @@ class Registry:
         same engines know, so that they share a tenant's KV."""
         self.settings = settings
         self.rates = Rates(limits)
-        self._house = House(door, template, limits, store, Scribe(store), self.rates)
+        self.layout = LayoutThread(limits.off_loop_chars)
+        self._house = House(door, template, limits, store, Scribe(store), self.rates, self.layout)
         self._elsewhere = Elsewhere(self._house)
         self._limits = limits
         self._store = store

@@ -32,6 +32,7 @@ from realtime.session.requests import Requests
 from realtime.session.state import Action, Event, Standing, State
 from realtime.session.status import KV, Status
 from realtime.session.strand import Door, Strand
+from realtime.session.text_bounds import TextBounds, written
 from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
 from realtime.session.window import Window
@@ -64,6 +65,7 @@ class Session:
         self._standing = Standing()
         self._history = history
         self._transcript = history.transcript
+        self._texts = TextBounds.of(door.ready, history.conversation.template)
         self._requests = Requests(history.ledger, all_here=not left)
         self._paused = False
         self._once: Once | None = None
@@ -311,16 +313,7 @@ class Session:
     async def _do(self, ask: core.Ask) -> None:
         match ask:
             case core.Configure(settings=settings):
-                self._standing.may(Event.CONFIGURE)
-                await vet(settings, self.conversation.template, "session.")
-                await self._change(
-                    lambda now: now.configured(settings),
-                    tells=lambda now, rewind: [core.Configured(settings, rewind)],
-                    settings=settings,
-                    window=Window(self._door.ready.max_model_len, settings.truncation),
-                    param="session.instructions",
-                    chars=chars_of_head(settings),
-                )
+                await self._configure(settings)
             case core.AddItem():
                 await self._add(ask)
             case core.FetchItem(item_id=item_id):
@@ -346,6 +339,25 @@ class Session:
             case _:
                 assert_never(ask)
 
+    async def _configure(self, settings: core.Settings) -> None:
+        self._standing.may(Event.CONFIGURE)
+        self._texts.check_head(settings, "session.")
+        was = self.settings
+        chars = chars_of_head(settings)
+        replaced = (settings.instructions, settings.tools) != (was.instructions, was.tools)
+        with self._allowance.text(chars if replaced else 0, self._texts.tokens_max):
+            await vet(settings, self.conversation.template, "session.")
+            await self._change(
+                lambda now: now.configured(settings),
+                tells=lambda now, rewind: [core.Configured(settings, rewind)],
+                settings=settings,
+                window=Window(self._door.ready.max_model_len, settings.truncation),
+                param="session.instructions",
+                chars=chars,
+            )
+        if replaced:
+            self._allowance.charge(len(self.conversation.head.ids))
+
     def _pushes(self) -> bool:
         """Whether what changes now goes to the engine at once."""
         return Action.PUSH in self._standing.may(Event.EDIT)
@@ -368,6 +380,7 @@ class Session:
                     lambda now: now.truncate(short, self._door.text),
                     tells=lambda now, rewind: [msgspec.structs.replace(told, rewind=rewind)],
                     param="text_end",
+                    chars=chars_of(short),
                 )
                 return
         self._transcript.aside(told)
@@ -403,14 +416,16 @@ class Session:
                         core.ItemAdded(item, previous, rewind),
                     ]
 
-                await self._change(
-                    lambda now: now.add(item),
-                    item_id,
-                    tells=tells,
-                    param="text",
-                    chars=len(text),
-                    draft="",
-                )
+                self._texts.check(len(text), "text")
+                with self._allowance.text(len(text), self._texts.tokens_max):
+                    await self._change(
+                        lambda now: now.add(item),
+                        item_id,
+                        tells=tells,
+                        param="text",
+                        chars=len(text),
+                        draft="",
+                    )
             case _:
                 assert_never(ask)
 
@@ -422,8 +437,10 @@ class Session:
                 code="string_above_max_length",
                 param="text",
             )
+        self._texts.check(len(text), "text")
         told = core.TextAppended(len(text))
-        await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
+        with self._allowance.text(len(text), self._texts.tokens_max):
+            await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
@@ -444,20 +461,25 @@ class Session:
         if known is not None:
             self._transcript.aside(core.ItemAdded(item, self.conversation.previous(item.id)))
             return
-        await self._change(
-            lambda now: now.add(item, after),
-            item.id,
-            tells=lambda now, rewind: [core.ItemAdded(item, now.previous(item.id), rewind)],
-            param="item",
-            chars=chars_of(item),
-        )
+        self._texts.check(chars_of(item), "item")
+        with self._allowance.text(chars_of(item), self._texts.tokens_max):
+            await self._change(
+                lambda now: now.add(item, after),
+                item.id,
+                tells=lambda now, rewind: [core.ItemAdded(item, now.previous(item.id), rewind)],
+                param="item",
+                chars=chars_of(item),
+            )
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
         self._standing.may(event)
-        await vet(ask.settings, self.conversation.template, "response.")
-        await self._requests.settle(self._history.remember)
-        with self._allowance.request():
+        context = written(ask.context or ())
+        chars = chars_of_head(ask.settings) + sum(map(chars_of, context))
+        with self._allowance.request(), self._allowance.text(chars, self._texts.tokens_max):
+            self._texts.check_response(ask.settings, context)
+            await vet(ask.settings, self.conversation.template, "response.")
+            await self._requests.settle(self._history.remember)
             answer_id = await self._answers.begin(ask, self._once)
         self._standing.step(event)  # another one may have ended meanwhile
         self._done(answer_id)
