@@ -218,12 +218,13 @@ _KEEPING = {
 
 
 def chars_of_token_max(raw: tokenizers.Tokenizer) -> int | None:
-    """Known of a BPE that spells out in bytes what it does not know, behind steps that leave no
-    character out; so of all tokenizers of models that hold conversations. None: not known."""
+    """Known of a BPE that spells out in bytes, or one by one, what it does not know, behind steps
+    that leave no character out; so of all tokenizers of models that hold conversations. None: not
+    known."""
     state = cast(dict[str, Any], json.loads(raw.to_str()))
     model: dict[str, Any] = state["model"]
     steps = [*_steps(state["pre_tokenizer"]), *_steps(state["normalizer"])]
-    if model["type"] != "BPE" or not _spells_bytes(model, steps):
+    if model["type"] != "BPE" or not (_spells_bytes(model, steps) or _counts_unknown(model)):
         return None
     factor = 1
     for step in steps:
@@ -249,6 +250,11 @@ def _spells_bytes(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> boo
     return bool(model.get("byte_fallback")) and all(
         f"<0x{byte:02X}>" in model["vocab"] for byte in range(256)
     )
+
+
+def _counts_unknown(model: dict[str, Any]) -> bool:
+    """Whether each unknown character is one token."""
+    return model.get("unk_token") is not None and not model.get("fuse_unk")
 
 
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
