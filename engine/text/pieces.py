@@ -97,6 +97,8 @@ class Pieces:
         lead = self._anchor if inside and self._anchor is not None else ""
         found = self._raw.encode_batch([lead + piece], add_special_tokens=False)[0]
         skipped = 1 if lead else 0
+        # What follows a piece may change its last ids, but does not halve their number.
+        self._check(len(found) // 2, len(piece))
         last = found.token_to_word(len(found) - 1) if len(found) else None
         if not last:
             return None, []

@@ -283,12 +283,14 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             since = 0
         since = max(0, since - 1)  # a call may join it
         layout = self._layout([self.head, *spans[:since]] if since else [])
-        tokens = sum(len(span.ids) for span in layout.spans)
+        tokens = layout.length
         for span in joined(spans[since:]):
             layout.add(span)
             tokens += len(layout.last.ids)
             if tokens_max is not None and tokens > tokens_max:
-                raise TooLong(f"more than {tokens_max:,} tokens")
+                tokens = layout.length  # less, where a span has changed those before it
+                if tokens > tokens_max:
+                    raise TooLong(f"more than {tokens_max:,} tokens")
         return self._of(layout)
 
     def _layout(self, laid: Sequence[Span]) -> Layout:

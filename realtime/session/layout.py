@@ -56,6 +56,10 @@ class Layout:
         return tuple(self._laid)
 
     @property
+    def length(self) -> int:
+        return sum(len(span.ids) for span in self._laid)
+
+    @property
     def last(self) -> Span:
         return self._laid[-1]
 
