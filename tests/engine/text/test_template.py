@@ -385,13 +385,18 @@ def test_a_long_run_is_what_the_whole_has(name: str, data: st.DataObject) -> Non
             assert kept + extension.ids == asked
 
 
+UNSTABLE_RUNS = (("mistral_small", "answers"), ("qwen3", "answers"), ("qwen2_5", "results"))
+"""Refused; each answer is written anew when another one follows; results share a block, which is
+tokenised anew with each of them."""
+
+
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "mistral_small", BUNDLED])
 @pytest.mark.parametrize("shape", ["results", "calls", "answers"])
 def test_a_long_run_costs_no_more_than_a_short_one(
     name: str, shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if (name, shape) in (("mistral_small", "answers"), ("qwen2_5", "results")):
-        return  # refused in a row; one block, which each result tokenises anew
+    if (name, shape) in UNSTABLE_RUNS:
+        return
     template = template_of(name)
     writer = template._writer  # pyright: ignore[reportPrivateUsage]
     sizes: list[int] = []
