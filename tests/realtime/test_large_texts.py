@@ -64,8 +64,9 @@ async def post(running: Running, body: Event, path: str = "/v1/responses") -> Ev
 async def send(socket: ClientConnection, event: Event) -> Event:
     """What is answered to it, or the error."""
     await socket.send(json.dumps(event))
-    while (answer := await first(socket))["type"].startswith(("session.created", "rate_limits")):
-        pass
+    answer: Event = await first(socket)
+    while answer["type"].startswith(("session.created", "rate_limits")):
+        answer = await first(socket)
     return answer
 
 

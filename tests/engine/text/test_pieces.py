@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import tokenizers
@@ -40,7 +41,7 @@ DEEPSEEK = (
 )
 
 
-def bpe(*regexes: str, normalizer: object = None, prefix: bool = False) -> tokenizers.Tokenizer:
+def bpe(*regexes: str, normalizer: Any = None, prefix: bool = False) -> tokenizers.Tokenizer:
     raw = tokenizers.Tokenizer(models.BPE())
     if normalizer is not None:
         raw.normalizer = normalizer
@@ -53,7 +54,7 @@ def bpe(*regexes: str, normalizer: object = None, prefix: bool = False) -> token
     return raw
 
 
-def metaspace(model: object, trainer: object, scheme: str) -> tokenizers.Tokenizer:
+def metaspace(model: Any, trainer: Any, scheme: str) -> tokenizers.Tokenizer:
     raw = tokenizers.Tokenizer(model)
     raw.normalizer = normalizers.NFKC()
     raw.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=True)
