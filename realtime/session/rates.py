@@ -16,6 +16,7 @@ from realtime.protocol.core import Level, Limited, Usage
 
 Clock = Callable[[], float]
 """Seconds."""
+Judge = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
 """An estimate, where the tokens of a text were not counted."""
 
@@ -57,21 +58,21 @@ class Allowance:
         self._free_chars = limits.off_loop_chars
 
     @contextmanager
-    def request(self) -> Generator[None]:
-        """Around the beginning of a response, which counts unless it fails by our fault. Raises
-        Refusal."""
+    def request(self, ours: Judge | None = None) -> Generator[None]:
+        """Around the beginning of a response, which counts unless it fails by our fault (`ours`
+        says which errors are). Raises Refusal."""
         for name in self._buckets:
             self._check(name)
         self._take("requests", 1)
         try:
             yield
         except BaseException as error:
-            if _is_ours(error):
+            if (ours or is_ours)(error):
                 self._take("requests", -1)
             raise
 
     @contextmanager
-    def text(self, chars: int, tokens_max: int) -> Generator[None]:
+    def text(self, chars: int, tokens_max: int, ours: Judge | None = None) -> Generator[None]:
         """Around the tokenisation of a request's text. A long one does not begin while the tokens
         bucket is in debt; one that is refused, or not finished, is charged what its length amounts
         to, `tokens_max` at most. Raises Refusal."""
@@ -80,7 +81,7 @@ class Allowance:
         try:
             yield
         except BaseException as error:
-            if not _is_ours(error):
+            if not (ours or is_ours)(error):
                 self.charge(min(chars // CHARS_PER_TOKEN, tokens_max))
             raise
 
@@ -132,7 +133,7 @@ class Rates:
         return self._of[tenant]
 
 
-def _is_ours(error: BaseException) -> bool:
+def is_ours(error: BaseException) -> bool:
     """Whether a request failed by a fault of the server, not of its client."""
     if isinstance(error, Refusal):
         return error.kind == "server_error"

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Unpack, assert_never
 
 import msgspec
@@ -25,7 +26,7 @@ from realtime.session.conversation import Conversation
 from realtime.session.history import Change, Edit, History, Origin
 from realtime.session.journal import Scribe
 from realtime.session.position import Position
-from realtime.session.rates import Allowance
+from realtime.session.rates import Allowance, is_ours
 from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.requests import Requests
@@ -70,6 +71,8 @@ class Session:
         self._paused = False
         self._once: Once | None = None
         """The client's id of what is being done."""
+        self._until_s: float | None = None
+        """On the clock of the event loop: when what is being done is given up."""
         self._answers = Answers(
             session_id,
             door,
@@ -213,7 +216,8 @@ class Session:
         """`once`: the client's id for it; under the same id the same is done once. Raises
         Refusal."""
         try:
-            async with asyncio.timeout(self._limits.ask_s_max):
+            async with asyncio.timeout(self._limits.ask_s_max) as timeout:
+                self._until_s = timeout.when()
                 if once is not None:
                     result = await self._requests.result(once)
                     if result is not None and self._say_again(ask, result):
@@ -233,6 +237,16 @@ class Session:
             raise no_answer(self._limits.ask_s_max) from None
         finally:
             self._once = None
+
+    def _is_ours(self, error: BaseException) -> bool:
+        """Whether what is being done failed by a fault of the server, which too late is."""
+        if isinstance(error, asyncio.CancelledError) and self._until_s is not None:
+            return asyncio.get_running_loop().time() >= self._until_s
+        return is_ours(error)
+
+    def _text(self, chars: int) -> AbstractContextManager[None]:
+        """Around the tokenisation of so much text."""
+        return self._allowance.text(chars, self._texts.tokens_max, self._is_ours)
 
     def _forget_strand(self) -> None:
         """It is not known what the engine has done. While an answer is being made nothing else is
@@ -345,7 +359,7 @@ class Session:
         was = self.settings
         chars = chars_of_head(settings)
         replaced = (settings.instructions, settings.tools) != (was.instructions, was.tools)
-        with self._allowance.text(chars if replaced else 0, self._texts.tokens_max):
+        with self._text(chars if replaced else 0):
             await vet(settings, self.conversation.template, "session.")
             await self._change(
                 lambda now: now.configured(settings),
@@ -417,7 +431,7 @@ class Session:
                     ]
 
                 self._texts.check(len(text), "text")
-                with self._allowance.text(len(text), self._texts.tokens_max):
+                with self._text(len(text)):
                     await self._change(
                         lambda now: now.add(item),
                         item_id,
@@ -439,7 +453,7 @@ class Session:
             )
         self._texts.check(len(text), "text")
         told = core.TextAppended(len(text))
-        with self._allowance.text(len(text), self._texts.tokens_max):
+        with self._text(len(text)):
             await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
 
     async def _add(self, ask: core.AddItem) -> None:
@@ -462,7 +476,7 @@ class Session:
             self._transcript.aside(core.ItemAdded(item, self.conversation.previous(item.id)))
             return
         self._texts.check(chars_of(item), "item")
-        with self._allowance.text(chars_of(item), self._texts.tokens_max):
+        with self._text(chars_of(item)):
             await self._change(
                 lambda now: now.add(item, after),
                 item.id,
@@ -476,7 +490,7 @@ class Session:
         self._standing.may(event)
         context = written(ask.context or ())
         chars = chars_of_head(ask.settings) + sum(map(chars_of, context))
-        with self._allowance.request(), self._allowance.text(chars, self._texts.tokens_max):
+        with self._allowance.request(self._is_ours), self._text(chars):
             self._texts.check_response(ask.settings, context)
             await vet(ask.settings, self.conversation.template, "response.")
             await self._requests.settle(self._history.remember)
