@@ -1,7 +1,7 @@
 # Two commands are all a newcomer needs:   make demo   ·   make test
 # Everything lives in .venv; a change of pyproject.toml installs again.
 
-.PHONY: help setup web demo test fuzz faults check format clean
+.PHONY: help setup web demo test fuzz attack faults check format clean
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -13,6 +13,7 @@ help:
 	@echo "make demo     set up, start the server with the bundled model"
 	@echo "make test     set up, run the tests            (make test ARGS='-k resume')"
 	@echo "make fuzz     throw a million spoilt frames at it  (make fuzz ARGS='--frames 20000 --seed 7')"
+	@echo "make attack   attack a server for half an hour, beside bystanders  (make attack ARGS='--minutes 5')"
 	@echo "make faults   do each fault as often as makes it proven  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make check    format, lint, types, layers"
 	@echo "make format   rewrite the code as the formatter wants it"
@@ -36,6 +37,9 @@ test: $(VENV)/ready-dev .venv-openai/ready
 
 fuzz: $(VENV)/ready-dev
 	$(BIN)/python -m tests.fuzz $(ARGS)
+
+attack: $(VENV)/ready-dev
+	$(BIN)/python -m tests.attack $(ARGS)
 
 faults: $(VENV)/ready-dev
 	@sh tools/setup_system.sh

@@ -27,6 +27,7 @@ import uvloop
 
 from engine.batch import Batch, Drawn, Geometry, Row, Runner, Sampled
 from engine.config import EngineConfig, Listening
+from engine.fingerprint import fingerprint
 from engine.fronts import Fronts
 from engine.link import Link
 from engine.listening import listen
@@ -128,6 +129,7 @@ async def serve(draws: str, fd: int, folder: str, rate: float, told: TextIO) -> 
         dtype="-",
         load_s=0.0,
         incarnation=secrets.token_hex(8),
+        digest=fingerprint(folder),
     )
     if draws == "context":
         await listen(Listening(fd=fd), parts.fronts, ready)

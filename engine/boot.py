@@ -6,6 +6,7 @@ from collections.abc import Callable
 from engine import child
 from engine.config import EngineConfig
 from engine.device.runner import TorchRunner, build
+from engine.fingerprint import fingerprint
 from engine.messages import Ready
 
 
@@ -26,6 +27,7 @@ def _build(
         dtype=loaded.dtype,
         load_s=loaded.load_s,
         incarnation=secrets.token_hex(8),
+        digest=fingerprint(loaded.folder),
     )
 
 

@@ -25,7 +25,7 @@ from engine.config import EngineConfig, Start
 from engine.errors import EngineError
 from engine.link import Link
 from engine.listening import listen
-from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready
+from engine.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready, malformed
 from engine.parts import assemble
 from engine.text import Text
 
@@ -48,7 +48,8 @@ async def _serve(start: Start, build: Build) -> None:
     config = start.engine
     early: list[AnyCommand] = []
     lost = asyncio.Event()
-    link: Wire = Link(msgspec.msgpack.Decoder(list[AnyCommand]), early.extend, lost.set)
+    decoder = msgspec.msgpack.Decoder(list[AnyCommand])
+    link: Wire = Link(decoder, early.extend, lost.set, refusal=malformed)
     here = asyncio.get_running_loop()
     await here.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
 
@@ -65,7 +66,7 @@ async def _serve(start: Start, build: Build) -> None:
         link.send(LoadFailed(error.message))
         link.close()
         return
-    parts = assemble(runner, text, config)
+    parts = assemble(runner, text, config, digest=ready.digest)
     fronts = parts.fronts
     gc.collect()
     gc.freeze()  # what was loaded stays: the collector need not walk it again and again

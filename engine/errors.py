@@ -7,6 +7,8 @@
     ├── StaleFence        another front holds the session now; this one has lost it for good
     ├── Busy              a bound was reached; try again later               (retry)
     ├── TurnFailed        this turn broke (NaN logits, tokenizer); the session lives on   (retry)
+    ├── CommandFailed     a fault of the engine at this command; it has closed that session
+    ├── OtherModel        the session's ids are of another model, tokenizer or chat template
     ├── EngineLost        the engine process is gone or does not answer      (retry)
     ├── LinkRefused       an engine and its front do not know the same secret, or each other's words
     └── ModelError        the model cannot be loaded or run
@@ -55,6 +57,14 @@ class TurnFailed(EngineError):
     retry = True
 
 
+class CommandFailed(EngineError):
+    code = "command_failed"
+
+
+class OtherModel(EngineError):
+    code = "other_model"
+
+
 class EngineLost(EngineError):
     code = "engine_lost"
     retry = True
@@ -78,6 +88,8 @@ BY_CODE: dict[str, type[EngineError]] = {
         StaleFence,
         Busy,
         TurnFailed,
+        CommandFailed,
+        OtherModel,
         EngineLost,
         LinkRefused,
         ModelError,

@@ -13,13 +13,15 @@ import msgspec
 
 from engine.config import EngineConfig, Listening
 from engine.errors import BadRequest, EngineError, EngineLost, StaleFence, UnknownSession
-from engine.limits import check
+from engine.limits import check, check_ids
 from engine.messages import (
+    AnyCommand,
     Append,
     AppendAs,
     Attach,
     Cancel,
     Close,
+    Done,
     Drain,
     EngineStats,
     Files,
@@ -42,6 +44,10 @@ from engine.process import EngineProcess
 from engine.routing import Routing
 from engine.text import Text
 from engine.turn import Turn
+from engine.validation import sendable, token_ids
+
+FENCE_MAX = (1 << 63) - 1
+"""What the link carries as an int."""
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -234,12 +240,16 @@ class Engine:
         """Opens a session on an empty log. KV is shared only within `cache_scope`. One that is open
         already is begun anew by a higher fence; else raises BadRequest, StaleFence."""
         session, n = session_id or _fresh("sess"), self._routing.next()
+        digest = self.ready.digest
+        opened = sendable(
+            Open(
+                n, session, streaming, timeout_s, capacity_tokens, cache_scope, digest, fence=fence
+            )
+        )
         if self._routing.has(session) and fence <= self._routing.fence_of(session):
             self._check_fence(session, fence)
             raise BadRequest(f"session {session} is already open", field="session_id")
-        await self._routing.ask(
-            Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
-        )
+        await self._routing.ask(opened)
         return session
 
     async def attach(
@@ -259,27 +269,45 @@ class Engine:
         An engine that still has it keeps what KV it can; if none has it, it is opened where there
         is room. An `unfinished` turn goes on, there if it still runs, else from
         what it has said; the Turn returned begins with that, whole, and misses and doubles nothing.
-        Raises StaleFence, TooLong."""
+        Raises StaleFence, TooLong, BadRequest."""
         routing, n = self._routing, self._routing.next()
+        scope, digest = cache_scope, self.ready.digest
+        opened = Open(n, session, streaming, timeout_s, capacity_tokens, scope, digest, fence=fence)
+        attach = self._attaching(opened, ids, unfinished)
         self._check_fence(session, fence)
-        opened = Open(n, session, streaming, timeout_s, capacity_tokens, cache_scope, fence=fence)
-        turn = generate = None
-        if unfinished is not None:
-            sampling, said = unfinished.sampling, unfinished.said
-            generate = Generate(n, session, unfinished.turn, sampling, said)
-            turn = Turn(unfinished.turn, session, self.text.detokenizer(), sampling)
+        turn = None
+        if (generate := attach.generate) is not None:
+            sampling, said = generate.sampling, generate.resumed
+            turn = Turn(generate.turn, session, self.text.detokenizer(), sampling)
             if said:
-                turn.put(Tokens(session, turn.id, 0, list(ids[len(ids) - said :])))
+                turn.put(Tokens(session, turn.id, 0, attach.ids[-said:]))
             routing.listen(turn)
         try:
             place = routing.incarnation(session) or await routing.locate(session)
-            attach = Attach(n, opened, list(ids), generate=generate, fence=fence)
             await routing.attach(attach, place)
         except EngineError:
             if turn is not None:
                 routing.ignore(turn)
             raise
         return turn
+
+    def _attaching(self, opened: Open, ids: Sequence[int], unfinished: Unfinished | None) -> Attach:
+        """Raises BadRequest, TooLong."""
+        generate, n = None, opened.n
+        if unfinished is not None:
+            turn, sampling, said = unfinished.turn, unfinished.sampling, unfinished.said
+            generate = Generate(n, opened.session, turn, sampling, said)
+        taken = token_ids(ids, self.ready.max_model_len)
+        attach = sendable(Attach(n, opened, taken, generate=generate, fence=opened.fence))
+        check_ids(attach.ids, self.ready.vocab_size)
+        if (generate := attach.generate) is not None:
+            check(generate.sampling, self.ready.vocab_size)
+            if not 0 <= generate.resumed <= len(attach.ids):
+                raise BadRequest(
+                    f"said is {generate.resumed}; it must be from 0 to {len(attach.ids)}",
+                    field="said",
+                )
+        return attach
 
     def _check_fence(self, session: str, fence: int) -> None:
         if (held := self._routing.fence_of(session)) > fence:
@@ -290,12 +318,14 @@ class Engine:
         return self._routing.incarnation(session)
 
     def fence(self, session: str, fence: int) -> None:
-        """What is asked of the session from now on carries this fence."""
+        """What is asked of the session from now on carries this fence. Raises BadRequest."""
+        if type(fence) is not int or not 0 <= fence <= FENCE_MAX:
+            raise BadRequest(f"fence is {fence!r}; it must be an int from 0", field="fence")
         self._routing.fence(session, fence)
 
     async def pause(self, session: str) -> None:
         """Its turn stops within a step, and says nothing until `resume`. Harmless without one."""
-        await self._routing.ask(Pause(self._routing.next(), session))
+        await self._ask(Pause(self._routing.next(), session))
 
     async def resume(self, session: str) -> None:
         """Its turn goes on where it was paused. Harmless if it was not."""
@@ -326,16 +356,19 @@ class Engine:
         their speaker has finished), each call in place of the one before; `commit` puts ids in
         place of that span for good. The other options are for regular sessions: messages.Append.
         Raises TooLong, BadRequest, UnknownSession, Busy."""
-        n = self._routing.next()
-        command = Append(n, session, list(ids), span, after, replace, drop_previous_output, offset)
+        n, new = self._routing.next(), token_ids(ids, self.ready.max_model_len)
+        command = Append(n, session, new, span, after, replace, drop_previous_output, offset)
+        command = sendable(command)
+        check_ids(command.ids, self.ready.vocab_size)
         return (await self._routing.ask(command)).length
 
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, *, cache_scope: str = ""
     ) -> Turn:
         """One turn without a session: its prompt's KV is found if it is there, and left to be found
-        again."""
+        again. Raises as `append` and `generate` do."""
         session = _fresh("once")
+        ids = token_ids(ids, self.ready.max_model_len)
         try:
             *_, turn = await asyncio.gather(
                 self.open(session, streaming=False, cache_scope=cache_scope),
@@ -356,19 +389,20 @@ class Engine:
         """Starts a turn on all that was appended; returns once it is accepted. The drawn ids,
         including a final stop id, become part of the log. `turn` names it; a regular session can
         go on from a turn by its name, and refuses that name for another."""
-        check(sampling, self.ready.vocab_size)
-        if sampling.seed is None:
-            sampling = msgspec.structs.replace(sampling, seed=secrets.randbits(63))
-        made = Turn(turn or _fresh("turn"), session, self.text.detokenizer(), sampling)
+        asked_s = time.monotonic() if self._process is not None else 0.0
+        n, name = self._routing.next(), turn or _fresh("turn")
+        command = sendable(Generate(n, session, name, sampling, asked_s=asked_s))
+        check(command.sampling, self.ready.vocab_size)
+        if command.sampling.seed is None:
+            sampling = msgspec.structs.replace(command.sampling, seed=secrets.randbits(63))
+            command = msgspec.structs.replace(command, sampling=sampling)
+        made = Turn(name, session, self.text.detokenizer(), command.sampling)
         key = (session, made.id)
         if key in self._routing.turns:
             raise BadRequest(f"turn {made.id} is in flight already", field="turn")
         self._routing.turns[key] = made
         try:
-            asked_s = time.monotonic() if self._process is not None else 0.0
-            await self._routing.ask(
-                Generate(self._routing.next(), session, made.id, sampling, asked_s=asked_s)
-            )
+            await self._routing.ask(command)
         except EngineError:
             self._routing.turns.pop(key, None)
             raise
@@ -377,11 +411,11 @@ class Engine:
     async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int:
         """Stops the turn within a step; what it said stays in the log unless `drop`. Harmless if
         the turn has ended. Returns the length of the log."""
-        return (await self._routing.ask(Cancel(self._routing.next(), session, turn, drop))).length
+        return (await self._ask(Cancel(self._routing.next(), session, turn, drop))).length
 
     async def rewind(self, session: str, to: int) -> int:
         """Forgets the log after `to`. Nothing that stays is computed again."""
-        return (await self._routing.ask(Rewind(self._routing.next(), session, to))).length
+        return (await self._ask(Rewind(self._routing.next(), session, to))).length
 
     async def fork(
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
@@ -390,19 +424,24 @@ class Engine:
         the turns that finished in them; `fence` is the child's. Raises BadRequest for a child
         that is open already."""
         name = child or _fresh("sess")
+        command = sendable(Fork(self._routing.next(), session, name, at, fence))
         if self._routing.has(name):
             raise BadRequest(f"session {name} is already open", field="child")
-        await self._routing.ask(Fork(self._routing.next(), session, name, at, fence))
+        await self._routing.ask(command)
         return name
 
     async def close(self, session: str, *, keep_prefix: bool = True) -> None:
         """Ends the session and its turn, if any. `keep_prefix` leaves its KV to be found again."""
-        await self._routing.ask(Close(self._routing.next(), session, keep_prefix))
+        await self._ask(Close(self._routing.next(), session, keep_prefix))
 
     async def info(self, session: str) -> SessionInfo:
-        info = (await self._routing.ask(Info(self._routing.next(), session))).info
+        info = (await self._ask(Info(self._routing.next(), session))).info
         assert info is not None
         return info
+
+    async def _ask(self, command: AnyCommand) -> Done:
+        """Raises BadRequest for an argument of another type."""
+        return await self._routing.ask(sendable(command))
 
     async def look(self, session: str) -> SessionInfo | None:
         """How a session is that perhaps another front holds. None: none of its engines has it, or

@@ -10,6 +10,7 @@ then all that their turns have said is in their logs, for whoever attaches them.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, assert_never
@@ -17,7 +18,7 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, StaleFence, UnknownSession
+from engine.errors import CommandFailed, EngineError, StaleFence, UnknownSession
 from engine.messages import (
     AnyCommand,
     AnyEvent,
@@ -47,6 +48,8 @@ from engine.messages import (
     Tokens,
     TurnEnded,
 )
+
+log = logging.getLogger(__name__)
 
 Say = Callable[[list[AnyEvent]], None]
 NOBODY = 0
@@ -168,6 +171,11 @@ class Fronts:
                 self._take(front, command, passed)
             except EngineError as error:
                 front.say([Refused(command.n, error.code, error.message, error.field)])
+            except Exception as error:
+                name = type(command).__name__
+                log.exception("%s failed by a fault of the engine", name)
+                message = f"the engine failed at {name}: {type(error).__name__}: {error}"
+                front.say([Refused(command.n, CommandFailed.code, message)])
         if passed:
             self._tell(passed)
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from engine.errors import LinkRefused
 
-VERSION = b"continuo link 1\n"
+VERSION = b"continuo link 2\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 SECRET_BYTES_MIN = 16

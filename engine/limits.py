@@ -1,6 +1,8 @@
-"""What a turn's sampling may be. Checked at the front door, trusted inside."""
+"""What ids and a turn's sampling may be. Checked at the front door and again by the engine, which
+has fronts of other processes; trusted inside."""
 
 import math
+from collections.abc import Sequence
 
 from engine.errors import BadRequest
 from engine.messages import Sampling
@@ -9,6 +11,19 @@ LOGPROBS_MAX = 20
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 LOGIT_BIASES_MAX = 1024
+
+
+STOP_IDS_MAX = 1024
+"""More than any tokenizer has special tokens that end an answer."""
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:
+    """Raises BadRequest for an id that the model does not have. Ids are ints here."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        at = next(n for n, id in enumerate(ids) if not 0 <= id < vocab_size)
+        raise BadRequest(
+            f"{field} must be from 0 to {vocab_size - 1}; {field}[{at}] is {ids[at]}", field=field
+        )
 
 
 def check(sampling: Sampling, vocab_size: int) -> None:
@@ -29,6 +44,8 @@ def check(sampling: Sampling, vocab_size: int) -> None:
         _within("seed", s.seed, -(1 << 63), (1 << 63) - 1)
     _within("number of stop strings", len(s.stop), 0, STOP_STRINGS_MAX)
     _within("number of logit_bias entries", len(s.logit_bias), 0, LOGIT_BIASES_MAX)
+    _within("number of stop_ids", len(s.stop_ids), 0, STOP_IDS_MAX)
+    check_ids(s.stop_ids, vocab_size, "stop_ids")
     if s.grammar is not None:
         _check_ends(s)
     for stop in s.stop:

@@ -8,7 +8,7 @@ greeting; nothing else is read or sent before it is over.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast, get_args
 
 import msgspec
 
@@ -27,6 +27,14 @@ FRAME_BYTES_MAX = 256 << 20
 
 GREETING_S = 5.0
 """How long a greeting may take."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message."""
+
+
+class _Numbered(msgspec.Struct):
+    """What can be read of any message that is answered."""
+
+    n: int
 
 
 class Link(asyncio.Protocol, Generic[Sent, Received]):
@@ -40,8 +48,12 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         on_lost: Callable[[], None],
         greeting: Greeting | None = None,
         on_greeted: Callable[[], None] = lambda: None,
+        refusal: Callable[[int, str], Sent] | None = None,
     ) -> None:
+        """`refusal` makes the answer to a message that is none of ours but has a number, and why;
+        the other messages of its frame are received. Without it such a frame ends the link."""
         self._decoder = decoder
+        self._refusal = refusal
         self._encoder = msgspec.msgpack.Encoder()
         self.on_messages = on_messages
         """May be replaced while the link lives."""
@@ -111,10 +123,44 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             if self._greeting is not None:
                 self._greet(self._greeting, frame)
             else:
-                self.on_messages(self._decoder.decode(frame))
+                self._receive(frame)
             if self._transport is None:
                 return
         del buffer[:start]
+
+    def _receive(self, frame: bytes) -> None:
+        """A frame that cannot be read ends this link, and nothing else."""
+        try:
+            messages = self._decoder.decode(frame)
+        except UNREADABLE as error:
+            found = self._readable(frame)
+            if found is None:
+                log.warning("a link is dropped: a frame on it cannot be read: %s", error)
+                self.abort()
+                return
+            messages = found
+        if messages:
+            self.on_messages(messages)
+
+    def _readable(self, frame: bytes) -> list[Received] | None:
+        """The messages of a frame of which at least one is none of ours: that one is refused. None:
+        it is no array of messages, or none is to be refused."""
+        if self._refusal is None:
+            return None
+        [kind] = get_args(self._decoder.type)
+        decoder = msgspec.msgpack.Decoder(kind)
+        messages: list[Received] = []
+        try:
+            for raw in msgspec.msgpack.decode(frame, type=list[msgspec.Raw]):
+                try:
+                    messages.append(decoder.decode(raw))
+                except UNREADABLE as error:
+                    numbered = msgspec.msgpack.decode(raw, type=_Numbered)
+                    log.warning("message %d of a link is refused: %s", numbered.n, error)
+                    self.send(self._refusal(numbered.n, str(error)))
+        except UNREADABLE:
+            return None
+        return messages
 
     def _greet(self, greeting: Greeting, frame: bytes) -> None:
         try:
@@ -143,7 +189,16 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
     def _flush(self) -> None:
         messages, self._to_send = self._to_send, []
         if messages and self._transport is not None:
-            self._write(self._encoder.encode(messages))
+            self._write_all(messages)
+
+    def _write_all(self, messages: Sequence[Sent]) -> None:
+        """In one frame, or in as many as the other end takes."""
+        body, half = self._encoder.encode(messages), len(messages) // 2
+        if len(body) > FRAME_BYTES_MAX and half:
+            self._write_all(messages[:half])
+            self._write_all(messages[half:])
+        else:
+            self._write(body)
 
     def _write(self, body: bytes) -> None:
         assert self._transport is not None

@@ -11,7 +11,7 @@ from engine.config import Listening
 from engine.fronts import Front, Fronts
 from engine.greeting import EngineGreeting, read_secret
 from engine.link import Link
-from engine.messages import AnyCommand, AnyEvent, Ready
+from engine.messages import AnyCommand, AnyEvent, Ready, malformed
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class Visitor:
             self._leave,
             EngineGreeting(secret),
             self._join,
+            malformed,
         )
 
     def _join(self) -> None:

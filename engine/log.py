@@ -12,6 +12,7 @@ from array import array
 
 from engine.errors import BadRequest, TooLong
 from engine.history import Base, History, common_prefix
+from engine.limits import check_ids
 from engine.messages import Append
 
 
@@ -39,9 +40,7 @@ class Log:
 
     def check_append(self, append: Append, vocabulary: int) -> None:
         """What can be said against an append whatever the log will be when its time comes."""
-        ids = append.ids
-        if ids and not 0 <= min(ids) <= max(ids) < vocabulary:
-            raise BadRequest(f"ids must be from 0 to {vocabulary - 1}", field="ids")
+        check_ids(append.ids, vocabulary)
         field = edits(append)
         if field is not None and self.history is None:
             raise BadRequest(

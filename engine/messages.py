@@ -61,11 +61,15 @@ class OnSession(Command, frozen=True, kw_only=True):
 
 
 class Open(OnSession, frozen=True):
+    """`digest`: of the model, tokenizer and chat template that its ids are of (fingerprint);
+    empty: not told."""
+
     session: str
     streaming: bool = True
     timeout_s: float | None = None
     capacity_tokens: int | None = None
     scope: str = ""
+    digest: str = ""
 
 
 AppendAs = Literal["firm", "provisional", "commit"]
@@ -271,6 +275,8 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     load_s: float
     incarnation: str = ""
     """Names this life of the engine process: never used again."""
+    digest: str = ""
+    """Of the model, its tokenizer and its chat template (fingerprint)."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):
@@ -298,6 +304,11 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     code: str
     message: str
     field: str | None = None
+
+
+def malformed(n: int, problem: str) -> Refused:
+    """The answer to a command that is none of ours."""
+    return Refused(n, "bad_request", f"the command cannot be read: {problem}")
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):

@@ -32,7 +32,9 @@ def assemble(
     text: Text,
     config: EngineConfig,
     scheduling: type[Scheduler] = Scheduler,
+    digest: str = "",
 ) -> Parts[Ticket]:
+    """`digest`: what the engine says of its model in Ready."""
     geometry, counters = runner.geometry, Counters()
     cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
     scheduler = scheduling(cache, geometry.batched_tokens, config.max_num_seqs)
@@ -46,6 +48,7 @@ def assemble(
         grammars=text.grammars(geometry.vocab_size, loop.wake),
         emit=loop.emit,
         clock=time.monotonic,
+        digest=digest,
     )
     fronts = Fronts(loop.tell, sessions.load, config, time.monotonic, text.folder)
     return Parts(cache, scheduler, loop, sessions, fronts)

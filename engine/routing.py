@@ -381,7 +381,7 @@ class Routing:
         if not self.first_ready.done():
             self.first_ready.set_result(ready)
         first = self.first_ready.result()
-        for name in ("model", "vocab_size", "max_model_len"):
+        for name in ("model", "vocab_size", "max_model_len", "digest"):
             mine, others = getattr(ready, name), getattr(first, name)
             if mine != others:
                 raise LinkRefused(f"its {name} is {mine}, that of the others {others}")

@@ -15,7 +15,9 @@ from engine.batch import Penalties, Sample
 from engine.cache import Lease
 from engine.log import Log
 from engine.messages import (
+    Attach,
     Close,
+    Fork,
     Reason,
     Residency,
     Sampling,
@@ -186,6 +188,7 @@ class Sequence:
         "last_feed",
         "lease",
         "log",
+        "opening",
         "paused",
         "promised",
         "publish_to",
@@ -224,6 +227,8 @@ class Sequence:
         self.deferred = Waiting()
         """Commands that wait for the turn, or the step in flight, to end."""
         self.closing: Close | None = None
+        self.opening: Attach | Fork | None = None
+        """The command it was opened for, until that has taken effect."""
         self.found: Residency = "none"
         """The longest way its KV had to come since the last turn."""
         self.touched_s = now

@@ -6,9 +6,11 @@
 
 A command on a session whose turn runs, or whose tokens are in flight, waits in order; only attach,
 cancel, pause, close, info and a fork of what the turn began with do not. A refused command changes
-nothing. What is in flight is named by its turn.
+nothing. A command that fails by a fault of ours is refused too, and its session closed: what it is
+like is not known any more. What is in flight is named by its turn.
 """
 
+import logging
 import secrets
 from array import array
 from collections.abc import Callable
@@ -19,8 +21,18 @@ import msgspec
 from engine.batch import Geometry
 from engine.cache import SessionAwareCache
 from engine.deadlines import Deadlines
-from engine.errors import BadRequest, Busy, EngineError, StaleFence, TooLong, UnknownSession
+from engine.errors import (
+    BadRequest,
+    Busy,
+    CommandFailed,
+    EngineError,
+    OtherModel,
+    StaleFence,
+    TooLong,
+    UnknownSession,
+)
 from engine.history import common_prefix
+from engine.limits import check, check_ids
 from engine.log import Log, edits
 from engine.messages import (
     AnyEvent,
@@ -50,8 +62,10 @@ from engine.metrics import Counters
 from engine.reports import engine_load, engine_stats, session_info
 from engine.schedule import Scheduler
 from engine.sequence import Sequence, Turn
-from engine.text import Grammars, StopWatch
+from engine.text import Grammars, Matcher, StopWatch
 from engine.waiting import Deferrable
+
+log = logging.getLogger(__name__)
 
 NOBODY = 0
 """The number of a command that no front has sent: its Done reaches nobody."""
@@ -68,7 +82,10 @@ class Sessions:
         grammars: Grammars,
         emit: Callable[[AnyEvent], None],
         clock: Callable[[], float],
+        digest: str = "",
     ) -> None:
+        """`digest`: of the model, tokenizer and chat template."""
+        self._digest = digest
         self._cache = cache
         self._scheduler = scheduler
         self._geometry = geometry
@@ -90,7 +107,9 @@ class Sessions:
         try:
             self._apply(command)
         except EngineError as error:
-            self._emit(Refused(command.n, error.code, error.message, error.field))
+            self._refuse(command, error)
+        except Exception as error:
+            self._fail(command, error)
 
     def _apply(self, command: LoopCommand) -> None:
         match command:
@@ -125,9 +144,51 @@ class Sessions:
             case _:
                 assert_never(command)
 
+    def _refuse(self, command: LoopCommand, error: EngineError) -> None:
+        """A session that was opened for a refused attach is closed again."""
+        self._emit(Refused(command.n, error.code, error.message, error.field))
+        if isinstance(command, Attach):
+            sequence = self._table.get(command.session)
+            if sequence is not None and sequence.opening is command:
+                self._close(sequence, Close(NOBODY, sequence.id, keep_prefix=False))
+
+    def _fail(self, command: LoopCommand, error: Exception) -> None:
+        """Refuse a command that raised what is no EngineError, and close its session, which may be
+        half changed. Other sessions go on."""
+        name = type(command).__name__
+        log.error("%s failed by a fault of the engine", name, exc_info=error)
+        message = f"the engine failed at {name}: {type(error).__name__}: {error}"
+        self._emit(Refused(command.n, CommandFailed.code, message))
+        if isinstance(command, ListSessions | Stats | Drain | Info):
+            return
+        for sequence in self._table.get(command.session), self._born(command):
+            if sequence is not None:
+                self._discard(sequence, message)
+
+    def _born(self, command: LoopCommand) -> Sequence | None:
+        """The child of a fork, if it is there by this command."""
+        child = self._table.get(command.child) if isinstance(command, Fork) else None
+        return child if child is not None and child.opening is command else None
+
+    def _discard(self, sequence: Sequence, message: str) -> None:
+        """Close a session of which nothing is known for sure."""
+        try:
+            if sequence.turn is not None:
+                self.end(sequence, "failed", error=message)
+            self._close(sequence, Close(NOBODY, sequence.id, keep_prefix=False))
+        except Exception:
+            log.exception("session %s could not be closed: its pages are lost", sequence.id)
+            self._table.pop(sequence.id, None)
+            self._scheduler.remove(sequence)
+
     def _in_order(self, sequence: Sequence, command: Deferrable) -> None:
-        if isinstance(command, Append):
-            sequence.log.check_append(command, self._geometry.vocab_size)
+        match command:
+            case Append():
+                sequence.log.check_append(command, self._geometry.vocab_size)
+            case Generate():
+                check(command.sampling, self._geometry.vocab_size)
+            case _:
+                pass
         waiting = sequence.deferred
         prepared = self._prepared(command)
         if isinstance(command, Fork) and not waiting and _of_the_past(sequence, command):
@@ -190,7 +251,17 @@ class Sessions:
         self._touch(sequence)
 
     def _open(self, command: Open) -> Sequence:
+        capacity = self._check_open(command)
+        lease = self._cache.open(command.scope)
+        log = Log(capacity, streaming=command.streaming)
+        sequence = Sequence(command.session, lease, log, command.timeout_s, self._clock())
+        self._add(sequence)
+        return sequence
+
+    def _check_open(self, command: Open) -> int:
+        """The tokens that the session may hold. Raises Busy, BadRequest, OtherModel."""
         self._check_drain()
+        self._check_digest(command)
         limit = self._geometry.max_model_len
         capacity = limit if command.capacity_tokens is None else command.capacity_tokens
         if command.session in self._table:
@@ -204,20 +275,33 @@ class Sessions:
             raise BadRequest(
                 f"timeout_s is {command.timeout_s}; it must be above 0", field="timeout_s"
             )
-        lease = self._cache.open(command.scope)
-        log = Log(capacity, streaming=command.streaming)
-        sequence = Sequence(command.session, lease, log, command.timeout_s, self._clock())
-        self._add(sequence)
-        return sequence
+        return capacity
 
     def _check_drain(self) -> None:
         if self._draining:
             raise Busy("this engine is stopping: it takes nothing new")
 
+    def _check_digest(self, opened: Open) -> None:
+        if opened.digest and self._digest and opened.digest != self._digest:
+            raise OtherModel(
+                f"session {opened.session} is of another model, tokenizer or chat template "
+                f"({opened.digest}) than this engine's ({self._digest})",
+                field="digest",
+            )
+
     def _attach(self, command: Attach) -> None:
         """A turn that goes on need not stop for it; else the log is brought up to what it says as
         soon as nothing is in flight."""
-        sequence = self._table.get(command.session) or self._open(command.opened)
+        sequence = self._table.get(command.session)
+        if sequence is not None:
+            self._check_digest(command.opened)
+            self._check_attach(command, sequence.log.capacity)
+        else:
+            self._check_attach(command, self._check_open(command.opened))
+            sequence = self._open(command.opened)
+            sequence.opening = command
+        if sequence.opening is not None:
+            sequence.opening = command  # in place of an attach that waits, refused below
         self._refuse_waiting(sequence, StaleFence("another front has taken the session over"))
         running = sequence.turn is not None
         if running and _goes_on(sequence, command):
@@ -231,18 +315,30 @@ class Sessions:
             self.end(sequence, "cancelled", drop=True, told=False)
         self._in_order(sequence, command)
 
+    def _check_attach(self, command: Attach, capacity: int) -> None:
+        """All that can be said against an attach to a session of this capacity, whatever state it
+        is in. Raises BadRequest, TooLong."""
+        vocabulary, length, asked = self._geometry.vocab_size, len(command.ids), command.generate
+        check_ids(command.ids, vocabulary)
+        check_ids(command.provisional, vocabulary, "provisional")
+        for field, count in (("ids", length), ("provisional", len(command.provisional))):
+            if count > capacity:
+                raise TooLong(
+                    f"{field} has {count} tokens; the session holds {capacity}", field=field
+                )
+        if asked is not None:
+            check(asked.sampling, vocabulary)
+            _check_resumed(asked.resumed, length)
+            _room(capacity, length, asked.resumed)
+
     def _restore(self, sequence: Sequence, command: Attach) -> None:
         """The log becomes what the front says; the turn goes on where it was. Of finished turns the
         front knows better: of one here it may not have heard, and ask for it again."""
         log, ids = sequence.log, array("i", command.ids)
         asked, goes_on = command.generate, _goes_on(sequence, command)
         if asked is not None:
-            _room(log.capacity, len(ids), asked.resumed)
-        elif len(ids) > log.capacity:
-            raise TooLong(
-                f"the log would be {len(ids)} tokens long; the session holds {log.capacity}",
-                field="ids",
-            )
+            self._matcher(asked)  # raises while nothing has changed
+        sequence.opening = None
         log.take_span()
         log.forget_turns()
         sequence.aside = array("i")
@@ -281,16 +377,13 @@ class Sessions:
     def _begin(self, sequence: Sequence, command: Generate) -> None:
         """A turn starts. Its prompt is the whole log; there must be room for one id more."""
         log, sampling = sequence.log, command.sampling
+        _check_resumed(command.resumed, log.length)
         room = _room(log.capacity, log.length, command.resumed)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
         watch = self._watch(sampling.stop) if sampling.stop and not sampling.ignore_eos else None
-        matcher = None
-        if sampling.grammar is not None:
-            matcher = self._grammars.matcher(sampling.grammar, sampling.stop_ids)
-        turn = Turn(
-            command.turn, sampling, seed, limit, watch, matcher, command.asked_s or self._clock()
-        )
+        matcher, asked_s = self._matcher(command), command.asked_s or self._clock()
+        turn = Turn(command.turn, sampling, seed, limit, watch, matcher, asked_s)
         sequence.aside = log.take_span()
         self._forget(sequence, log.length)
         over = turn.begin(sequence.ids, command.resumed)
@@ -305,6 +398,13 @@ class Sessions:
         if over is not None:
             self.end(sequence, over)
             self.settle(sequence)
+
+    def _matcher(self, command: Generate) -> Matcher | None:
+        """Raises BadRequest for a grammar that cannot be enforced."""
+        grammar = command.sampling.grammar
+        if grammar is None:
+            return None
+        return self._grammars.matcher(grammar, command.sampling.stop_ids)
 
     def _fork(self, sequence: Sequence, command: Fork) -> None:
         log, cache = sequence.log, self._cache
@@ -321,8 +421,10 @@ class Sessions:
         child = Sequence(command.child, lease, log.fork(at), sequence.timeout_s, self._clock())
         child.turns = sequence.turns
         child.reached = min(sequence.reached, at)
+        child.opening = command
         self._add(child)
         self._schedule(child)
+        child.opening = None
         self._emit(Done(command.n, at))
 
     def _cancel(self, sequence: Sequence, command: Cancel) -> None:
@@ -449,7 +551,9 @@ class Sessions:
                     return
                 self._change(sequence, command)
             except EngineError as error:
-                self._emit(Refused(command.n, error.code, error.message, error.field))
+                self._refuse(command, error)
+            except Exception as error:
+                self._fail(command, error)
 
     def _release(self, sequence: Sequence, closing: Close) -> None:
         shared = sequence.log.length if closing.keep_prefix else 0
@@ -529,6 +633,11 @@ def _goes_on(sequence: Sequence, command: Attach) -> bool:
         return False
     prompt = len(command.ids) - asked.resumed
     return sequence.has_said(asked.turn, prompt, array("i", command.ids))
+
+
+def _check_resumed(resumed: int, length: int) -> None:
+    if not 0 <= resumed <= length:
+        raise BadRequest(f"resumed is {resumed}; it must be from 0 to {length}", field="resumed")
 
 
 def _room(capacity: int, length: int, said: int) -> int:

@@ -61,12 +61,19 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     theirs in memory; of more the oldest wait in the store alone."""
     response_frame_bytes_max: int = 16 * 1024 * 1024
     """A frame or a body of the Responses API; over it an error, over twice it close 1009."""
+    incoming_bytes_max: int = 256 * 1024 * 1024
+    """Of one server process: heads, bodies and messages that are under way, or not received by the
+    application. Over it the connection with the most unfinished bytes is closed, HTTP 503 or close
+    1013. Room for eight of the largest messages, or for 128 of 2 MiB."""
     lanes_max: int = 32
     """Named lanes of one connection that have work; more are refused."""
     running_responses_max: int = 16
     """Of one connection at the same time; more wait."""
     waiting_responses_max: int = 256
     """Of one connection; more are refused."""
+    waiting_response_chars_max: int = 32 * 1024 * 1024
+    """Length of the frames that asked for them; more are refused. The same, in bytes, for steering
+    inputs that wait. Room for two of the longest."""
     steers_max: int = 16
     """Accepted and not yet part of a response, of one connection; more are refused."""
     points_max: int = 10_000

@@ -50,8 +50,10 @@ class Step:
     """(token, row of the previous batch) for each fed row."""
 
 
-def build(batch: Batch, page_size: int, device: torch.device) -> Step:
-    """The step of a batch. Trusts the batch: what is wrong in it is a bug of the scheduler."""
+def build(batch: Batch, page_size: int, device: torch.device, vocab: int | None = None) -> Step:
+    """The step of a batch. Trusts the batch, what is wrong in it being a bug of the scheduler, but
+    for ids: one outside the vocabulary would take a GPU away from all sessions. `vocab` None: they
+    are known to be right. Raises IndexError."""
     rows = batch.rows
     starts = np.array([row.start for row in rows], dtype=np.int64)
     counts = np.array([row.count for row in rows], dtype=np.int64)
@@ -70,12 +72,22 @@ def build(batch: Batch, page_size: int, device: torch.device) -> Step:
             fed.append((int(first[number]), row.feed))
         else:
             packed[0, here] = row.ids
+    if vocab is not None:
+        _check_ids(packed[0], first, vocab)
     sampled = [number for number, row in enumerate(rows) if row.sample is not None]
     last = None
     if len(sampled) != total:
         last = upload(first[1:][sampled] - 1, device)
     tokens, positions, pages, slots = upload(packed, device).unbind(0)
     return Step(tokens, positions, pages, slots, first, starts, counts, tables, last, sampled, fed)
+
+
+def _check_ids(tokens: Ints, first: Ints, vocab: int) -> None:
+    if tokens.min(initial=0) >= 0 and tokens.max(initial=0) < vocab:
+        return
+    at = int(np.flatnonzero((tokens < 0) | (tokens >= vocab))[0])
+    row = int(np.searchsorted(first, at, side="right")) - 1
+    raise IndexError(f"row {row} of the step: id {tokens[at]} is outside the vocabulary of {vocab}")
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:

@@ -118,7 +118,7 @@ class TorchRunner(Runner[Any]):
         events = self._events()
         if batch.moves:
             self.pool.move(batch.moves)
-        step = inputs.build(batch, self.pool.page_size, self.device)
+        step = inputs.build(batch, self.pool.page_size, self.device, self.model.vocab)
         self._feed(step)
         if events is None:
             torch.set_num_threads(1 if self._light(step) else self.threads)
@@ -152,7 +152,7 @@ class TorchRunner(Runner[Any]):
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """[S, vocab], of the rows that draw an id: what `launch` draws from."""
-        return self.forward(inputs.build(batch, self.pool.page_size, self.device))
+        return self.forward(inputs.build(batch, self.pool.page_size, self.device, self.model.vocab))
 
     def collect(self, ticket: Ticket | Batch) -> Sampled:
         if isinstance(ticket, Batch):

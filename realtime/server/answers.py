@@ -49,11 +49,19 @@ def broke(request: Request, error: Exception) -> Response:
     return refused(bug())
 
 
-def admitted(gate: Gate, connection: HTTPConnection) -> Guest | Response:
-    """For all but conversations: a browser's key opens those, nothing else."""
+def known(gate: Gate, connection: HTTPConnection) -> Guest | Response:
+    """For conversations, and what a client may do with its own: any key."""
     guest = gate.check(connection.headers)
     if isinstance(guest, Denied):
         return error(guest.status, guest.code, guest.message)
-    if guest.ephemeral:
-        return error(403, "ephemeral_key", "A client secret is not good for this.")
     return guest
+
+
+def admitted(gate: Gate, connection: HTTPConnection) -> Guest | Response:
+    """For all but conversations: a browser's key opens those, nothing else."""
+    guest = known(gate, connection)
+    return ephemeral() if isinstance(guest, Guest) and guest.ephemeral else guest
+
+
+def ephemeral() -> Response:
+    return error(403, "ephemeral_key", "A client secret is not good for this.")

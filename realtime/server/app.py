@@ -6,6 +6,7 @@ sends too much              refused by us up to twice the frame limit, by close 
 """
 
 import contextlib
+import ctypes
 import errno
 import gc
 import socket
@@ -26,6 +27,7 @@ from realtime.server.auth import Gate
 from realtime.server.client_secrets import KeptSecrets, SealedSecrets
 from realtime.server.completions import CompletionRoutes
 from realtime.server.entrance import Entrance
+from realtime.server.incoming import IncomingBytes
 from realtime.server.logs import Recent
 from realtime.server.page import Page
 from realtime.server.peers import GuardedHttp, GuardedWebSocket
@@ -35,6 +37,7 @@ from realtime.server.served import Model, Served
 from realtime.server.sessions import SessionRoutes
 from realtime.server.settings import Settings
 from realtime.server.stats import StatsRoutes
+from realtime.server.turns import Turns
 from realtime.session import Registry, Responses
 from realtime.store import Store
 
@@ -82,7 +85,7 @@ def build(
         recent or Recent(),
         show_warnings=len({*settings.tenants.values()}) <= 1,
     )
-    page = Page().all() if settings.web else []
+    page = Page(gate=gate).all() if settings.web else []
     answering = [
         *ResponseRoutes(responses, gate, served).all(),
         *CompletionRoutes(responses, gate, served).all(),
@@ -130,13 +133,22 @@ def not_free(host: str, port: int, error: OSError) -> SetupError:
     return SetupError(f"cannot listen on port {port} of {host}: {why}")
 
 
-def _websocket(limits: Limits) -> type[GuardedWebSocket]:
+def _http(incoming: IncomingBytes, turns: Turns) -> type[GuardedHttp]:
+    class Http(GuardedHttp):
+        pass
+
+    Http.incoming, Http.turns = incoming, turns
+    return Http
+
+
+def _websocket(limits: Limits, incoming: IncomingBytes, turns: Turns) -> type[GuardedWebSocket]:
     class WebSocket(GuardedWebSocket):
         corked: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
             "/v1/responses": 2 * limits.response_frame_bytes_max
         }
 
+    WebSocket.incoming, WebSocket.turns = incoming, turns
     return WebSocket
 
 
@@ -146,6 +158,20 @@ before one at older ones: with thousands of sessions a look at all of them stops
 20,000 a look at the youngest alone took up to 50 ms on a busy machine; at 250 so did the look at
 what half a million frames of sessions had left behind. Where much is alive, the collector itself
 waits until a quarter as much has come."""
+
+
+LARGE_BLOCK_BYTES = 1024 * 1024
+"""Freed blocks of so many bytes go back to the system. Else glibc raises that bound to 32 MiB with
+the first large message that is freed, and keeps up to 270 MiB after many of them at once."""
+_M_MMAP_THRESHOLD = -3
+"""From malloc.h of glibc."""
+
+
+def return_large_blocks() -> None:
+    """Does nothing where the C library is another."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
 
 
 class Server(uvicorn.Server):
@@ -158,11 +184,12 @@ class Server(uvicorn.Server):
         on_listening: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ):
+        self.incoming, turns = IncomingBytes(settings.limits.incoming_bytes_max), Turns()
         super().__init__(
             uvicorn.Config(
                 app,
-                http=GuardedHttp,
-                ws=_websocket(settings.limits),
+                http=_http(self.incoming, turns),
+                ws=_websocket(settings.limits, self.incoming, turns),
                 ws_max_size=2 * settings.limits.frame_bytes_max,
                 ws_per_message_deflate=False,
                 ws_ping_interval=PING_S,
@@ -185,6 +212,7 @@ class Server(uvicorn.Server):
         gc.collect()
         gc.freeze()  # what was loaded stays: the collector need not walk it again and again
         gc.set_threshold(*COLLECT_AFTER)
+        return_large_blocks()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.datastructures import Headers
 
-from realtime.server.client_secrets import ClientSecrets
+from realtime.server.client_secrets import PREFIX, ClientSecrets
 from realtime.session import Guest
 
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
@@ -23,6 +23,9 @@ class Denied(msgspec.Struct, frozen=True):
     status: int
     code: str
     message: str
+    token_will_do: bool = False
+    """Whether a resume token may stand in for the key: there was none, or a client secret that is
+    not valid, or not any more."""
 
 
 class Gate:
@@ -50,10 +53,16 @@ class Gate:
                 401,
                 "missing_api_key",
                 "No API key was shown. Use an Authorization header: Bearer YOUR_KEY.",
+                token_will_do=True,
             )
         tenant = self._tenant(key)
         if tenant is None:
-            return Denied(401, "invalid_api_key", "This API key is not valid here.")
+            return Denied(
+                401,
+                "invalid_api_key",
+                "This API key is not valid here.",
+                token_will_do=key.startswith(PREFIX),
+            )
         return Guest(tenant)
 
     def _tenant(self, key: str) -> str | None:

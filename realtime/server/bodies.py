@@ -4,19 +4,39 @@ from starlette.requests import ClientDisconnect, Request
 
 from realtime.errors import Refusal
 from realtime.protocol.weighing import weigh
+from realtime.server.incoming import release
 from realtime.transport import paced
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """At most `limit` bytes of what is not too much to read. Raises Refusal."""
+    try:
+        read = await _whole(request, limit)
+        await paced(weigh(read, "body"))
+    finally:
+        release(request.scope)  # whoever called decodes it at once
+    return read
+
+
+async def _whole(request: Request, limit: int) -> bytes:
+    """Raises Refusal, before a byte is read if the length says so."""
     body = bytearray()
     try:
+        _check(_length(request), limit)
         async for chunk in request.stream():
             body += chunk
-            if len(body) > limit:
-                raise Refusal(f"The body is over {limit:,} bytes.", code="body_too_large")
+            _check(len(body), limit)
     except ClientDisconnect:
         raise Refusal("The body is not whole.", code="invalid_json") from None
-    read = bytes(body)
-    await paced(weigh(read, "body"))
-    return read
+    return bytes(body)
+
+
+def _check(size: int, limit: int) -> None:
+    if size > limit:
+        raise Refusal(f"The body is over {limit:,} bytes.", code="body_too_large")
+
+
+def _length(request: Request) -> int:
+    """As it is declared; the parser has seen that it is a number."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isdecimal() else 0

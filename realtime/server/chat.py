@@ -57,6 +57,7 @@ class Response(msgspec.Struct, frozen=True):
 class Resume(msgspec.Struct, frozen=True):
     session_id: str
     resumed: str | None = None
+    token: str | None = None
 
 
 class ServerSession(msgspec.Struct, frozen=True):
@@ -130,6 +131,8 @@ class Chat:
         self._answering = False
         self._session = ""
         """Empty: nothing to come back to."""
+        self._token: str | None = None
+        """The resume token of that session."""
         self._seen = ""
         """The id of the last event."""
         self._asked: dict[str, Any] | None = None
@@ -261,6 +264,8 @@ class Chat:
         if not self._session or code not in _LOST:
             raise lost
         query = {"session_id": self._session, "last_event_id": self._seen}
+        if self._token is not None:
+            query["resume_token"] = self._token
         try:
             async with asyncio.timeout(_RETURN_S):
                 while True:
@@ -275,6 +280,7 @@ class Chat:
     async def _resumed(self, resume: Resume) -> None:
         """Where the answer may be told anew, or was not heard of, it is asked for again."""
         self._session = resume.session_id
+        self._token = resume.token or self._token
         if resume.resumed is None or self._asked is None:
             return
         if resume.resumed == "snapshot":

@@ -2,7 +2,7 @@
 
 A server by itself keeps them in memory, by hash, until they expire. Gateways that know a secret put
 into the key all that it stands for, sealed with that secret, so that each knows the keys of all.
-Running sessions outlive them.
+Running sessions outlive them, and can be resumed with their resume token alone.
 """
 
 import base64
@@ -62,8 +62,8 @@ class KeptSecrets:
             )
         value = PREFIX + secrets.token_hex(24)
         expires_at = int(now) + seconds
-        guest = Guest(tenant, settings, ephemeral=True)
-        self._kept[_hash(value)] = _Kept(guest, expires_at)
+        guest = Guest(tenant, settings, ephemeral=True, client_secret=_hash(value))
+        self._kept[guest.client_secret] = _Kept(guest, expires_at)
         return Minted(value, expires_at)
 
     def find(self, value: str) -> Guest | None:
@@ -75,10 +75,15 @@ class _Sealed(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
     settings: Settings
     expires_at: int
+    nonce: str = ""
+    """Makes every secret another one, also two of one second. Empty: of an older release, which
+    may have made the same twice."""
 
 
 _sealed = msgspec.json.Decoder(_Sealed)
 _MAC_BYTES = 32
+_NONCE_BYTES = 12
+"""96 random bits: no two secrets of a deployment are the same."""
 _VALUE_CHARS_MAX = 8 * 1024
 """Of a sealed one: it must fit a header."""
 
@@ -93,7 +98,8 @@ class SealedSecrets:
     def mint(self, tenant: str, settings: Settings, seconds: int) -> Minted:
         """Raises Refusal where it would be too long for a header."""
         expires_at = int(self._clock()) + seconds
-        body = zlib.compress(msgspec.json.encode(_Sealed(tenant, settings, expires_at)))
+        sealing = _Sealed(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
+        body = zlib.compress(msgspec.json.encode(sealing))
         sealed = base64.urlsafe_b64encode(self._mac(body) + body).decode().rstrip("=")
         value = PREFIX + sealed
         if len(value) > _VALUE_CHARS_MAX:
@@ -120,7 +126,8 @@ class SealedSecrets:
         found = _sealed.decode(zlib.decompress(body))
         if found.expires_at <= self._clock():
             return None
-        return Guest(found.tenant, found.settings, ephemeral=True)
+        digest = hashlib.sha256(sealed).digest() if found.nonce else b""
+        return Guest(found.tenant, found.settings, ephemeral=True, client_secret=digest)
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")

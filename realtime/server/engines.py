@@ -128,10 +128,10 @@ async def _look(
 
 
 async def _tried(redis: RedisServer, call: Callable[[], Awaitable[Any]]) -> Any:
-    """What it replies. None: Redis does not answer."""
+    """What it replies. None: Redis does not answer, which is logged once (`pulse`)."""
     try:
         async with redis.bounded():
             return await call()
     except StoreError as error:
-        log.warning("engines in Redis: %s", error)
+        log.debug("engines in Redis: %s", error)
         return None

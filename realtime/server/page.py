@@ -3,8 +3,9 @@
     GET /          the page          GET /admin    the server, for its operator
     GET /assets/…  what they load: named by content, so kept for ever
 
-Nothing is loaded from anywhere else, and the browser is told so (CSP). Where the files were not
-built, a page says how to.
+Both are for everyone, without what they show; a client secret that is shown for /admin is refused
+there, as by what that page asks for. Nothing is loaded from anywhere else, and the browser is told
+so (CSP). Where the files were not built, a page says how to.
 """
 
 import gzip
@@ -16,6 +17,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from realtime.server import answers
+from realtime.server.auth import Gate
+from realtime.session import Guest
 
 BUILT = Path(__file__).parent / "assets"
 _PAGES = {"/": "index.html", "/admin": "admin.html"}
@@ -43,7 +48,8 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Page:
-    def __init__(self, folder: Path = BUILT) -> None:
+    def __init__(self, folder: Path = BUILT, gate: Gate | None = None) -> None:
+        self._gate = gate
         files = folder.rglob("*") if folder.is_dir() else ()
         self._files = {
             file.relative_to(folder).as_posix(): _read(file) for file in files if file.is_file()
@@ -61,6 +67,10 @@ class Page:
         ]
 
     async def page(self, request: Request) -> Response:
+        if request.url.path == "/admin" and self._gate is not None:
+            guest = self._gate.check(request.headers)
+            if isinstance(guest, Guest) and guest.ephemeral:
+                return answers.ephemeral()
         file = self._files.get(_PAGES[request.url.path])
         if file is None:
             return Response(_NOT_BUILT, 404, media_type="text/html", headers=_HEADERS)

@@ -1,12 +1,13 @@
 """What is served where.
 
     WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
-        &fork=SESSION&at=ITEM       that begins as another one was after an item
+        &fork=SESSION&at=ITEM[&resume_token=TOKEN]  that begins as another one was after an item
         &session_id=SESSION&last_event_id=EVENT[&resume_token=TOKEN]    that goes on
     GET /v1/models                  what can be talked to
     GET /health                     this process is alive; is its engine?
 
-Only /health is for everyone.
+Only /health is for everyone. A session may be resumed with its resume token alone: with no key, or
+a client secret that has expired.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,13 +18,13 @@ from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
+from realtime.errors import Refusal
 from realtime.limits import Limits
-from realtime.protocol.closing import CloseCode
 from realtime.protocol.realtime_api import CODECS, JSON
 from realtime.server import answers
 from realtime.server.auth import Denied, Gate, offered
 from realtime.server.served import Model, Served
-from realtime.session import Fork, Registry, Return
+from realtime.session import Fork, Guest, Registry, Return
 from realtime.transport import Connection, StarletteSocket
 
 
@@ -56,7 +57,8 @@ class Routes:
         ]
 
     async def realtime(self, websocket: WebSocket) -> None:
-        guest = self._gate.check(websocket.headers)
+        wish = _wish(websocket.query_params)
+        guest = await self._guest(websocket, wish)
         if isinstance(guest, Denied):
             await websocket.send_denial_response(_denial(guest))
             return
@@ -64,14 +66,31 @@ class Routes:
         await websocket.accept(spoken[0].subprotocol if spoken else None)
         name = websocket.query_params.get("model") or self._served.models[0].id
         socket = StarletteSocket(websocket)
-        wish = _wish(websocket.query_params)
         codec = spoken[0] if spoken else JSON
-        connection = Connection(socket, self._registry, self._limits, name, guest, wish, codec)
-        if self._served.find(name):
-            await connection.run()
+        known = guest if isinstance(guest, Guest) else None
+        connection = Connection(socket, self._registry, self._limits, name, known, wish, codec)
+        # Refusals are no HTTP status: the SDKs would try that five times before they show it.
+        if isinstance(guest, Refusal):
+            await connection.refuse(guest)
+        elif self._served.find(name) is None:
+            await connection.refuse(self._served.unknown(name))
         else:
-            # Not an HTTP status: the SDKs would try that five times before they show it.
-            await connection.refuse(self._served.unknown(name), CloseCode.POLICY)
+            await connection.run()
+
+    async def _guest(
+        self, websocket: WebSocket, wish: Fork | Return | None
+    ) -> Guest | Denied | Refusal:
+        """Check the key, or the resume token in its place. A wrong token is refused like an unknown
+        session, before anything else is answered."""
+        guest = self._gate.check(websocket.headers)
+        if not isinstance(guest, Denied) or not guest.token_will_do:
+            return guest
+        if not isinstance(wish, Return) or not wish.token:
+            return guest
+        try:
+            return await self._registry.bearer(wish)
+        except Refusal as refusal:
+            return refusal
 
     async def models(self, request: Request) -> Response:
         return self._guard(request) or answers.json(Models(data=self._served.models))
@@ -97,7 +116,7 @@ def _wish(query: Mapping[str, str]) -> Fork | Return | None:
     if session_id := query.get("session_id"):
         return Return(session_id, query.get("last_event_id"), query.get("resume_token"))
     if source := query.get("fork"):
-        return Fork(source, query.get("at"))
+        return Fork(source, query.get("at"), query.get("resume_token"))
     return None
 
 

@@ -5,7 +5,8 @@
     DELETE /v1/realtime/sessions/ID      ends it
 
 A session is found wherever it is: here, at another gateway, in the store alone. It is its tenant's:
-somebody else's id is answered like an unknown one.
+somebody else's id is answered like an unknown one. So is, to a client secret, the id of a session
+that did not begin under it, unless its `resume_token` is in the query.
 """
 
 from typing import Annotated, Literal
@@ -24,7 +25,7 @@ from realtime.server import answers
 from realtime.server.auth import Gate
 from realtime.server.bodies import read_body
 from realtime.server.client_secrets import ClientSecrets
-from realtime.session import Registry
+from realtime.session import Access, Guest, Registry
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +82,12 @@ class SessionRoutes:
         )
 
     async def look(self, request: Request) -> Response:
-        guest = answers.admitted(self._gate, request)
+        guest = answers.known(self._gate, request)
         if isinstance(guest, Response):
             return guest
         name: str = request.path_params["id"]
         try:
-            status = await self._registry.status(name, guest.tenant)
+            status = await self._registry.status(name, guest.tenant, access_of(guest, request))
         except Refusal as refusal:
             return answers.refused(refusal)
         if status is None:
@@ -94,17 +95,22 @@ class SessionRoutes:
         return answers.json({"id": name, "object": "realtime.session", **status.fields()})
 
     async def end(self, request: Request) -> Response:
-        guest = answers.admitted(self._gate, request)
+        guest = answers.known(self._gate, request)
         if isinstance(guest, Response):
             return guest
         name: str = request.path_params["id"]
         try:
-            deleted = await self._registry.delete(name, guest.tenant)
+            deleted = await self._registry.delete(name, guest.tenant, access_of(guest, request))
         except Refusal as refusal:
             return answers.refused(refusal)
         if not deleted:
             return _not_found(name)
         return answers.json({"id": name, "object": "realtime.session", "deleted": True})
+
+
+def access_of(guest: Guest, request: Request) -> Access:
+    """What a request shows for a session: its key, and `resume_token` in its query."""
+    return Access.of(guest, request.query_params.get("resume_token"))
 
 
 def _not_found(name: str) -> Response:

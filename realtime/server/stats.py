@@ -3,7 +3,9 @@
     GET /v1/stats                 the engine's books, this process, the last warnings
     GET /v1/realtime/sessions     the tenant's sessions, the youngest first
 
-Totals of the engine are everybody's. Warnings are shown where all keys are one tenant's.
+Totals of the engine are every tenant's, but not for client secrets; warnings are shown where all
+keys are one tenant's. A client secret lists the sessions that began under it, or the one whose
+`resume_token` is in the query.
 """
 
 import asyncio
@@ -18,8 +20,9 @@ from starlette.routing import Route
 
 from engine import Engine, EngineError, EngineStats, SessionInfo
 from realtime.server import answers
-from realtime.server.auth import Denied, Gate
+from realtime.server.auth import Gate
 from realtime.server.logs import Recent, Warned
+from realtime.server.sessions import access_of
 from realtime.session import Registry
 
 ENGINE_S_MAX = 2.0
@@ -69,16 +72,15 @@ class StatsRoutes:
         ]
 
     async def stats(self, request: Request) -> Response:
-        guest = self._gate.check(request.headers)
-        if isinstance(guest, Denied):
-            return answers.error(guest.status, guest.code, guest.message)
+        guest = answers.admitted(self._gate, request)
+        if isinstance(guest, Response):
+            return guest
         try:
             async with asyncio.timeout(ENGINE_S_MAX):
                 books = await self._engine.stats()
         except (EngineError, TimeoutError):
             books = None
         ready = self._engine.ready
-        shown = self._show_warnings and not guest.ephemeral
         return answers.json(
             ServerStats(
                 model=ready.model,
@@ -89,17 +91,15 @@ class StatsRoutes:
                 up_s=round(self._clock() - self._began, 1),
                 sessions=len(self._registry),
                 engine=books,
-                warnings=self._recent.warnings if shown else (),
+                warnings=self._recent.warnings if self._show_warnings else (),
             )
         )
 
     async def sessions(self, request: Request) -> Response:
-        guest = self._gate.check(request.headers)
-        if isinstance(guest, Denied):
-            return answers.error(guest.status, guest.code, guest.message)
-        if guest.ephemeral:
-            return answers.error(403, "ephemeral_key", "A client secret is not good for this.")
-        own = self._registry.of(guest.tenant)
+        guest = answers.known(self._gate, request)
+        if isinstance(guest, Response):
+            return guest
+        own = self._registry.of(guest.tenant, access_of(guest, request))
         infos: dict[str, SessionInfo] = {}
         try:
             async with asyncio.timeout(ENGINE_S_MAX):

@@ -4,7 +4,7 @@ what was said and can be said again (`transcript`), and the shell that does it (
 that go on from each other without a session (`responses`). Knows no wire: it hears Asks and says
 Tells."""
 
-from realtime.session.guests import Fork, Guest, Return
+from realtime.session.guests import Access, Fork, Guest, Return
 from realtime.session.making import Making, Visitor
 from realtime.session.position import aside_of
 from realtime.session.recording import Recording
@@ -16,6 +16,7 @@ from realtime.session.strand import Door
 from realtime.session.transcript import Line
 
 __all__ = [
+    "Access",
     "Door",
     "Fork",
     "Guest",

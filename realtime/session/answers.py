@@ -26,7 +26,7 @@ from realtime.session.rates import Allowance
 from realtime.session.refusals import check_engine
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.state import Action, Event, Standing
-from realtime.session.stored import Asked, asked_of
+from realtime.session.stored import Asked, asked_of, is_of
 from realtime.session.strand import Door
 from realtime.session.text_bounds import TextBounds, named
 from realtime.store import Answer, Begun, Once, StoreError
@@ -123,6 +123,7 @@ class Answers:
             settings=None if ask.settings == self._history.settings else ask.settings,
             metadata=ask.metadata,
             context=context,
+            model=self._door.ready.digest,
         )
         if once is not None:
             once = msgspec.structs.replace(once, result=answer.id.encode())
@@ -229,11 +230,13 @@ class Answers:
         prompt: Prompt,
         said: Sequence[int] | None,
         accepted: asyncio.Future[bool] | None,
+        *,
+        kept: bool = True,
     ) -> None:
-        """`said`: the ids it has said already, elsewhere."""
+        """`said`: the ids it has said already, elsewhere. `kept`: the store knows how it began."""
         answer_id = answering.answer.id
         ledger = self._history.ledger
-        journal = Journal(ledger, answer_id, answering.sampled, len(said or ()))
+        journal = Journal(ledger, answer_id, answering.sampled, len(said or ()), kept=kept)
         self._journals[answer_id] = journal
         tell = partial(self._history.transcript.of, answer_id)
         answering.on_interrupted = partial(self._history.transcript.interrupted, answer_id)
@@ -255,7 +258,11 @@ class Answers:
         self, answering: Answering, begun: Begun, asked: Asked, said: Sequence[int]
     ) -> None:
         """From the same prompt, with the same seed; where there is none any more, it ends with what
-        it has said."""
+        it has said. What another model has said of it is forgotten: it is made from its
+        beginning."""
+        ours = is_of(asked.model, self._door.ready.digest)
+        if not ours:
+            said = ()
         settings = answering.answer.settings
         seeded = msgspec.structs.replace(settings.sampling, seed=begun.seed)
         settings = msgspec.structs.replace(settings, sampling=seeded)
@@ -266,11 +273,29 @@ class Answers:
             prompt = await self._prompt(settings, asked.context, now)
         except Refusal:
             prompt = None
+        if prompt is not None and not ours:
+            await self._run_again(answering, prompt, begun, asked)
+            return
         if prompt is not None and prompt.length == begun.prompt:
             await self._run(answering, prompt, said, None)
             return
         answering.break_off(said, self._door.text, partial(self._history.transcript.of, begun.id))
         await self._end(answering)
+
+    async def _run_again(
+        self, answering: Answering, prompt: Prompt, begun: Begun, asked: Asked
+    ) -> None:
+        """From its beginning, on this model. Where that cannot be written, nothing of it is."""
+        asked, kept = msgspec.structs.replace(asked, model=self._door.ready.digest), True
+        try:
+            await self._history.begin_again(begun, asked, prompt.length)
+        except Replaced:
+            self._history.ledger.on_replaced()
+            return
+        except StoreError as error:
+            log.warning("answer %s is made again, and not journaled: %s", begun.id, error)
+            kept = False
+        await self._run(answering, prompt, None, None, kept=kept)
 
     async def _end(self, answering: Answering) -> None:
         answer = answering.answer

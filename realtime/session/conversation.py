@@ -138,6 +138,18 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         )
         return fresh._laid(self.spans, since=0)
 
+    def rendered(self) -> "Conversation":
+        """The same items, whose ids are made anew from their text: those there were are of another
+        model, tokenizer or template. Answers that are being made keep their place. Raises
+        BadRequest where the template has no place for an item."""
+        spans = [
+            new
+            for span in self.spans
+            for new in ([span] if span.open else [Span((item,)) for item in span.items])
+        ]
+        fresh = msgspec.structs.replace(self, head=Span(), spans=())
+        return fresh._laid(spans, since=0)
+
     def without_oldest(self, target: int) -> "Conversation":
         """Drops the oldest items until at most `target` tokens are left, if it can, of which the
         first is a user's message, if it can. The newest span stays."""

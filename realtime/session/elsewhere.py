@@ -9,7 +9,7 @@ import msgspec
 
 from engine import EngineError
 from realtime.errors import Refusal
-from realtime.session.guests import Fork
+from realtime.session.guests import Access, Fork
 from realtime.session.history import Origin
 from realtime.session.loading import House, origin_in, status_in
 from realtime.session.refusals import not_kept
@@ -29,30 +29,30 @@ class Elsewhere:
     def __init__(self, house: House) -> None:
         self._house = house
 
-    async def status(self, session_id: str, tenant: str) -> Status | None:
+    async def status(self, session_id: str, tenant: str, access: Access) -> Status | None:
         """None: there is none. Raises Refusal."""
-        found = await self._load(session_id, tenant)
+        found = await self._load(session_id, tenant, access)
         if found is None:
             return None
         info = await self._house.door.look(session_id)
         return status_in(found, info, self._house.template)
 
-    async def origin(self, fork: Fork, tenant: str) -> Origin:
+    async def origin(self, fork: Fork, tenant: str, access: Access) -> Origin:
         """Raises Refusal."""
-        found = await self._load(fork.session_id, tenant)
+        found = await self._load(fork.session_id, tenant, access)
         if found is None:
             raise Refusal(
                 f"The session with id '{fork.session_id[:200]}' does not exist.",
                 code="session_not_found",
                 param="fork",
             )
-        return origin_in(found, fork.at, self._house.template)
+        return await origin_in(self._house, found, fork.at)
 
-    async def end(self, session_id: str, tenant: str) -> Ended | None:
+    async def end(self, session_id: str, tenant: str, access: Access) -> Ended | None:
         """Whoever has it learns of it from the store, or from its engine (`free`). None: there is
         none. Raises Refusal."""
         with _as_refusals():
-            card = await self._find(session_id, tenant)
+            card = await self._find(session_id, tenant, access)
             if card is None:
                 return None
             try:
@@ -69,19 +69,21 @@ class Elsewhere:
                 await door.attach(session_id, [], cache_scope=scope, fence=fence)
                 await door.close(session_id)
 
-    async def _load(self, session_id: str, tenant: str) -> Snapshot | None:
+    async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:
         """Raises Refusal."""
         with _as_refusals():
-            card = await self._find(session_id, tenant)
+            card = await self._find(session_id, tenant, access)
             return None if card is None else await self._house.store.load(session_id)
 
-    async def _find(self, session_id: str, tenant: str) -> Card | None:
-        """None, too, if it is another tenant's. Raises StoreError."""
+    async def _find(self, session_id: str, tenant: str, access: Access) -> Card | None:
+        """None, too, if it is another tenant's, or `access` does not open it. Raises StoreError."""
         try:
             card = await self._house.store.find(session_id)
         except StoreLost:
             return None
-        return card if card is not None and card.tenant == tenant else None
+        if card is None or card.tenant != tenant or not access.opens(card.secret):
+            return None
+        return card
 
 
 @contextlib.contextmanager

@@ -9,6 +9,9 @@ from realtime.errors import Refusal
 from realtime.protocol.core import Settings
 from realtime.session.position import Position, parse
 
+DIGEST_BYTES = 32
+"""Of SHA-256."""
+
 
 class Guest(msgspec.Struct, frozen=True):
     """Who has been let in."""
@@ -18,6 +21,42 @@ class Guest(msgspec.Struct, frozen=True):
     """How its sessions begin; None: as the server's do."""
     ephemeral: bool = False
     """By a key that is good for conversations alone."""
+    client_secret: bytes = b""
+    """Digest of the client secret that was shown; empty: no session counts as begun under it."""
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What a request shows for a session, beside its tenant. The default is a key of the tenant."""
+
+    token: bytes | None = None
+    """Digest of the resume token; None: none was shown."""
+    ephemeral: bool = False
+    client_secret: bytes = b""
+
+    @staticmethod
+    def of(guest: Guest, token: str | None = None) -> "Access":
+        digest = None if token is None else hashed(token)
+        return Access(digest, guest.ephemeral, guest.client_secret)
+
+    def opens(self, secret: bytes) -> bool:
+        """Whether a session with this `secret` (see `secret_of`) may be used.
+
+        A token that is shown must be right, whatever the key. Without one, a key of the tenant is
+        enough, a client secret only for the sessions that began under it.
+        """
+        if self.token is not None:
+            return hmac.compare_digest(self.token, secret[:DIGEST_BYTES])
+        began_under = secret[DIGEST_BYTES:]
+        return not self.ephemeral or (
+            began_under != b"" and hmac.compare_digest(self.client_secret, began_under)
+        )
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose a session is."""
+
+    tenant: str
+    secret: bytes
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -25,6 +64,8 @@ class Fork(msgspec.Struct, frozen=True):
 
     session_id: str
     at: str | None = None
+    token: str | None = None
+    """Resume token of that session."""
 
 
 class Return(msgspec.Struct, frozen=True):
@@ -36,11 +77,17 @@ class Return(msgspec.Struct, frozen=True):
     """None: whoever has a key of the tenant may."""
 
 
-def admit(wish: Return, guest: Guest, tenant: str, secret: bytes) -> None:
-    """Somebody else's session is answered like an unknown one. Raises Refusal."""
-    if guest.tenant != tenant:
-        raise unknown(wish)
-    if wish.token is not None and not hmac.compare_digest(hashed(wish.token), secret):
+def admits(wish: Return, guest: Guest | None, owner: Owner) -> bool:
+    """Whether the session of `owner` may be resumed. `guest` None: the client shows no key, only
+    the token of its wish."""
+    guest = guest or Guest(owner.tenant, ephemeral=True)
+    return guest.tenant == owner.tenant and Access.of(guest, wish.token).opens(owner.secret)
+
+
+def admit(wish: Return, guest: Guest | None, owner: Owner) -> None:
+    """Refuse a session that may not be resumed with the answer for an unknown one. Raises
+    Refusal."""
+    if not admits(wish, guest, owner):
         raise unknown(wish)
 
 
@@ -65,6 +112,12 @@ def unknown(wish: Return) -> Refusal:
         code="session_not_found",
         param="session_id",
     )
+
+
+def secret_of(token: str, guest: Guest) -> bytes:
+    """The record by which access to a new session is checked later, at any gateway: the digest of
+    its resume token and, where a client secret began it, that one's digest behind it."""
+    return hashed(token) + guest.client_secret
 
 
 def hashed(token: str) -> bytes:

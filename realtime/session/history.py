@@ -190,6 +190,16 @@ class History:
         self.begun[begun.id] = begun
         self.transcript.begin(begun.id, asked.number)
 
+    async def begin_again(self, begun: Begun, asked: Asked, prompt: int) -> None:
+        """An answer whose ids so far are of another model is made from its beginning: what the
+        store has of it is replaced. Raises StoreError."""
+        async with self._lock:
+            body = pack_asked(asked)
+            begun = msgspec.structs.replace(begun, prompt=prompt, body=body)
+            whole = self._whole(self.conversation, self._words, self.settings, ())
+            await self._write(whole, News(again=begun))
+            self.begun[begun.id] = begun
+
     async def end(self, answer: Answer, sampled: Sequence[int]) -> None:
         """An answer has been made. It is told even if the store cannot be written, which is done
         with the next change then."""

@@ -29,12 +29,21 @@ all of them would hold up what comes just then."""
 class Journal:
     """Of one answer: `ids` grows meanwhile."""
 
-    def __init__(self, ledger: Ledger, answer: str, ids: Sequence[int], written: int = 0) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        answer: str,
+        ids: Sequence[int],
+        written: int = 0,
+        *,
+        kept: bool = True,
+    ) -> None:
+        """Not `kept`: the store does not know how the answer was begun, and is given none of it."""
         self._ledger = ledger
         self._answer = answer
         self._ids = ids
         self._written = written
-        self._over = False
+        self._over = not kept
 
     def news(self) -> Spoken | None:
         """What is not written yet."""

@@ -12,6 +12,7 @@ import msgspec
 from realtime.protocol.core import Answer, Item, Told
 from realtime.session.layout import Span
 from realtime.session.recording import Recording
+from realtime.session.stored import is_of
 from realtime.store import Entry, Kept, Store, StoreError
 
 log = logging.getLogger(__name__)
@@ -20,11 +21,13 @@ DEPTH_MAX = 10_000
 """Answers that stand behind one another; a longer history is not read."""
 
 
-class _Said(msgspec.Struct, frozen=True):
-    """Of an entry. `answer`: the model's, whose ids are the entry's."""
+class _Said(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of an entry. `answer`: the model's, whose ids are the entry's; `model`: the digest of that
+    model."""
 
     items: list[Item]
     answer: str | None = None
+    model: str = ""
 
 
 _encoder = msgspec.json.Encoder()
@@ -46,15 +49,17 @@ class Keeper:
         spans: Sequence[Span],
         answer: Answer,
         told: list[Told],
+        model: str,
     ) -> bool:
-        """`spans` follow the history of `parent`. Whether it is kept."""
+        """`spans` follow the history of `parent`; their ids are of the model with this digest.
+        Whether it is kept."""
         if self._store is None:
             return False
         kept = Kept(
             id=answer.id,
             tenant=tenant,
             parent=parent,
-            entries=tuple(_entry(span) for span in spans),
+            entries=tuple(_entry(span, model) for span in spans),
             body=_encoder.encode(told),
         )
         try:
@@ -76,9 +81,10 @@ class Keeper:
         kept = await self._find(id, tenant)
         return None if kept is None else Recording(_told.decode(kept.body))
 
-    async def history(self, id: str, tenant: str) -> list[Span] | None:
+    async def history(self, id: str, tenant: str, model: str) -> list[Span] | None:
         """All that was said up to and including it, as spans that are not laid out; None if some of
-        it is not there any more. Raises StoreError."""
+        it is not there any more. Ids of another model than that with this digest are left out.
+        Raises StoreError."""
         chain: list[Kept] = []
         wanted: str | None = id
         while wanted is not None:
@@ -87,9 +93,11 @@ class Keeper:
                 return None
             chain.append(kept)
             wanted = kept.parent
-        return [
-            span for kept in reversed(chain) for entry in kept.entries for span in _spans(entry)
-        ]
+        entries = [entry for kept in reversed(chain) for entry in kept.entries]
+        spans = [span for entry in entries for span in _spans(entry, model)]
+        if sum(span.sampled is not None for span in spans) < sum(bool(e.ids) for e in entries):
+            log.warning("response %s was made on another model: it is rendered anew", id)
+        return spans
 
     async def _find(self, id: str, tenant: str) -> Kept | None:
         """None, too, if it is another tenant's."""
@@ -99,14 +107,14 @@ class Keeper:
         return kept if kept is not None and kept.tenant == tenant else None
 
 
-def _entry(span: Span) -> Entry:
+def _entry(span: Span, model: str) -> Entry:
     if span.sampled is None:
         return Entry(_encoder.encode(_Said(list(span.items))))
-    return Entry(_encoder.encode(_Said(list(span.items), span.answer)), span.sampled)
+    return Entry(_encoder.encode(_Said(list(span.items), span.answer, model)), span.sampled)
 
 
-def _spans(entry: Entry) -> list[Span]:
+def _spans(entry: Entry, model: str) -> list[Span]:
     said = _said.decode(entry.body)
-    if said.answer is None:
+    if said.answer is None or not is_of(said.model, model):
         return [Span((item,)) for item in said.items]
     return [Span(tuple(said.items), answer=said.answer, sampled=entry.ids)]

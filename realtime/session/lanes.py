@@ -17,12 +17,13 @@ class Lanes:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._lanes: dict[str | None, deque[Job]] = {}
+        self._lanes: dict[str | None, deque[tuple[Job, int]]] = {}
         self._running = asyncio.Semaphore(limits.running_responses_max)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_chars = 0
 
-    def put(self, lane: str | None, job: Job) -> None:
-        """Raises Refusal when too much waits."""
+    def put(self, lane: str | None, job: Job, chars: int = 0) -> None:
+        """`chars`: length of the frame that asked for it. Raises Refusal when too much waits."""
         limits, waiting = self._limits, self._lanes.get(lane)
         named = sum(name is not None for name in self._lanes)
         if waiting is None and lane is not None and named >= limits.lanes_max:
@@ -37,10 +38,18 @@ class Lanes:
                 "most.",
                 code="websocket_stream_limit_reached",
             )
+        if self._waiting_chars + chars > limits.waiting_response_chars_max:
+            raise Refusal(
+                f"Responses of {self._waiting_chars:,} characters wait on this connection; with "
+                f"this one it would be over {limits.waiting_response_chars_max:,}, which is the "
+                "most.",
+                code="websocket_stream_limit_reached",
+            )
+        self._waiting_chars += chars
         if waiting is not None:
-            waiting.append(job)
+            waiting.append((job, chars))
             return
-        self._lanes[lane] = deque([job])
+        self._lanes[lane] = deque([(job, chars)])
         task = asyncio.create_task(self._run(lane), name=f"lane {lane or '-'}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -56,6 +65,8 @@ class Lanes:
         try:
             while jobs:
                 async with self._running:
-                    await jobs.popleft()()
+                    job, chars = jobs.popleft()
+                    self._waiting_chars -= chars
+                    await job()
         finally:
             del self._lanes[lane]

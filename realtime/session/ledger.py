@@ -57,6 +57,8 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     undone: Once | None = None
     """This was written, and is taken back."""
     begin: Begun | None = None
+    again: Begun | None = None
+    """It was begun before, and what the store has of it is replaced."""
     end: str | None = None
 
 
@@ -72,9 +74,15 @@ class Ledger:
         pieces: tuple[Piece, ...] = (),
         told: int = 0,
         base: int = 0,
+        model: str = "",
+        renews: bool = False,
     ) -> None:
         """`new`: as it would be made again. `pieces` are in the store, and records up to `told`, of
-        which `base` is event 0 there."""
+        which `base` is event 0 there. `model`: digest of the one that the ids are of. `renews`: the
+        ids in the store are of another, and the first write puts all entries, the state and the
+        epoch in the place of what is there, in one step."""
+        self._model = model
+        self._renews = renews
         self._store = store
         self._new = new
         self._tenure = Tenure(store, lease, new.hold_s)
@@ -149,13 +157,13 @@ class Ledger:
         change = Change(
             at=at if moved else None,
             entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
-            epoch=whole.epoch if news.epoch or self._lost else None,
-            state=self._state(whole) if news.state or over else None,
+            epoch=whole.epoch if news.epoch or self._lost or self._renews else None,
+            state=self._state(whole) if news.state or over or self._renews else None,
             once=news.once,
             undone=tuple(sorted(undone)),
             again=again,
             ends=tuple(self._ends),
-            begins=(*(whole.begun if self._lost else ()), *((news.begin,) if news.begin else ())),
+            begins=(*(whole.begun if self._lost else ()), *_begun(news)),
             events=Events(first - self.base, fresh) if told else None,
         )
         if change == Change():
@@ -176,6 +184,7 @@ class Ledger:
             # known by its fence. Where none is given, this write is one that was not answered.
             await self._tenure.take()
         self._lost = self._unsure = self._tenure.lost
+        self._renews = False
         self._sure, self._more = whole.pieces, False
         self._told = self._maybe = whole.next
         self._undone -= {*undone, news.once.key} if news.once else undone
@@ -199,7 +208,7 @@ class Ledger:
         self.base = self._told = self._maybe = whole.first
 
     def _state(self, whole: Whole) -> bytes:
-        return pack_state(State(settings=whole.settings, first=self.base))
+        return pack_state(State(settings=whole.settings, first=self.base, model=self._model))
 
     def retell(self, number: int) -> None:
         """The records from this number on are written again, with the next write."""
@@ -245,6 +254,14 @@ class Ledger:
             await self._tenure.do(self._store.confirm, harmless_when_late=True)
         except SessionBehind:
             await self._tenure.take()
+        except StoreLost:
+            self._lost = True
+            raise
+
+    @property
+    def lost(self) -> bool:
+        """Whether the store must be given all of it again, as the next write does."""
+        return self._lost
 
     def leave(self) -> None:
         """Nothing more is written."""
@@ -255,3 +272,7 @@ class Ledger:
         """Raises StoreError."""
         self._left = True
         await self._tenure.do(self._store.close)
+
+
+def _begun(news: News) -> tuple[Begun, ...]:
+    return tuple(one for one in (news.begin, news.again) if one is not None)

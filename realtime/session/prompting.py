@@ -30,7 +30,7 @@ def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, para
         settings.sampling,
         max_tokens=room if tokens is None else min(tokens, room),
         top_k=min(settings.sampling.top_k, ready.vocab_size),
-        stop_ids=conversation.template.stop_ids,
+        stop_ids=tuple(id for id in conversation.template.stop_ids if id < ready.vocab_size),
         grammar=grammar_of(settings, conversation.template),
         seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
     )

@@ -26,7 +26,18 @@ from realtime.protocol.closing import CloseCode
 from realtime.protocol.core import Settings
 from realtime.session.conversation import Conversation
 from realtime.session.elsewhere import Elsewhere
-from realtime.session.guests import Fork, Guest, Return, admit, hashed, position_of, unknown
+from realtime.session.guests import (
+    Access,
+    Fork,
+    Guest,
+    Owner,
+    Return,
+    admit,
+    admits,
+    position_of,
+    secret_of,
+    unknown,
+)
 from realtime.session.history import Origin, Saved
 from realtime.session.journal import Scribe
 from realtime.session.layout_thread import LayoutThread
@@ -63,6 +74,9 @@ EXPIRED_MAX = 10_000
 
 DELETED = "the session was deleted"
 
+WHOLE_TENANT = Access()
+"""Access to every session of a tenant."""
+
 HangUp = Callable[[CloseCode, str], None]
 There = Callable[[], Awaitable[bool]]
 
@@ -85,8 +99,7 @@ class _Held(msgspec.Struct, frozen=True):
 
 class _Open(msgspec.Struct):
     session: Session
-    tenant: str
-    secret: bytes
+    owner: Owner
     hang_up: HangUp | None
     """None: parked."""
     timers: tuple[asyncio.TimerHandle, ...] = ()
@@ -128,8 +141,8 @@ class Registry:
         self._sessions: dict[str, _Open] = {}
         self._parked: dict[str, None] = {}
         """Ids, the oldest first."""
-        self._expired: dict[str, str] = {}
-        """Tenants, by session; the oldest first."""
+        self._expired: dict[str, Owner] = {}
+        """By session; the oldest first."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unlooked: list[str] = []
         """Of which we have not looked whether they are still ours."""
@@ -165,9 +178,22 @@ class Registry:
         """Whether other gateways have taken sessions over: some at a time. One that is busy notices
         by itself. Raises StoreError."""
         for name in self._unlooked[:LOOKS_MAX]:
-            if (entry := self._sessions.get(name)) is not None:
-                await self._is_ours(entry)
+            if (entry := self._sessions.get(name)) is not None and await self._is_ours(entry):
+                await self._give_again(entry)
         self._unlooked = self._unlooked[LOOKS_MAX:] or list(self._sessions)
+
+    async def _give_again(self, entry: _Open) -> None:
+        """To a store that has lost the session, before its next change does so: the process may end
+        before that. Not to a shared one: the session may be at another gateway by now, whose copy
+        is newer and would be kept out."""
+        if self._store.shared or not entry.session.lost:
+            return
+        try:
+            await entry.session.give_again()
+            if entry.hang_up is None:
+                await entry.session.hold(self._limits.resume_window_s, parked=True)
+        except StoreError as error:
+            log.debug("%s is not given again yet: %s", entry.session.id, error)
 
     async def _is_ours(self, entry: _Open) -> bool:
         """Whether no other gateway has taken it over or ended it; if so, it is let go of. Raises
@@ -197,7 +223,7 @@ class Registry:
         guest = guest or Guest()
         settings = guest.settings or self.settings
         if fork is not None:
-            origin = await self._origin(fork, guest.tenant)
+            origin = await self._origin(fork, guest)
         else:
             origin = await self._beginning(guest, settings)
         saved, parent = Saved(origin.settings, origin.conversation), origin.strand
@@ -206,8 +232,8 @@ class Registry:
             id=session_id or fresh("sess"),
             owner=self._owner,
             tenant=guest.tenant,
-            secret=hashed(token),
-            state=pack_state(State(settings=saved.settings)),
+            secret=secret_of(token, guest),
+            state=pack_state(State(settings=saved.settings, model=self._house.digest)),
             hold_s=self._held_s,
         )
         try:
@@ -215,7 +241,7 @@ class Registry:
         except StoreError as error:
             raise not_kept(error) from error
         session = made(self._house, lease, new, saved, self.scope(guest.tenant), parent)
-        self._add(session, guest.tenant, new.secret, hang_up)
+        self._add(session, Owner(guest.tenant, new.secret), hang_up)
         await session.start(listener, self._resume_of(session, token))
         return session
 
@@ -253,18 +279,31 @@ class Registry:
                     raise
                 return session
 
+    async def bearer(self, wish: Return) -> Guest:
+        """The guest that the token of a wish makes without any key: of the session's own tenant,
+        with access to this session alone. Raises Refusal."""
+        owner, _ = await self._find(wish, None)
+        return Guest(owner.tenant, ephemeral=True)
+
     async def _held(self, wish: Return, guest: Guest) -> _Held:
         """Raises Refusal."""
+        _, held = await self._find(wish, guest)
+        return held
+
+    async def _find(self, wish: Return, guest: Guest | None) -> tuple[Owner, _Held]:
+        """A session, here or in the store. `guest` None: the client shows no key. Raises
+        Refusal."""
         entry = self._sessions.get(wish.session_id)
         if entry is not None:
-            admit(wish, guest, entry.tenant, entry.secret)
-            return entry.held
+            admit(wish, guest, entry.owner)
+            return entry.owner, entry.held
         with self._told(wish, guest):
             card = await self._store.find(wish.session_id)
             if card is None:
                 raise UnknownSession(wish.session_id)
-            admit(wish, guest, card.tenant, card.secret)
-            return _Held(card.fence, None if card.parked else _at_another)
+            owner = Owner(card.tenant, card.secret)
+            admit(wish, guest, owner)
+            return owner, _Held(card.fence, None if card.parked else _at_another)
 
     async def _take(self, wish: Return, guest: Guest, held: _Held) -> _Open | None:
         """None: somebody else has it now. Raises Refusal."""
@@ -301,11 +340,16 @@ class Registry:
             state=found.state,
             hold_s=self._held_s,
         )
-        session = loaded(self._house, lease, new, found, self.scope(card.tenant))
-        return self._add(session, card.tenant, card.secret, None)
+        try:
+            session = await loaded(self._house, lease, new, found, self.scope(card.tenant))
+        except Refusal:  # it stays in the store as it is, and waits for its client
+            with contextlib.suppress(StoreError):
+                await self._store.hold(lease, self._limits.resume_window_s, parked=True)
+            raise
+        return self._add(session, Owner(card.tenant, card.secret), None)
 
     @contextlib.contextmanager
-    def _told(self, wish: Return, guest: Guest) -> Generator[None]:
+    def _told(self, wish: Return, guest: Guest | None) -> Generator[None]:
         """What the store says of a session, as an answer to who wishes for it."""
         try:
             yield
@@ -314,8 +358,9 @@ class Registry:
         except StoreUnavailable as error:
             raise not_kept(error) from error
 
-    def _unknown(self, wish: Return, guest: Guest) -> Refusal:
-        if self._expired.get(wish.session_id) != guest.tenant:
+    def _unknown(self, wish: Return, guest: Guest | None) -> Refusal:
+        owner = self._expired.get(wish.session_id)
+        if owner is None or not admits(wish, guest, owner):
             return unknown(wish)
         return Refusal(
             f"The session with id '{wish.session_id}' has waited for its client for longer than "
@@ -332,8 +377,8 @@ class Registry:
         entry.session.detach()
         _hang_up_replaced(before)
 
-    def _add(self, session: Session, tenant: str, secret: bytes, hang_up: HangUp | None) -> _Open:
-        entry = _Open(session, tenant, secret, hang_up)
+    def _add(self, session: Session, owner: Owner, hang_up: HangUp | None) -> _Open:
+        entry = _Open(session, owner, hang_up)
         self._sessions[session.id] = entry
         if hang_up is None:
             self._parked[session.id] = None
@@ -397,14 +442,16 @@ class Registry:
     def find(self, session_id: str, tenant: str = "") -> Session | None:
         """None, too, if it is another tenant's."""
         found = self._sessions.get(session_id)
-        return found.session if found is not None and found.tenant == tenant else None
+        return found.session if found is not None and found.owner.tenant == tenant else None
 
-    async def status(self, session_id: str, tenant: str) -> Status | None:
+    async def status(
+        self, session_id: str, tenant: str, access: Access = WHOLE_TENANT
+    ) -> Status | None:
         """Of a tenant's session, wherever it is. None: there is none. Raises Refusal."""
-        entry = await self._here_still(session_id, tenant)
+        entry = await self._here_still(session_id, tenant, access)
         if entry is not None:
             return await entry.session.status()
-        return await self._elsewhere.status(session_id, tenant)
+        return await self._elsewhere.status(session_id, tenant, access)
 
     async def _beginning(self, guest: Guest, settings: Settings) -> Origin:
         """Of a new session. What its guest's key begins with is charged as a session.update would
@@ -420,26 +467,39 @@ class Registry:
             allowance.charge(len(conversation.head.ids))
         return Origin(settings, conversation)
 
-    async def _origin(self, fork: Fork, tenant: str) -> Origin:
+    async def _origin(self, fork: Fork, guest: Guest) -> Origin:
         """Raises Refusal."""
-        entry = await self._here_still(fork.session_id, tenant)
+        access = Access.of(guest, fork.token)
+        entry = await self._here_still(fork.session_id, guest.tenant, access)
         if entry is not None:
             session = entry.session
             return await self.layout.run(session.conversation.length, lambda: session.fork(fork.at))
-        return await self._elsewhere.origin(fork, tenant)
+        return await self._elsewhere.origin(fork, guest.tenant, access)
 
-    async def _here_still(self, session_id: str, tenant: str) -> _Open | None:
+    async def _here_still(self, session_id: str, tenant: str, access: Access) -> _Open | None:
         """None, too, if it went to another gateway. With the store away it is as we know it."""
-        entry = self._sessions.get(session_id)
-        if entry is None or entry.tenant != tenant:
+        entry = self._opened(session_id, tenant, access)
+        if entry is None:
             return None
         with contextlib.suppress(StoreUnavailable):
             return entry if await self._is_ours(entry) else None
         return entry
 
-    def of(self, tenant: str) -> list[Session]:
-        """A tenant's, the oldest first."""
-        return [one.session for one in self._sessions.values() if one.tenant == tenant]
+    def _opened(self, session_id: str, tenant: str, access: Access) -> _Open | None:
+        """A session of this process. None, too, if it is another tenant's, or `access` does not
+        open it."""
+        entry = self._sessions.get(session_id)
+        if entry is None or entry.owner.tenant != tenant or not access.opens(entry.owner.secret):
+            return None
+        return entry
+
+    def of(self, tenant: str, access: Access = WHOLE_TENANT) -> list[Session]:
+        """A tenant's sessions that `access` opens, the oldest first."""
+        return [
+            one.session
+            for one in self._sessions.values()
+            if one.owner.tenant == tenant and access.opens(one.owner.secret)
+        ]
 
     async def end(self, session: Session, code: CloseCode, reason: str) -> None:
         """Ends it. If it has a connection, that closes with this code, one that says so, and the
@@ -450,19 +510,18 @@ class Registry:
         else:
             await self.close(session)
 
-    async def delete(self, session_id: str, tenant: str) -> bool:
+    async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
         """Ends a tenant's session, wherever it is. A connection that it has closes with a code that
         says so. False: there is none. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
-            entry = self._sessions.get(session_id)
-            ours = entry is not None and entry.tenant == tenant
-            ended = await self._elsewhere.end(session_id, tenant)
-            if entry is not None and ours:
+            entry = self._opened(session_id, tenant, access)
+            ended = await self._elsewhere.end(session_id, tenant, access)
+            if entry is not None:
                 await self.end(entry.session, CloseCode.ENDED_BY_OPERATOR, DELETED)
             if ended is not None and ended.fence is not None and ended.owner != self._owner:
                 scope = self.scope(tenant)
                 self._later(self._elsewhere.free(session_id, ended.fence, scope))
-            return ours or ended is not None
+            return entry is not None or ended is not None
 
     async def close(self, session: Session) -> None:
         """It was never there."""
@@ -507,7 +566,7 @@ class Registry:
 
     async def _over(self, entry: _Open) -> None:
         if entry.hang_up is None:
-            self._expired[entry.session.id] = entry.tenant
+            self._expired[entry.session.id] = entry.owner
             if len(self._expired) > EXPIRED_MAX:
                 del self._expired[next(iter(self._expired))]
             await self.close(entry.session)

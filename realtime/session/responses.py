@@ -127,7 +127,7 @@ class Responses:
         try:
             return await self._keeper.recording(id, visitor.tenant)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable() from error
 
     async def delete(self, id: str, visitor: Visitor) -> bool:
         """Whether it was there; it cannot be gone on from any more. Raises Refusal."""
@@ -139,7 +139,7 @@ class Responses:
         try:
             kept = await self._keeper.forget(id, visitor.tenant)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable() from error
         if known:
             self.lineage.forget(id)
         return known or kept
@@ -178,9 +178,9 @@ class Responses:
             parent = previous if point.kept else None
             return _Origin(lambda settings: point.conversation.configured(settings), point, parent)
         try:
-            spans = await self._keeper.history(previous, visitor.tenant)
+            spans = await self._keeper.history(previous, visitor.tenant, self._door.ready.digest)
         except StoreError as error:
-            raise _unavailable(error) from error
+            raise _unavailable() from error
         if spans is None:
             raise Refusal(
                 f"Previous response with id '{previous[:200]}' not found.",
@@ -257,7 +257,10 @@ class Responses:
                 own.append(Span(answer.items, answer=answer.id, sampled=tuple(sampled)))
             spans = own if parent is not None or answer.previous is None else made.spans
             told = [*making.recording.told, core.AnswerEnded(answer)]
-            kept = await self._keeper.keep(making.visitor.tenant, parent, spans, answer, told)
+            model = self._door.ready.digest
+            kept = await self._keeper.keep(
+                making.visitor.tenant, parent, spans, answer, told, model
+            )
             answer = msgspec.structs.replace(answer, kept=kept)
         self._settle(making, made, answer)
 
@@ -323,9 +326,10 @@ def _resolved(item: core.Item | core.ItemReference, before: Conversation) -> cor
     return known
 
 
-def _unavailable(error: StoreError) -> Refusal:
+def _unavailable() -> Refusal:
+    """The cause is for the operator: it stands in the log."""
     return Refusal(
-        f"The store does not answer: {error}. Nothing has changed: try again.",
+        "The store cannot be used now. Nothing has changed: try again.",
         code="store_unavailable",
         kind="server_error",
     )

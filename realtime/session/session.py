@@ -185,6 +185,15 @@ class Session:
         """Returns if it is still ours in the store. Raises StoreError."""
         await self._history.ledger.confirm()
 
+    @property
+    def lost(self) -> bool:
+        """Whether the store is found to have lost the session, and must be given it again."""
+        return self._history.ledger.lost
+
+    async def give_again(self) -> None:
+        """Write all of it, though nothing has changed. Raises StoreError."""
+        await self._history.write_all()
+
     async def _residency(self) -> core.Residency:
         """Where the KV is now."""
         strand = self._history.strand

@@ -1,7 +1,7 @@
 """What a session is in the store, and back. Pure.
 
     log     head │ dropped items │ spans … │ words of the text buffer …     ids, and a body as JSON
-    state   settings, and the number of the first event
+    state   settings, the number of the first event, and which model the ids are of
 
 A place for an answer that is being made is a span without ids.
 """
@@ -165,6 +165,13 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     settings: core.Settings
     first: int = 0
     """Number of the record that is event 0."""
+    model: str = ""
+    """Digest of the model, tokenizer and template that the log's ids are of; empty: not known."""
+
+
+def is_of(model: str, digest: str) -> bool:
+    """Whether stored ids are of the model with this digest. Those of an unknown one are not."""
+    return model != "" and model == digest
 
 
 _state = msgspec.json.Decoder(State)
@@ -187,6 +194,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     context: tuple[core.Item, ...] | None = None
     number: int = 0
     """Of the record that began it."""
+    model: str = ""
+    """Digest of the model that draws it."""
 
 
 _asked = msgspec.json.Decoder(Asked)

@@ -32,7 +32,8 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     empty."""
     tenant: str
     secret: bytes = b""
-    """Hash of the resume secret; the store never sees the secret."""
+    """Digest of the resume token and, where a client secret began the session, that one's digest
+    behind it; the store sees neither."""
     state: bytes = b""
     hold_s: float
 
@@ -183,7 +184,13 @@ class Store(Protocol):
 
     @property
     def there(self) -> bool:
-        """Whether it answers, as far as is known."""
+        """Whether it takes writes, as far as is known: the outcome of the last one, or of a health
+        probe since (`pulse`)."""
+        ...
+
+    @property
+    def shared(self) -> bool:
+        """Whether other gateways write to it as well."""
         ...
 
     async def check(self) -> None:

@@ -1,7 +1,8 @@
 """What a store says instead of doing it, drawn once.
 
 StoreError            a RealtimeError. Nothing changed, except after StoreUnavailable: not known
-├── StoreUnavailable  no answer in time: try again; the same call twice is the call once
+├── StoreUnavailable  no answer in time, or no writes taken (full, read-only, locked, another
+│                     password): try again; the same call twice is the call once
 ├── StoreLost         not the store that gave the lease: flushed, or replaced by an empty one
 ├── StoreRefused      cannot be used: wrong eviction policy, password, durability. At opening
 ├── UnknownSession    no such session, or its time is over

@@ -31,6 +31,9 @@ EPOCH = "continuo:epoch"
 DEADLINES = "continuo:deadlines"
 """sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
 
+PROBES = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
+"""One of each kind, written and deleted in one step by a health probe: none of them lasts."""
+
 ENGINES = "continuo:engines"
 """sorted set: HOST:PORT of the engines that are announced, scored by when each is forgotten (ms of
 Redis's clock). Never expires."""

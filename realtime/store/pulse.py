@@ -1,42 +1,96 @@
-"""Pulse: whether a server is there. One that was not is asked until it answers; as long as it lets
-others wait in vain, nobody else needs to."""
+"""Pulse: the health of a store, which is the outcome of its last write.
+
+    healthy ──── a call is refused, or not answered ────▶ unhealthy, with its cause
+       ▲                                                        │ a probe every PULSE_S
+       └──────────────── a probe has written ───────────────────┘
+
+A probe writes as calls do, so that a store which answers and refuses writes counts as unhealthy. A
+healthy store is probed every IDLE_S as well: its failure shows although no session writes.
+"""
 
 import asyncio
+import logging
+import time
 from collections.abc import Awaitable, Callable
 
+log = logging.getLogger(__name__)
+
+PROBE_S_MAX = 5.0
+"""A probe that takes longer has failed: a disk may hang as a network does."""
 PULSE_S = 0.1
-"""Between two questions, besides the time that each takes."""
+"""Between two probes of an unhealthy store, besides the time that each takes."""
+IDLE_S = 5.0
+"""Between two probes of a healthy one: the bound on what readiness may be behind the truth."""
 
 
 class Pulse:
-    def __init__(self, answers: Callable[[], Awaitable[bool]]) -> None:
-        """`answers` asks it, within a bounded time."""
+    """One log line at each change between healthy and unhealthy, however many calls fail."""
+
+    def __init__(self, store: str, probe: Callable[[], Awaitable[None]]) -> None:
+        """`store`: its name in log lines. `probe` writes, within a bounded time; it raises where
+        that fails."""
         self.late = False
-        """Whether it lets who calls wait."""
-        self._answers = answers
-        self._asking: asyncio.Task[None] | None = None
+        """Whether a call has waited in vain for an answer: then calls fail fast, as a circuit
+        breaker has them fail, until the probe is answered."""
+        self.cause: str | None = None
+        """Why the last write failed; None while the store is healthy."""
+        self._store = store
+        self._probe = probe
+        self._since_s = 0.0
+        self._recovering: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._over = False
 
     @property
     def there(self) -> bool:
-        """As far as is known."""
-        return self._asking is None
+        """Whether the store takes writes, as far as is known."""
+        return self.cause is None
 
-    def lost(self, *, late: bool) -> None:
-        """A call of it has failed; `late`: as it did not answer in time."""
+    def watch(self) -> None:
+        """Probe at once, and then as long as the store is open."""
+        self._watching = asyncio.create_task(self._watch(), name="watch over the store")
+
+    def lost(self, cause: str, *, late: bool = False) -> None:
+        """A call has failed; `late`: as it was not answered in time."""
         if self._over:
             return
-        self.late |= late
-        if self._asking is None:
-            self._asking = asyncio.create_task(self._ask(), name="pulse of the store")
+        self.late = late
+        if self.cause is None:
+            log.warning("%s cannot be written: %s", self._store, cause)
+            self._since_s = time.monotonic()
+            self._recovering = asyncio.create_task(self._recover(), name="pulse of the store")
+        self.cause = cause
 
-    async def _ask(self) -> None:
-        while not await self._answers() and not self._over:
+    async def _watch(self) -> None:
+        while True:
+            if self.there:
+                await self._writes()
+            await asyncio.sleep(IDLE_S)
+
+    async def _recover(self) -> None:
+        while not await self._writes():
             await asyncio.sleep(PULSE_S)
-        self._asking, self.late = None, False
+        self.cause, self.late = None, False
+        down_s = time.monotonic() - self._since_s
+        log.warning("%s can be written again, after %.1f s", self._store, down_s)
+
+    async def _writes(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_S_MAX):
+                await self._probe()
+        except TimeoutError:
+            self.lost(f"a write has not ended within {PROBE_S_MAX:g} s", late=self.late)
+            return False
+        except Exception as error:
+            if self.there:
+                self.lost(str(error) or type(error).__name__)
+            return False
+        return True
 
     async def aclose(self) -> None:
         self._over = True
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        tasks = [task for task in (self._watching, self._recovering) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)

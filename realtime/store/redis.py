@@ -57,19 +57,20 @@ class RedisStore:
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
         """Raises StoreRefused for a Redis that could drop what it was given, StoreUnavailable."""
-        store = cls(RedisServer(url), durability)
+        store = cls(RedisServer(url, durability))
         try:
-            async with store._server.bounded():
-                await store._server.examine(durability)
+            async with store._server.opening():
+                await store._server.examine()
                 store._epoch = await store._read_epoch()
         except BaseException:
             await store.aclose()
             raise
+        store._server.doubtful = False
+        store._server.watch()
         return store
 
-    def __init__(self, server: RedisServer, durability: Durability) -> None:
+    def __init__(self, server: RedisServer) -> None:
         self._server = server
-        self._durability: Durability = durability
         self._epoch = ""
 
     @property
@@ -80,13 +81,16 @@ class RedisStore:
     def there(self) -> bool:
         return self._server.there
 
+    @property
+    def shared(self) -> bool:
+        return True
+
     async def aclose(self) -> None:
         await self._server.aclose()
 
     async def check(self) -> None:
         async with self._server.bounded():
-            if self._server.doubtful:
-                await self._server.examine(self._durability)
+            await self._settle_doubts()
             await self._verify()
 
     # ------------------------------------------------------------ sessions
@@ -304,7 +308,8 @@ class RedisStore:
     async def _settle_doubts(self) -> None:
         """After an outage it may be another Redis, or an empty one."""
         if self._server.doubtful:
-            await self._server.examine(self._durability)
+            await self._server.examine()
+            self._server.doubtful = False
             await self._verify()
 
     async def _verify(self) -> None:

@@ -2,6 +2,7 @@
 what goes wrong is told in the store's words."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from importlib.resources import files
@@ -22,19 +23,60 @@ from realtime.store.pulse import Pulse
 _FENCED = ("confirm", "repeated", "hold", "close", "journal", "write")
 _PLAIN = ("index", "due", "create", "find", "load", "claim", "end", "expire")
 _ENGINES = ("announce", "engines")
+_PROBES = ("probe",)
 _ENDING = ("close", "end")
-_PASSING = ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS", "BUSY", "TRYAGAIN")
-"""Errors of a Redis that may be well again soon: its disk or memory is full, it starts, it is
-asked to hand over."""
 
 _LOCKED_OUT = (
     redis_errors.AuthenticationError,
     redis_errors.AuthorizationError,
     redis_errors.NoPermissionError,
 )
+_LOCKED_OUT_TEXT = re.compile(
+    "NOPERM|unauthenticated (multi)?bulk|The user executing the script can't run"
+)
+"""Refused access in replies that the client library has no class for: a command of more than ten
+words before a password, a command inside a script."""
 _LATE = (redis_errors.TimeoutError, TimeoutError)
 _GONE = (redis_errors.ConnectionError, OSError, *_LATE)
-_AWAY = (*_GONE, redis_errors.ReadOnlyError, redis_errors.OutOfMemoryError)
+_REFUSED = (
+    redis_errors.ReadOnlyError,
+    redis_errors.OutOfMemoryError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+)
+_REFUSED_TEXT = re.compile(
+    r"\b(MISCONF|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|BUSY|TRYAGAIN)\b"
+)
+"""A server that answers and takes no writes for now: its disk or memory is full, it starts, it is
+a replica, or has too few of them."""
+
+
+def _cause_of(error: BaseException) -> str | None:
+    """Why Redis, rather than this one call, fails. Returns None if the call is to blame."""
+    text = str(error).partition(" script: ")[0] or type(error).__name__
+    match error:
+        case StoreRefused():
+            return text
+        case redis_errors.RedisError() if _locked_out(error):
+            return f"Redis refuses access: {text}"
+        case redis_errors.ConnectionError() | redis_errors.TimeoutError() | OSError():
+            return f"Redis does not answer: {text}"
+        case redis_errors.ResponseError() if _refused(error):
+            return f"Redis refuses writes: {text}"
+        case _:
+            return None
+
+
+def _locked_out(error: BaseException) -> bool:
+    if isinstance(error, _LOCKED_OUT):
+        return True
+    return isinstance(error, redis_errors.ResponseError) and bool(
+        _LOCKED_OUT_TEXT.search(str(error))
+    )
+
+
+def _refused(error: redis_errors.ResponseError) -> bool:
+    return isinstance(error, _REFUSED) or bool(_REFUSED_TEXT.search(str(error)))
 
 
 def _scripts() -> dict[str, str]:
@@ -49,12 +91,20 @@ def _scripts() -> dict[str, str]:
         before += ["over"] if name in _ENDING else []
         return "".join(read(part) for part in (*before, name))
 
-    return {name: whole(name) for name in (*_FENCED, *_PLAIN, *_ENGINES)}
+    return {name: whole(name) for name in (*_FENCED, *_PLAIN, *_ENGINES, *_PROBES)}
 
 
 class RedisServer:
-    def __init__(self, url: str, *, timeout_s: float = keys.TIMEOUT_S) -> None:
-        """Raises StoreRefused for a URL that is none."""
+    def __init__(
+        self,
+        url: str,
+        durability: Durability | None = None,
+        *,
+        timeout_s: float = keys.TIMEOUT_S,
+    ) -> None:
+        """`durability` is what the settings of Redis must allow (`examine`); None: any will do.
+        Raises StoreRefused for a URL that is none."""
+        self._durability = durability
         self._timeout_s = timeout_s
         try:
             self._client, self._others = _client(url, timeout_s)
@@ -64,49 +114,63 @@ class RedisServer:
             name: self._client.register_script(text) for name, text in _scripts().items()
         }
         self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
-        self._pulse = Pulse(self._answers)
+        name = "Redis" if durability is not None else "Redis, as the list of engines,"
+        self._pulse = Pulse(name, self._probe)
         self.doubtful = True
         """Since it was last examined it may have been another one, or have forgotten."""
 
     @property
     def there(self) -> bool:
-        """Whether it answers, as far as is known."""
+        """Whether it takes writes, as far as is known."""
         return self._pulse.there
+
+    def watch(self) -> None:
+        """Probe it from now on, calls or not."""
+        self._pulse.watch()
 
     @asynccontextmanager
     async def bounded(self) -> AsyncGenerator[None]:
         """Around all that one call of the store does. Waiting for a connection is part of it. While
-        it lets others wait in vain it is not called."""
+        it lets others wait in vain it is not called. Raises StoreUnavailable."""
         if self._pulse.late:
             raise StoreUnavailable("Redis has not answered since a call of it was given up")
+        with _cancelled_if_asked(), self._failures():
+            async with asyncio.timeout(self._timeout_s), self._connections:
+                yield
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncGenerator[None]:
+        """As `bounded`, for the first calls. Raises StoreRefused where waiting would not help,
+        StoreUnavailable where it may."""
         with _cancelled_if_asked():
             try:
-                async with asyncio.timeout(self._timeout_s), self._connections:
+                async with asyncio.timeout(self._timeout_s):
                     yield
-            except _LOCKED_OUT as error:
-                raise StoreRefused(f"Redis does not let us in: {error}") from error
-            except _AWAY as error:
-                raise self._unavailable(error) from error
-            except redis_errors.ResponseError as error:
-                if str(error).startswith(_PASSING):
-                    raise self._unavailable(error) from error
-                raise
+            except (redis_errors.RedisError, OSError) as error:
+                if (cause := _cause_of(error)) is None:
+                    raise
+                raise (StoreRefused if _locked_out(error) else StoreUnavailable)(cause) from error
 
-    async def _answers(self) -> bool:
+    @contextmanager
+    def _failures(self) -> Generator[None]:
+        """Raises StoreUnavailable for what Redis, rather than the call, is to blame for."""
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self.do("PING")
-        except redis_errors.RedisError as error:
-            return not isinstance(error, _GONE) or isinstance(error, _LOCKED_OUT)
-        except (OSError, TimeoutError):
-            return False
-        return True
+            yield
+        except (redis_errors.RedisError, OSError, StoreRefused) as error:
+            if (cause := _cause_of(error)) is None:
+                raise
+            self.doubtful = True
+            gone = isinstance(error, _GONE) and not _locked_out(error)
+            late = isinstance(error, _LATE) or (gone and self._pulse.late)
+            self._pulse.lost(cause, late=late)
+            raise StoreUnavailable(cause) from error
 
-    def _unavailable(self, error: BaseException) -> StoreUnavailable:
-        self.doubtful = True
-        if isinstance(error, _GONE):
-            self._pulse.lost(late=isinstance(error, _LATE))
-        return StoreUnavailable(f"Redis does not answer: {str(error) or type(error).__name__}")
+    async def _probe(self) -> None:
+        """Write as calls do, and leave nothing behind."""
+        with _cancelled_if_asked(), self._failures():
+            async with asyncio.timeout(self._timeout_s):
+                await self.examine()
+                await self.run("probe", keys.PROBES)
 
     async def run(self, script: str, names: Sequence[str], args: Sequence[Any] = ()) -> Any:
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
@@ -121,14 +185,20 @@ class RedisServer:
         async with self._client.pipeline(transaction=False) as together:
             for names, args in calls:
                 await run(keys=names, args=args, client=together)
-            return await together.execute()
+            replies = await together.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, redis_errors.RedisError):
+                raise reply
+        return replies
 
     async def do(self, *command: str | bytes | int) -> Any:
         execute = cast(Callable[..., Awaitable[Any]], self._client.execute_command)  # pyright: ignore[reportUnknownMemberType]
         return await execute(*command)
 
-    async def examine(self, durability: Durability) -> None:
+    async def examine(self) -> None:
         """Raises StoreRefused if it could drop what it was given."""
+        if self._durability is None:
+            return
         info = cast(dict[str, Any], await self.do("INFO"))
         policy = info.get("maxmemory_policy")
         if policy != "noeviction":
@@ -136,9 +206,8 @@ class RedisServer:
                 f"Redis may drop sessions when its memory is full: its maxmemory-policy is "
                 f"{policy}; set it to noeviction"
             )
-        if durability == "strict":
+        if self._durability == "strict":
             await self._examine_strict(info)
-        self.doubtful = False
 
     async def _examine_strict(self, info: dict[str, Any]) -> None:
         try:

@@ -26,12 +26,17 @@ from realtime.store.base import (
     Written,
 )
 from realtime.store.durability import Durability
-from realtime.store.errors import StoreRefused
-from realtime.store.sqlite_file import connect
+from realtime.store.errors import StoreRefused, StoreUnavailable
+from realtime.store.pulse import Pulse
+from realtime.store.sqlite_file import StoreFile
 from realtime.store.sqlite_tables import Clock, Tables
 from realtime.store.sqlite_worker import Worker
 
 T = TypeVar("T")
+
+ROOM_BYTES = 256 * 1024
+"""Room that a store needs which had none, before it counts as healthy again: with room for a row
+alone it would refuse the next message, and so on in turns."""
 
 
 class SqliteStore:
@@ -41,16 +46,19 @@ class SqliteStore:
     ) -> Self:
         """None: in memory. Raises StoreRefused."""
         try:
-            db = await asyncio.to_thread(connect, file, durability)
+            opened = await asyncio.to_thread(StoreFile, file, durability)
         except (OSError, sqlite3.Error) as error:
             raise StoreRefused(
                 f"the store {file or 'in memory'} cannot be used: {error}"
             ) from error
-        return cls(db, clock)
+        store = cls(opened, clock)
+        store._pulse.watch()
+        return store
 
-    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
-        self._tables = Tables(db, clock)
-        self._worker = Worker(db)
+    def __init__(self, file: StoreFile, clock: Clock) -> None:
+        self._tables = Tables(file.db, clock)
+        self._worker = Worker(file, lambda: self._tables.reopened(file.db))
+        self._pulse = Pulse("The store", self._probe)
 
     @property
     def epoch(self) -> str:
@@ -58,7 +66,11 @@ class SqliteStore:
 
     @property
     def there(self) -> bool:
-        return True  # a file
+        return self._pulse.there
+
+    @property
+    def shared(self) -> bool:
+        return False
 
     async def check(self) -> None:
         await self._run(self._tables.verify)
@@ -117,7 +129,19 @@ class SqliteStore:
         return await self._run(self._tables.kept, response)
 
     async def aclose(self) -> None:
+        await self._pulse.aclose()
         await self._worker.aclose()
 
+    async def _probe(self) -> None:
+        """Write to the disk; after a failure also as much as makes room for what failed."""
+        await self._run(self._tables.touch)
+        if not self._pulse.there:
+            await self._run(self._tables.fill, ROOM_BYTES)
+            await self._run(self._tables.unfill)
+
     async def _run(self, call: Callable[..., T], *args: Any) -> T:
-        return await self._worker.run(call, *args)
+        try:
+            return await self._worker.run(call, *args)
+        except StoreUnavailable as error:
+            self._pulse.lost(str(error))
+            raise

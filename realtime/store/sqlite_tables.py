@@ -54,6 +54,7 @@ Clock = Callable[[], float]
 
 _NOBODY = ""
 """Owns a session that was ended."""
+_PROBE = "probe"
 _ONCE_RECORD_BYTES = 17
 """Beside the result; counted as Redis holds it, so that both forget alike."""
 
@@ -62,6 +63,11 @@ class Tables:
     def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
         self._db = db
         self._clock = clock
+        self.epoch = read_epoch(db) or ""
+
+    def reopened(self, db: sqlite3.Connection) -> None:
+        """Go on with another file, or with the same one anew."""
+        self._db = db
         self.epoch = read_epoch(db) or ""
 
     def _execute(self, sql: str, *values: object) -> sqlite3.Cursor:
@@ -79,6 +85,25 @@ class Tables:
         if found != self.epoch:
             lost, self.epoch = self.epoch, found or make_epoch(self._db)
             raise StoreLost(f"this is not the store it was: {lost} is gone")
+
+    # ------------------------------------------------------------ health
+
+    def touch(self) -> None:
+        """Write a page to the disk, and change nothing. SQLite skips an update that does not
+        change the row: so it is changed, and back."""
+        self._execute("UPDATE store SET epoch = epoch || '-'")
+        self._execute("UPDATE store SET epoch = substr(epoch, 1, length(epoch) - 1)")
+
+    def fill(self, size: int) -> None:
+        """Write so many bytes more, as a response whose time is over."""
+        sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
+        self._execute(sql, _PROBE, size)
+
+    def unfill(self) -> None:
+        """Only when it is committed is it known that there was room."""
+        self._execute("DELETE FROM kept WHERE id = ?", _PROBE)
+
+    # ------------------------------------------------------------ leases
 
     def _missing(self, session: str) -> UnknownSession:
         self.verify()

@@ -2,7 +2,7 @@
 order it came, so that a thousand small writes a second cost a few commits.
 
 A call takes effect as a whole or not at all, whatever becomes of the others; its caller hears of it
-when all of them are committed.
+when all of them are committed, to the file that is at its path.
 """
 
 import asyncio
@@ -14,10 +14,12 @@ from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
 from realtime.store.errors import StoreLost, StoreUnavailable
-from realtime.store.sqlite_file import transaction
+from realtime.store.sqlite_file import StoreFile, transaction
 
 GROUP_MAX = 256
 """Calls in one transaction."""
+_FILES_MAX = 3
+"""Files that a group of calls is tried on, each having replaced the one before meanwhile."""
 
 T = TypeVar("T")
 
@@ -43,8 +45,10 @@ class Result(NamedTuple):
 
 
 class Worker:
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
+    def __init__(self, file: StoreFile, reopened: Callable[[], None] = lambda: None) -> None:
+        """`reopened` is called, on the thread, when `file` has another connection and epoch."""
+        self._file = file
+        self._reopened = reopened
         self._loop = asyncio.get_running_loop()
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
         self._closed = self._loop.create_future()
@@ -75,6 +79,10 @@ class Worker:
         self._db.close()
         self._tell(self._closed.set_result, None)
 
+    @property
+    def _db(self) -> sqlite3.Connection:
+        return self._file.db
+
     def _group(self) -> list[Call | None]:
         """One call at least. None, the last: there will be no more."""
         group = [self._calls.get()]
@@ -86,13 +94,29 @@ class Worker:
         return group
 
     def _do(self, calls: list[Call]) -> list[Result]:
+        """Done once more if the file was deleted or replaced: in the one that is there now the same
+        calls are told that the store is another one."""
         if not calls:
             return []
+        try:
+            for _ in range(_FILES_MAX):
+                results = self._transact(calls)
+                if self._file.in_place():
+                    return results
+                whole = self._file.reopen()
+                self._reopened()
+                if whole:
+                    return results
+        except (OSError, sqlite3.Error) as error:
+            return _all_refused(calls, f"the file was deleted or replaced, and now: {error}", error)
+        return _all_refused(calls, "the file is replaced again and again")
+
+    def _transact(self, calls: list[Call]) -> list[Result]:
         try:
             with transaction(self._db):
                 return [self._call(call) for call in calls]
         except sqlite3.Error as error:
-            return [Result(call.heard, None, _unavailable(error)) for call in calls]
+            return _all_refused(calls, str(error), error)
 
     def _call(self, call: Call) -> Result:
         """Raises sqlite3.Error where the whole transaction is lost (the disk is full, say)."""
@@ -103,7 +127,8 @@ class Worker:
             if not self._db.in_transaction:
                 raise
             self._db.execute("ROLLBACK TO call")
-            result = Result(call.heard, None, _unavailable(error))
+            blame = _unavailable(str(error), error) if _of_the_file(error) else error
+            result = Result(call.heard, None, blame)
         except StoreLost as error:  # what it has written stays
             result = Result(call.heard, None, error)
         except Exception as error:
@@ -122,7 +147,16 @@ def _tell_all(results: list[Result]) -> None:
         result.tell()
 
 
-def _unavailable(error: sqlite3.Error) -> StoreUnavailable:
-    unavailable = StoreUnavailable(f"the store cannot be written: {error}")
+def _all_refused(calls: list[Call], cause: str, error: Exception | None = None) -> list[Result]:
+    return [Result(call.heard, None, _unavailable(cause, error)) for call in calls]
+
+
+def _of_the_file(error: sqlite3.Error) -> bool:
+    """Whether the file fails (full, locked, malformed), rather than this one call."""
+    return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
+
+
+def _unavailable(cause: str, error: Exception | None) -> StoreUnavailable:
+    unavailable = StoreUnavailable(f"SQLite: {cause}")
     unavailable.__cause__ = error
     return unavailable

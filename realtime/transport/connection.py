@@ -77,8 +77,7 @@ class Connection:
         try:
             session = await self._enter()
         except Refusal as refusal:
-            ours = refusal.kind == "server_error"
-            await self.refuse(refusal, CloseCode.TRY_LATER if ours else CloseCode.POLICY)
+            await self.refuse(refusal)
             return
         reading = asyncio.create_task(self._read(session), name=f"read {self._id}")
         sending = asyncio.create_task(self._outbox.run(), name=f"send {self._id}")
@@ -116,7 +115,7 @@ class Connection:
         if self._farewell:
             self._outbox.put(self._voice.closed(session.aside(), "client_request"))
 
-    async def refuse(self, refusal: Refusal, code: CloseCode) -> None:
+    async def refuse(self, refusal: Refusal) -> None:
         """Says why, and closes: for a connection that never gets a session."""
         seen = self._wish.last_event_id if isinstance(self._wish, Return) else None
         event = self._voice.refuse(refusal, None, aside_of(seen))
@@ -125,6 +124,8 @@ class Connection:
             await self._socket.send(frame if self._codec.binary else frame.decode())
         except SocketClosed:
             return
+        ours = refusal.kind == "server_error"
+        code = CloseCode.TRY_LATER if ours else CloseCode.POLICY
         await self._socket.close(code, refusal.message[:120])
 
     def _hang_up(self, code: CloseCode, reason: str) -> None:
@@ -170,8 +171,8 @@ class Connection:
     async def _read(self, session: Session) -> None:
         while True:
             await self._outbox.room()
-            frame = await self._socket.recv()
-            await self._take(frame, session)
+            # No name here: it would keep the last frame for as long as the client is idle.
+            await self._take(await self._socket.recv(), session)
 
     async def _take(self, frame: str | bytes, session: Session) -> None:
         if isinstance(frame, bytes) is not self._codec.binary:

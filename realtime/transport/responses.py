@@ -139,6 +139,7 @@ class ResponsesConnection:
             except Refusal as refusal:
                 await self._send(error_out(refusal, stream_id_of(frame)))
                 self._count_bad_frame(refusal)
+            del frame  # else the last one stays for as long as the client is idle
 
     async def _take(self, frame: str) -> None:
         self._check_size(frame)
@@ -147,7 +148,7 @@ class ResponsesConnection:
         self._bad_frames = 0
         match event:
             case Create():
-                self._lanes.put(event.stream_id, partial(self._serve, event))
+                self._lanes.put(event.stream_id, partial(self._serve, event), len(frame))
             case Cancel():
                 await self._cancel(event)
             case Steer():

@@ -117,7 +117,20 @@ class Steering:
                 f"{limit} steering inputs wait on this connection, which is the most.",
                 code="too_many_pending_steers",
             )
+        self._check_bytes(event)
         try:
             return making, steering(decode_input(event.input), fresh)
         except Refusal as refusal:
             raise Refusal(refusal.message, code="invalid_input") from refusal
+
+    def _check_bytes(self, event: Steer) -> None:
+        """Raises Refusal when too much would wait."""
+        limit = self._responses.limits.waiting_response_chars_max
+        waiting = [steer.given for steers in self._waiting.values() for steer in steers]
+        size = sum(memoryview(given).nbytes for given in (*waiting, event.input))
+        if size > limit:
+            raise Refusal(
+                f"Steering inputs of {size:,} bytes would wait on this connection; the limit is "
+                f"{limit:,} bytes.",
+                code="too_many_pending_steers",
+            )

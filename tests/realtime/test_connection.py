@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -47,6 +49,17 @@ async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[W
     assert len(registry) == 0
     await registry.aclose()
     assert await bench.engine.list() == [], "nothing is left behind"
+
+
+async def test_an_idle_connection_does_not_keep_its_last_frame(bench: Bench) -> None:
+    async with connect(bench) as wire:
+        frame = json.dumps({"type": "input_audio_buffer.clear"})
+        unused = sys.getrefcount(frame)
+        wire.socket.frames.put_nowait(frame)
+        await wire.socket.until("input_audio_buffer.cleared")
+        async with asyncio.timeout(20):
+            while sys.getrefcount(frame) > unused:
+                await asyncio.sleep(0)
 
 
 async def test_the_first_frame_is_the_session(bench: Bench) -> None:

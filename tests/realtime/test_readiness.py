@@ -1,23 +1,26 @@
 """/health/ready tells the truth: whether somebody new would be taken."""
 
 import asyncio
+import contextlib
 import json
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 
 from realtime.server.app import build
 from realtime.server.entrance import Entrance
 from realtime.server.settings import Settings
-from realtime.store import open_store
+from realtime.store import open_store, pulse
 from tests.realtime.served import Running, first, listening
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
+from tests.realtime.store.refusals import REFUSALS, Refusal, run, with_a_user
 from tests.support.engines import Bench
 
-pytestmark = needs_redis
 READY: tuple[int, dict[str, object]] = (200, {"status": "ready"})
+NO_STORE: tuple[int, dict[str, object]] = (503, {"status": "no_store"})
 
 
 @pytest.fixture
@@ -30,7 +33,13 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 @pytest.fixture
 async def running(bench: Bench, redis: RedisProcess) -> AsyncIterator[Running]:
-    store = await open_store(redis.url)
+    async with served(bench, await with_a_user(redis)) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def served(bench: Bench, url: str) -> AsyncIterator[Running]:
+    store = await open_store(url)
     app = build(bench.engine, Settings(), store)
     entrance = Entrance()
     entrance.open(app, bench.engine, store)
@@ -45,6 +54,7 @@ async def until(running: Running, wanted: tuple[int, dict[str, object]]) -> None
             await asyncio.sleep(0.02)
 
 
+@needs_redis
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_not_without_its_store(
     running: Running, redis: RedisProcess, bench: Bench, asleep: bool
@@ -62,12 +72,91 @@ async def test_not_without_its_store(
             redis.pause()
         else:
             redis.stop()
-        await until(running, (503, {"status": "no_store"}))
+        await until(running, NO_STORE)
         assert (await running.get("/health/live"))[0] == 200
         if asleep:
             redis.go_on()
         else:
             await redis.start()
+            await with_a_user(redis)
         await until(running, READY)
         while (event := await first(socket))["type"] != "response.done":
             assert event["type"] != "error", event
+
+
+@needs_redis
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: one.name)
+async def test_not_while_its_store_refuses_writes(
+    running: Running,
+    redis: RedisProcess,
+    refusal: Refusal,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What is sent meanwhile is refused as what the store cannot take, never as a fault of ours,
+    and accepted when it can. What was accepted before is there."""
+    monkeypatch.setattr(pulse, "IDLE_S", 0.1)
+    await until(running, READY)
+    async with connect(running.url) as socket:
+        await first(socket)
+        for n in range(4):
+            await add(socket, f"item_{n}")
+        await run(redis, refusal.begin)
+        for n in range(4, 8):
+            await until_refused(socket, f"item_{n}", at_once=n > 4 or refusal.name != "eviction")
+        await until(running, NO_STORE)
+        async with connect(running.url) as other:
+            assert (await first(other))["error"]["code"] == "store_unavailable"  # type: ignore[index]
+        await run(redis, refusal.mend)
+        await until(running, READY)
+        for n in range(4, 8):
+            await add(socket, f"item_{n}")
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR or one.exc_info]
+    about = [one for one in caplog.records if "written" in one.getMessage()]
+    assert len(about) == 2, "its beginning and its end"
+
+
+async def add(socket: ClientConnection, name: str) -> None:
+    await send(socket, name)
+    while (event := await first(socket))["type"] != "conversation.item.done":
+        assert event["type"] != "error", event
+
+
+async def send(socket: ClientConnection, name: str) -> None:
+    content = [{"type": "input_text", "text": "hello"}]
+    item = {"id": name, "type": "message", "role": "user", "content": content}
+    await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+
+
+async def until_refused(socket: ClientConnection, name: str, *, at_once: bool) -> None:
+    """`at_once`: the store refuses it without having been probed."""
+    while True:
+        await send(socket, name)
+        while (event := await first(socket))["type"] not in ("conversation.item.done", "error"):
+            pass
+        if event["type"] == "error":
+            break
+        assert not at_once, "accepted"
+        name += "_"
+        await asyncio.sleep(0.05)
+    assert event["error"]["code"] == "store_unavailable", event  # type: ignore[index]
+    assert event["error"]["type"] == "server_error"  # type: ignore[index]
+
+
+async def test_an_embedded_store_that_cannot_be_written(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is where it was, and its folder is not."""
+    monkeypatch.setattr(pulse, "IDLE_S", 0.1)
+    folder = tmp_path / "state"
+    async with served(bench, f"sqlite:///{folder / 'store.db'}") as running:
+        await until(running, READY)
+        async with connect(running.url) as socket:
+            await first(socket)
+            await add(socket, "item_1")
+            folder.rename(tmp_path / "away")
+            await until(running, NO_STORE)
+            await until_refused(socket, "item_2", at_once=True)
+            (tmp_path / "away").rename(folder)
+            await until(running, READY)
+            await add(socket, "item_2")

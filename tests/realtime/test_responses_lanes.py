@@ -1,6 +1,8 @@
 """Lanes, cancelling and steering over the WebSocket of the Responses API."""
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +19,13 @@ from tests.realtime.served import Running, serve
 from tests.realtime.sockets import FakeSocket
 from tests.support.engines import Bench, digest_engine
 
-LIMITS = Limits(lanes_max=3, running_responses_max=2, waiting_responses_max=4, steers_max=2)
+LIMITS = Limits(
+    lanes_max=3,
+    running_responses_max=2,
+    waiting_responses_max=4,
+    steers_max=2,
+    waiting_response_chars_max=20_000,
+)
 
 
 @pytest.fixture
@@ -57,6 +65,22 @@ def sequence(events: list[Event]) -> list[int]:
 
 
 # ---------------------------------------------------------------- lanes
+
+
+async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
+    socket = FakeSocket()
+    responses: Responses = running.server.config.app.state.responses  # type: ignore[union-attr]
+    connection = ResponsesConnection(socket, responses, "default", lambda name: name or "demo")
+    serving = asyncio.create_task(connection.run())
+    frame = json.dumps({"type": "response.cancel"})
+    unused = sys.getrefcount(frame)
+    socket.frames.put_nowait(frame)
+    await socket.until("error")
+    async with asyncio.timeout(20):
+        while sys.getrefcount(frame) > unused:
+            await asyncio.sleep(0)
+    socket.frames.put_nowait(None)
+    await asyncio.wait_for(serving, 20)
 
 
 async def test_without_a_lane_responses_follow_each_other(caller: Caller) -> None:
@@ -129,6 +153,21 @@ async def test_lanes_and_what_waits_have_bounds(caller: Caller) -> None:
         pass
     assert event["error"]["code"] == "websocket_stream_limit_reached"
     assert event["stream_id"] == "a"
+
+
+async def test_what_waits_has_a_bound_of_characters(caller: Caller) -> None:
+    await started(caller)
+    await caller.send(input="x" * 15_000, max_output_tokens=1)
+    await caller.send(input="x" * 10_000, max_output_tokens=1)
+    while (event := await caller.recv())["type"] != "error":
+        pass
+    assert event["error"]["code"] == "websocket_stream_limit_reached"
+    assert "over 20,000" in event["error"]["message"]
+    await caller.send("response.cancel")
+    while (event := await caller.recv())["type"] != "error":
+        pass
+    assert event["error"]["code"] == "context_length_exceeded", "the first one had its turn"
+    assert len((await caller.turn("hello"))["output"]) == 1, "room is given back"
 
 
 # ---------------------------------------------------------------- cancel
@@ -249,6 +288,16 @@ async def test_waiting_steers_have_a_bound(bench: Bench) -> None:
         await caller.send("response.cancel")
         await caller.until(*ENDS)
     await store.aclose()
+
+
+async def test_waiting_steers_have_a_bound_of_bytes(caller: Caller) -> None:
+    response = await started(caller, store=False)
+    await caller.send("response.steer", previous_response_id=response, input="x" * 25_000)
+    failed = (await caller.until("response.steer.failed"))[-1]
+    assert failed["error"]["code"] == "too_many_pending_steers"
+    assert "the limit is 20,000 bytes" in failed["error"]["message"]
+    await caller.send("response.cancel")
+    assert (await caller.until(*ENDS))[-1]["type"] == "response.incomplete"
 
 
 # ---------------------------------------------------------------- a slow reader

@@ -120,6 +120,10 @@ class Handle(SqliteStore):
         self._tables = storage.tables
         self._ask = storage.ask
 
+    @property
+    def shared(self) -> bool:
+        return True
+
     async def _run(self, call: Callable[..., T], *args: Any) -> T:
         return await self._ask(call, *args)
 

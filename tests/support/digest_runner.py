@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Row, Runner, Sample, Sampled
+from engine.fingerprint import fingerprint
 from engine.messages import Ready
 from engine.text import Matcher
 
@@ -85,6 +86,7 @@ def ready(geometry: Geometry, folder: str, incarnation: str) -> Ready:
         dtype="-",
         load_s=0.0,
         incarnation=incarnation,
+        digest=fingerprint(folder),
     )
 
 

@@ -20,7 +20,7 @@ from engine.front import Engine
 from engine.link import Link
 from engine.listening import listen
 from engine.loop import Loop
-from engine.messages import AnyCommand, AnyEvent, Ready
+from engine.messages import AnyCommand, AnyEvent, Ready, malformed
 from engine.parts import assemble
 from engine.schedule import Scheduler
 from engine.text import Text
@@ -91,13 +91,15 @@ class Bench:
         config = msgspec.structs.replace(
             self.config, max_num_seqs=self._rows, audit_every_step=True
         )
-        parts = assemble(self.runner, self._text, config, self._scheduling)
+        digest = self._ready(self.runner.geometry).digest
+        parts = assemble(self.runner, self._text, config, self._scheduling, digest)
         self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
         fronts = self.fronts = parts.fronts
         link: Link[AnyEvent, AnyCommand] = Link(
             msgspec.msgpack.Decoder(list[AnyCommand]),
             lambda commands: fronts.receive(front, commands),
             lambda: None,
+            refusal=malformed,
         )
         front = fronts.join(link.send_now)
         ours, theirs = socket.socketpair()

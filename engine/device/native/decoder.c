@@ -25,8 +25,9 @@ typedef struct {
     const Layer *layer;
     const element *embedding;
     const float *norm;
-    const element *rope; /* [position, 2, DIM]: cosines, then sines, the first half negated */
-    Linear head;
+    const element *rope; /* [positions, 2, DIM]: cosines, then sines, the first half negated */
+    Linear head;         /* head.out is the vocabulary: rows of `embedding`, too */
+    int64_t positions, pages; /* rows of `rope`; pages of each layer's pool */
     float eps;
 } Model;
 
@@ -186,6 +187,29 @@ static int64_t likeliest(const float *logits, int64_t size) {
     return isinf(logits[best]) ? -1 : best;
 }
 
+/* Whether each of `count` indices lies in [0, bound). */
+static int all_below(const int32_t *index, int64_t count, int64_t bound) {
+    const uint32_t end = (uint32_t)bound; /* a negative index is a large unsigned one */
+    int outside = 0;
+    for (int64_t n = 0; n < count; n++) outside |= (uint32_t)index[n] >= end;
+    return !outside;
+}
+
+/* Whether every look-up of this row stays inside the embedding, the rotary table and the pool. */
+static int is_inside(const Model *model, const Row *row) {
+    const int64_t end = row->start + row->count;
+    return row->count > 0 && row->start >= 0 && end <= model->positions &&
+           all_below(row->pages, (end + SLOTS - 1) / SLOTS, model->pages) &&
+           all_below(row->ids, row->count, model->head.out);
+}
+
+/* The first row that would read or write outside the model or the pool; -1: there is none. */
+static int64_t first_outside(const Model *model, const Work *work) {
+    for (int64_t r = 0; r < work->count; r++)
+        if (!is_inside(model, &work->rows[r])) return r;
+    return -1;
+}
+
 /* Units of all rows, and where each row's tokens begin. */
 static void lay(const Model *model, Work *work) {
     const int64_t group = model->heads / model->kv_heads;
@@ -270,12 +294,17 @@ void *desk_open(const Model *model, int64_t threads) {
 }
 
 /* Returns at once; `work` and all it points to must stay as they are until `desk_finish` or
-   `desk_abandon`. With more than one thread the others begin; with one, nothing is done before. */
-void desk_begin(void *of, Work *work) {
+   `desk_abandon`. With more than one thread the others begin; with one, nothing is done before.
+
+   Returns -1, or the number of the first row that is out of bounds: then nothing has begun. */
+int64_t desk_begin(void *of, Work *work) {
     Desk *desk = of;
+    const int64_t outside = first_outside(desk->job.model, work);
+    if (outside >= 0) return outside;
     lay(desk->job.model, work);
     desk->job.work = work;
     open_job(desk->crew, &desk->job, work->threads > 1);
+    return -1;
 }
 
 /* Works at it until no KV is read any more. */

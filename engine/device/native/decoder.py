@@ -60,6 +60,7 @@ _Model = _struct(
     ("layer", POINTER(_Layer)),
     *_all("embedding norm rope", c_void_p),
     ("head", _Linear),
+    *_all("positions pages", c_int64),
     ("eps", c_float),
 )
 _Work = _struct(
@@ -96,6 +97,7 @@ class NativeDecoder:
         """`threads`: the most that a step may take."""
         self._group = model.shape.heads // model.shape.kv_heads
         self._vocab = model.shape.vocab
+        self._positions, self._pages = len(model.rope), pool.pages
         shape = model.shape
         self._floats = (
             3 * shape.hidden + 2 * shape.head_dim * (shape.heads + shape.kv_heads) + 3 * shape.inner
@@ -116,12 +118,15 @@ class NativeDecoder:
             self._floats_of(model.norm.weight),
             model.rope.data_ptr(),
             _Linear(model.head.data_ptr(), None, shape.hidden, shape.vocab),
+            self._positions,
+            self._pages,
             shape.eps,
         )
         library.desk_open.restype = c_void_p
         desk = c_void_p(library.desk_open(byref(self._model), c_int64(threads)))
         if not desk:
             raise MemoryError("no memory for a step of the model")
+        library.desk_begin.restype = c_int64
         self._begin = functools.partial(library.desk_begin, desk)
         library.desk_finish.restype = c_int64
         self._finish = functools.partial(library.desk_finish, desk)
@@ -165,7 +170,9 @@ class NativeDecoder:
         return Step(rows, threads, packed, fed, array("q", bytes(8 * wanted)), tokens, units)
 
     def begin(self, step: Step) -> None:
-        """Returns at once; threads other than this one begin. The step before must be finished."""
+        """Returns at once; threads other than this one begin. The step before must be finished.
+        Raises IndexError, before anything begins, for a row with an id outside the vocabulary, or
+        one that lies outside the context or the pool."""
         wanted = len(step.likely)
         scratch = self._buffer("scratch", step.tokens * self._floats, torch.float32)
         logits = self._buffer("logits", wanted * self._vocab, torch.float32)
@@ -179,8 +186,22 @@ class NativeDecoder:
             scratch.data_ptr(),
             place.data_ptr(),
         )
+        outside = self._begin(byref(work))
+        if outside >= 0:
+            raise IndexError(f"row {outside} of the step: {self._problem(step, outside)}")
         self._under_way = (step, work)
-        self._begin(byref(work))
+
+    def _problem(self, step: Step, at: int) -> str:
+        """What of this row is out of bounds."""
+        row = step.rows[at]
+        ids = row.ids or step.fed[at : at + 1]
+        for id in ids:
+            if not 0 <= id < self._vocab:
+                return f"id {id} is outside the vocabulary of {self._vocab}"
+        end = row.start + row.count
+        if row.start < 0 or end > self._positions:
+            return f"positions {row.start} to {end} are outside the {self._positions} of the model"
+        return f"a page of it is outside the pool of {self._pages}"
 
     def finish(self) -> tuple[list[int], float]:
         """Works at it, too. Returns, of the S rows that draw, the likeliest id; -1 where a logit is

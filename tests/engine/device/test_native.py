@@ -17,6 +17,7 @@ import torch
 
 from engine.batch import Batch, Move, Row, Sample
 from engine.device.native import build
+from engine.device.native import decoder as native_decoder
 from engine.device.native import runner as native
 from engine.device.native.runner import NativeRunner
 from engine.device.runner import TorchRunner
@@ -223,3 +224,68 @@ def test_without_a_compiler_torch_does_it(
     assert "slower" in caplog.text
     [ids] = oracle.prompts(3, [20])
     assert logits(runner, ids, []).isfinite().all()
+
+
+def out_of_bounds(runner: TorchRunner, ids: list[int], **differences: Any) -> Batch:
+    """A good row, then one with these ids."""
+    pages = {"pages": array("i", [1]), "start": 0} | differences
+    good = Row(array("i", [1, 2, 3]), -1, 0, array("i", [0]), Sample())
+    bad = Row(array("i", ids), -1, pages["start"], pages["pages"], Sample())
+    return Batch(0, [good, bad])
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("id", [144, 6920, 1 << 30, -1])
+def test_an_id_outside_the_vocabulary_fails_the_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, id: int, threads: int
+) -> None:
+    """No memory beside the embedding is read, and the next step is as if nothing had been."""
+    monkeypatch.setattr(native, "LIGHT_WORK", 0)
+    runner = oracle.runner_of(folder, threads=threads)
+    assert isinstance(runner, NativeRunner)
+    assert runner.geometry.vocab_size == 144
+    batch = out_of_bounds(runner, [1, 2, id, 3])
+    outside = f"row 1 of the step: id {id} is outside the vocabulary of 144"
+    with pytest.raises(IndexError, match=outside):
+        runner.launch(batch)
+    with pytest.raises(IndexError, match=outside):
+        runner.logits(batch)
+    [ids] = oracle.prompts(7, [40])
+    pages = array("i", range(3))
+    begun = runner.launch(Batch(1, [Row(array("i", ids), -1, 0, pages, Sample())]))
+    [drawn] = runner.collect(begun).drawn
+    assert drawn is not None
+    assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("differences", "said"),
+    [
+        ({"start": 510}, "positions 510 to 513 are outside the 512 of the model"),
+        ({"start": -1}, "positions -1 to 2 are outside"),
+        ({"pages": array("i", [1 << 30])}, "outside the pool"),
+        ({"pages": array("i", [-1])}, "outside the pool"),
+    ],
+)
+def test_a_row_outside_context_or_pool_fails_the_step(
+    folder: Path, differences: dict[str, Any], said: str
+) -> None:
+    runner = oracle.runner_of(folder)
+    if "start" in differences:
+        differences = differences | {"pages": array("i", range(33))}
+    with pytest.raises(IndexError, match=said):
+        runner.launch(out_of_bounds(runner, [1, 2, 3], **differences))
+
+
+@pytest.mark.parametrize("id", [144, 1 << 30, -1])
+def test_torch_is_given_no_id_outside_the_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, id: int
+) -> None:
+    monkeypatch.setattr(native_decoder.NativeDecoder, "of", lambda *_: None)
+    runner = oracle.runner_of(folder)
+    assert not isinstance(runner, NativeRunner)
+    batch = out_of_bounds(runner, [1, 2, id, 3])
+    with pytest.raises(IndexError, match=f"row 1 of the step: id {id} is outside the vocabulary"):
+        runner.collect(runner.launch(batch))

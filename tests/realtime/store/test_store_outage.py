@@ -379,7 +379,7 @@ async def test_the_rules_are_looked_at_again_after_an_outage(
     await until_awake(store)
     async with server.client() as client:
         await client.config_set("maxmemory-policy", "allkeys-lru")
-        with pytest.raises(StoreRefused):
+        with pytest.raises(StoreUnavailable, match="allkeys-lru"):
             await append(store, lease, 0, entry(1))
         await client.config_set("maxmemory-policy", "noeviction")
     await append(store, lease, 0, entry(1))

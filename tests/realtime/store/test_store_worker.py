@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from realtime.store.errors import StoreLost, StoreUnavailable
-from realtime.store.sqlite_file import connect
+from realtime.store.sqlite_file import StoreFile
 from realtime.store.sqlite_worker import Worker
 
 
@@ -17,11 +17,12 @@ class Notes:
     group."""
 
     def __init__(self, file: Path) -> None:
-        self.db = connect(file, "normal")
+        opened = StoreFile(file, "normal")
+        self.db = opened.db
         self.db.execute("CREATE TABLE notes (n INTEGER)")
         self.commits = 0
         self.db.set_trace_callback(self._count)
-        self.worker = Worker(self.db)
+        self.worker = Worker(opened)
         self._going = threading.Event()
 
     def _count(self, sql: str) -> None:

@@ -48,8 +48,9 @@ export interface Options extends ConnectionOptions {
   session?: SessionSettings;
   /** Come back to this conversation. */
   resume?: Position;
-  /** Begin as another session was, up to and including an item (all of it without). */
-  fork?: { session: string; at?: string };
+  /** Begin as another session was, up to and including an item (all of it without). With a
+   * short-lived key the server asks for that session's token (`position.token`). */
+  fork?: { session: string; at?: string; token?: string };
   /** Whether to tell a server that has lost the session what was said (default), or to end. */
   rebuild?: boolean;
   /** Events that may wait at most; `send` throws beyond it. */
@@ -241,6 +242,7 @@ export class RealtimeClient {
     } else if (fork !== undefined && !this.#rebuilding) {
       url.searchParams.set('fork', fork.session);
       if (fork.at !== undefined) url.searchParams.set('at', fork.at);
+      if (fork.token !== undefined) url.searchParams.set('resume_token', fork.token);
     }
     return url.href;
   }

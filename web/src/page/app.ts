@@ -207,8 +207,13 @@ export class App {
       saved: { items: shared, turns: own },
       metrics: kept.metrics.filter((metrics) => own.some((turn) => turn.id === metrics.id)),
     };
-    const session = client.position?.sessionId;
-    const child = new Talk(branch, session === undefined ? undefined : { session, at });
+    const { position } = client;
+    const child = new Talk(
+      branch,
+      position === null
+        ? undefined
+        : { session: position.sessionId, at, ...(position.token && { token: position.token }) },
+    );
     // The other session must be there until its history is shared.
     const settled = new Promise<void>((resolve) => {
       child.client.state.subscribe(({ phase }) => {

@@ -58,7 +58,7 @@ export class Talk {
   #refusal = '';
 
   /** `fork`: begin as a session of the server was after an item. */
-  constructor(kept: Kept, fork?: { session: string; at?: string }) {
+  constructor(kept: Kept, fork?: { session: string; at?: string; token?: string }) {
     this.kept = kept;
     const base = location.origin.replace(/^http/, 'ws');
     this.client = new RealtimeClient({

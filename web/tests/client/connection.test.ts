@@ -63,6 +63,22 @@ describe('a connection', () => {
     expect((await server.accept()).query.get('resume_token')).toBe('two');
   });
 
+  it('begins as another session was, and shows the token of that one', async () => {
+    const client = server.client({ fork: { session: 'sess_0', at: 'item_3', token: 'zero' } });
+    const peer = await server.accept();
+    expect(Object.fromEntries(peer.query)).toEqual({
+      fork: 'sess_0',
+      at: 'item_3',
+      resume_token: 'zero',
+    });
+    peer.created('sess_1', { resume: { session_id: 'sess_1', token: 'one' } });
+    await phase(client, 'open');
+    peer.cut();
+    const again = await server.accept();
+    expect(again.query.has('fork')).toBe(false);
+    expect(again.query.get('resume_token')).toBe('one');
+  });
+
   it.each([4001, 4003, 1008, 1000])('stays away after close code %i', async (code) => {
     const { client, peer } = await server.begun();
     const receipt = client.say('never confirmed');

@@ -1,0 +1,52 @@
+"""Turns: how much large input the event loop handles before it serves other connections.
+
+A read takes up to 256 KiB, which holds hundreds of messages, and hundreds of connections may be
+readable at the same time. A connection whose last read was large waits for its turn before the next
+one; so does a connection whose next message has arrived before it asks for it. PER_ROUND of them go
+on in each round of the event loop, first come, first served; a connection that sends little never
+waits.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+PER_ROUND = 4
+"""Turns in a round of the event loop: about 10 ms of the largest reads."""
+
+
+class Turns:
+    """The connections of one server process that wait for their turn."""
+
+    def __init__(self, per_round: int = PER_ROUND) -> None:
+        self._per_round = per_round
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._scheduled = False
+
+    def take(self, act: Callable[[], None]) -> None:
+        """Call `act` in its turn."""
+        self._waiting.append(act)
+        self._schedule()
+
+    async def mine(self) -> None:
+        """Wait for a turn."""
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.take(partial(_resolve, turn))
+        await turn
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._round)
+
+    def _round(self) -> None:
+        self._scheduled = False
+        for _ in range(min(self._per_round, len(self._waiting))):
+            self._waiting.popleft()()
+        self._schedule()
+
+
+def _resolve(turn: "asyncio.Future[None]") -> None:
+    if not turn.done():
+        turn.set_result(None)

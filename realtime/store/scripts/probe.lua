@@ -1,0 +1,19 @@
+-- A health probe: each command that any script writes with, so that Redis refuses this one if it
+-- would refuse one of them (memory, replicas, permissions). Leaves nothing behind. SET comes first:
+-- it takes any key, and Redis looks at its memory at the first write of a script alone.
+-- KEYS   1 string  2 hash  3 list  4 sorted set
+-- ARGV   -
+-- reply  now, ms
+redis.call('SET', KEYS[1], 'a')
+redis.call('DEL', unpack(KEYS))
+redis.call('APPEND', KEYS[1], 'b')
+redis.call('HSET', KEYS[2], 'a', 1)
+redis.call('HDEL', KEYS[2], 'a')
+redis.call('RPUSH', KEYS[3], 'a', 'b', 'c')
+redis.call('LTRIM', KEYS[3], 0, 1)
+redis.call('LPOP', KEYS[3])
+redis.call('RPOP', KEYS[3])
+redis.call('ZADD', KEYS[4], 0, 'a')
+redis.call('ZREM', KEYS[4], 'a')
+redis.call('DEL', unpack(KEYS))
+return whole(now_ms)

@@ -1,0 +1,60 @@
+"""python -m tests.attack [--minutes M] [--phase S] [--seed N] [--only NAME]: attacks a server.
+
+The server runs the bundled model on loopback; bystanders hold conversations with it meanwhile.
+
+Every answer of a bystander must be right, none may take more than 50 ms longer than the longest of
+an idle control process beside it, the gateway's memory stays bounded, no engine dies, and the log
+holds no traceback. The exit status is 1 if something did not hold.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.attack.attacks import ATTACKS
+from tests.attack.run import Report, run
+from tests.attack.target import serving
+
+
+async def _run(options: argparse.Namespace, folder: Path) -> Report:
+    (folder / "server").mkdir()
+    (folder / "control").mkdir()
+    with serving(folder / "server") as server, serving(folder / "control") as control:
+        names = options.only or list(ATTACKS)
+        report = await run(
+            server,
+            control,
+            names,
+            minutes=options.minutes,
+            phase_s=options.phase,
+            seed=options.seed,
+        )
+        report.check_stalls()
+        return report
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.attack", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30, metavar="M", help="of the whole run")
+    parser.add_argument(
+        "--phase", type=float, default=20, metavar="S", help="seconds of one attack"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument(
+        "--only", action="append", choices=[*ATTACKS], metavar="NAME", help="may be given again"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        report = asyncio.run(_run(options, Path(folder)))
+    stalls = sorted(outcome.pair.stall_s for outcome in report.outcomes)
+    print(f"longest stall beyond the control's: {stalls[-1] * 1e3:.1f} ms of {len(stalls)} phases")
+    for found in report.found:
+        print(f"FOUND {found}")
+    print("Nothing found." if not report.found else f"{len(report.found)} found.")
+    return 1 if report.found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,356 @@
+"""The attacks: what a stranger, or the holder of one key, can do to a server over the wire.
+
+Each function makes one round of one abuse, bounded in bytes and time, and counts in a `Tally` how
+the server answered. The bounds that hold against them: docs/reliability.md, "Attacks".
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+
+from tests.attack.target import Address
+from tests.support.frames import BINARY, CLOSE, CONT, TEXT, Peer, frame, upgrade
+
+Tally = Counter[str]
+Attack = Callable[[Address, Random, Tally], Awaitable[None]]
+
+CHUNK = 64 * 1024
+MIB = 1024 * 1024
+ANSWER_S = 60.0
+"""How long an attacker waits for an answer."""
+SUCCEEDED = "succeeded: "
+"""Begins what a tally says of an attack that reached what it must not reach."""
+
+
+# ------------------------------------------------------------------ without a key
+
+
+async def endless_headers(server: Address, random: Random, tally: Tally) -> None:
+    """Four connections send up to 50 MiB of header lines each."""
+    start = random.choice([b"GET /health HTTP/1.1\r\nHost: x\r\n", upgrade()[:-2]])
+    line = b"X-%06d: " % random.randrange(10**6) + b"a" * random.choice([1, 80, 4000]) + b"\r\n"
+    await _together(4, lambda: _flood(server, start, line * (CHUNK // len(line) + 1), 50, tally))
+
+
+async def endless_request_line(server: Address, random: Random, tally: Tally) -> None:
+    """Four connections send one request line of up to 50 MiB each."""
+    await _together(4, lambda: _flood(server, b"GET /", b"a" * CHUNK, 50, tally))
+
+
+async def dripped_head(server: Address, random: Random, tally: Tally) -> None:
+    """A head that comes one byte at a time, as fast as the server reads."""
+    start = random.choice([b"GET /", b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: "])
+    await _together(8, lambda: _flood(server, start, b"a", 0.08, tally))
+
+
+async def _flood(server: Address, start: bytes, chunk: bytes, mib_max: float, tally: Tally) -> None:
+    async with _connected(server) as (reader, writer):
+        answer = asyncio.create_task(_status(reader))
+        writer.write(start)
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < mib_max * MIB and not answer.done():
+                writer.write(chunk)
+                sent += len(chunk)
+                await writer.drain()
+                if len(chunk) < 16:
+                    await asyncio.sleep(0)
+        tally["bytes"] += sent
+        tally[await answer] += 1
+
+
+# ------------------------------------------------------------------ with any key
+
+
+async def large_tools(server: Address, random: Random, tally: Tally) -> None:
+    """128 tools with descriptions of 100 KB each over HTTP: 12.8 MB of text in one request."""
+    body = {"model": "demo", "input": "Hello!", "tools": _tools(random, 128, 100_000)}
+    await _post(server, "/v1/responses", body, tally)
+
+
+async def large_input(server: Address, random: Random, tally: Tally) -> None:
+    """One long word, or emoji with combining marks, as the text of a request."""
+    text = random.choice(["a" * 520_000, "\U0001f600\u0301" * 200_000, "<|end|>" * 70_000])
+    if random.random() < 0.5:
+        await _post(server, "/v1/responses", {"model": "demo", "input": text}, tally)
+    else:
+        messages = [{"role": "user", "content": text}] * 8
+        await _post(server, "/v1/chat/completions", {"model": "demo", "messages": messages}, tally)
+
+
+async def large_session_update(server: Address, random: Random, tally: Tally) -> None:
+    """`session.update` with 500 KB of instructions, or 128 tools of 7 KB, by a browser's key."""
+    key = await _browser_key(server)
+    peer = await Peer.connect(server.port, Authorization=f"Bearer {key}")
+    with contextlib.suppress(ConnectionError, AssertionError):
+        await peer.until("session.created")
+        for _ in range(10):
+            if random.random() < 0.5:
+                session = {"instructions": random.choice(["a", "b ", "\u00e9"]) * 250_000}
+            else:
+                session = {"tools": _tools(random, 128, 7_000)}
+            await peer.say(type="session.update", session={"type": "realtime", **session})
+            event = await peer.event()
+            tally[str(event.get("error", event).get("code", event["type"]))] += 1
+    peer.reset()
+
+
+async def unfinished_messages(server: Address, random: Random, tally: Tally) -> None:
+    """40 frames of 30 MiB and 40 bodies of 15 MiB of which the last byte never comes."""
+    await asyncio.gather(
+        *(_half_frame(server, tally) for _ in range(40)),
+        *(_half_body(server, tally) for _ in range(40)),
+    )
+
+
+async def _half_frame(server: Address, tally: Tally) -> None:
+    try:
+        bearer = f"Bearer {server.key}"
+        async with _connected(server) as (reader, writer):
+            writer.write(upgrade("/v1/responses", Authorization=bearer))
+            await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_S)
+            peer = Peer(reader, writer)
+            ended = asyncio.create_task(_end(peer))
+            writer.write(frame(b"", BINARY, length=30 * MIB))
+            for _ in range(30 * 16 - 1):
+                if ended.done():
+                    break
+                writer.write(b"x" * CHUNK)
+                await writer.drain()
+            done, _ = await asyncio.wait([ended], timeout=10)
+            tally[ended.result() if done else "held"] += 1
+            ended.cancel()
+    except (OSError, asyncio.IncompleteReadError):
+        tally["closed"] += 1
+
+
+async def _half_body(server: Address, tally: Tally) -> None:
+    head = (
+        f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {server.key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {15 * MIB}\r\n\r\n"
+    )
+    async with _connected(server) as (reader, writer):
+        answer = asyncio.create_task(_status(reader))
+        writer.write(head.encode())
+        with contextlib.suppress(ConnectionError):
+            for _ in range(15 * 16 - 1):
+                if answer.done():
+                    break
+                writer.write(b" " * CHUNK)
+                await writer.drain()
+        done, _ = await asyncio.wait([answer], timeout=10)
+        tally[answer.result() if done else "held"] += 1
+        answer.cancel()
+
+
+async def empty_continuations(server: Address, random: Random, tally: Tally) -> None:
+    """A message in up to 300,000 frames of which none holds a byte."""
+    peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
+    ended = asyncio.create_task(_end(peer))
+    many = frame(b"", CONT, fin=False) * 1000
+    with contextlib.suppress(ConnectionError):
+        await peer.send(frame(b"{", TEXT, fin=False))
+        for _ in range(300):
+            if ended.done():
+                break
+            await peer.send(many)
+            await asyncio.sleep(0)
+    done, _ = await asyncio.wait([ended], timeout=5)
+    tally[ended.result() if done else "held"] += 1
+    ended.cancel()
+    peer.reset()
+
+
+async def foreign_sessions(server: Address, random: Random, tally: Tally) -> None:
+    """A browser's key tries the session of another end user of the tenant, by its id."""
+    owner_key, other_key = await _browser_key(server), await _browser_key(server)
+    owner = await Peer.connect(server.port, Authorization=f"Bearer {owner_key}")
+    created = await owner.until("session.created")
+    session: str = created["session"]["id"]
+    other = {"Authorization": f"Bearer {other_key}"}
+    for query in (f"session_id={session}", f"fork={session}"):
+        tally[await _outcome(server, f"/v1/realtime?model=demo&{query}", **other)] += 1
+    for method in ("GET", "DELETE"):
+        path = f"/v1/realtime/sessions/{session}"
+        tally[await _request(server, method, path, other_key)] += 1
+    tally[await _request(server, "GET", "/v1/stats", other_key)] += 1
+    await owner.say(type="conversation.item.retrieve", item_id="none")
+    await owner.until("error")  # the owner is still connected
+    owner.reset()
+
+
+async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
+    """Frames that are no events, until the server closes the connection."""
+    peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
+    ended = asyncio.create_task(_end(peer))
+    good = json.dumps({"type": "conversation.item.create", "item": {"type": "message"}})
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100):
+            at = random.randrange(len(good))
+            spoilt = good[:at] + random.choice(['"', "{", "\x00", "[" * 20_000, ""]) + good[at:]
+            await peer.send(frame(spoilt.encode(), random.choice([TEXT, BINARY])))
+    done, _ = await asyncio.wait([ended], timeout=10)
+    tally[ended.result() if done else "held"] += 1
+    ended.cancel()
+    peer.reset()
+
+
+async def many_values(server: Address, random: Random, tally: Tally) -> None:
+    """Bodies of many small values, of escapes, of depth."""
+    wide = json.dumps({"model": "demo", "input": [{"type": "message"}] * 300_000})
+    deep = '{"model": "demo", "input": ' + "[" * 200_000 + "]" * 200_000 + "}"
+    escaped = json.dumps({"model": "demo", "input": "\x01" * 900_000})
+    body = random.choice([wide, deep, escaped]).encode()
+    tally[await _request(server, "POST", "/v1/responses", server.key, body)] += 1
+
+
+async def never_reading(server: Address, random: Random, tally: Tally) -> None:
+    """40 clients ask for echoes of 64 KiB and read none of them."""
+    await asyncio.gather(*(_deaf(server, tally) for _ in range(40)))
+
+
+async def _deaf(server: Address, tally: Tally) -> None:
+    peer = await Peer.connect(server.port, Authorization=f"Bearer {server.key}")
+    metadata = {"type": "session.update", "session": {"type": "realtime"}}
+    event = json.dumps({**metadata, "event_id": "e" * 500}).encode()
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(8):
+            for _ in range(4_000):
+                await peer.send(frame(event))
+                tally["frames"] += 1
+    tally["ended"] += 1
+    peer.reset()
+
+
+ATTACKS: dict[str, Attack] = {
+    attack.__name__: attack
+    for attack in (
+        endless_headers,
+        endless_request_line,
+        dripped_head,
+        large_tools,
+        large_input,
+        large_session_update,
+        unfinished_messages,
+        empty_continuations,
+        foreign_sessions,
+        spoilt_frames,
+        many_values,
+        never_reading,
+    )
+}
+
+
+async def repeat(name: str, server: Address, seconds: float, seed: int) -> Tally:
+    """Make rounds of one attack until the time is over; a round under way is finished."""
+    random, tally = Random(seed), Tally()
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        try:
+            await ATTACKS[name](server, random, tally)
+        except (OSError, EOFError, TimeoutError):
+            tally["connection lost"] += 1
+            await asyncio.sleep(0.05)
+        except AssertionError as error:
+            tally[f"{SUCCEEDED}{error}"] += 1
+        tally["rounds"] += 1
+    return tally
+
+
+# ------------------------------------------------------------------ HTTP by hand
+
+
+@contextlib.asynccontextmanager
+async def _connected(
+    server: Address,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def _status(reader: asyncio.StreamReader) -> str:
+    """The HTTP status of an answer, or how the connection ended without one."""
+    try:
+        line = await asyncio.wait_for(reader.readuntil(b"\r\n"), ANSWER_S)
+        return line.split()[1].decode()
+    except asyncio.IncompleteReadError:
+        return "closed"
+    except TimeoutError:
+        return "no answer"
+    except ConnectionError:
+        return "reset"
+
+
+async def _end(peer: Peer) -> str:
+    """The code that a WebSocket is closed with."""
+    try:
+        return str(await peer.close_code())
+    except ConnectionError:
+        return "reset"
+
+
+async def _request(
+    server: Address, method: str, path: str, key: str, body: bytes | None = None
+) -> str:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n"
+    if body is not None:
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    async with _connected(server) as (reader, writer):
+        answer = asyncio.create_task(_status(reader))
+        with contextlib.suppress(ConnectionError):
+            writer.write(head.encode() + b"\r\n" + (body or b""))
+            await writer.drain()
+        return await answer
+
+
+async def _post(server: Address, path: str, body: object, tally: Tally) -> None:
+    tally[await _request(server, "POST", path, server.key, json.dumps(body).encode())] += 1
+
+
+async def _outcome(server: Address, path: str, **headers: str) -> str:
+    """How a WebSocket is refused: the HTTP status, or its first event and its close code."""
+    async with _connected(server) as (reader, writer):
+        writer.write(upgrade(path, **headers))
+        status = await _status(reader)
+        if status != "101":
+            return status
+        await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_S)
+        peer = Peer(reader, writer)
+        while (got := await peer.recv()) is not None:
+            if got.opcode == TEXT:
+                event = json.loads(got.payload)
+                assert event["type"] == "error", f"the session of another: {event['type']}"
+            if got.opcode == CLOSE:
+                return str(int.from_bytes(got.payload[:2], "big"))
+        return "1006"
+
+
+async def _browser_key(server: Address) -> str:
+    head = (
+        f"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        f"Authorization: Bearer {server.key}\r\nContent-Length: 2\r\n\r\n{{}}"
+    )
+    async with _connected(server) as (reader, writer):
+        writer.write(head.encode())
+        answer = await asyncio.wait_for(reader.read(), ANSWER_S)
+        return json.loads(answer.partition(b"\r\n\r\n")[2])["value"]
+
+
+async def _together(count: int, act: Callable[[], Awaitable[None]]) -> None:
+    await asyncio.gather(*(act() for _ in range(count)), return_exceptions=True)
+
+
+def _tools(random: Random, count: int, chars: int) -> list[dict[str, object]]:
+    word = random.choice(["a", "word ", "0123 ", "\u00e9\u0301 "])
+    description = (word * (chars // len(word)))[:chars]
+    return [
+        {"type": "function", "name": f"tool_{n}", "description": description, "parameters": {}}
+        for n in range(count)
+    ]

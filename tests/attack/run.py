@@ -1,0 +1,130 @@
+"""One run: every attack in turn, beside bystanders, on a server that must not notice."""
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from tests.attack import worker
+from tests.attack.attacks import SUCCEEDED
+from tests.attack.bystander import Pair
+from tests.attack.target import Server
+
+STALL_S_MAX = 0.050
+"""A bystander's answer may take so much longer than one of the idle control."""
+GROWTH_BYTES_MAX = 400 * 1024 * 1024
+"""Memory of the gateway over what it held before the first attack."""
+MEMORY_EVERY_S = 0.1
+SETTLE_S = 1.0
+"""After an attack, before the next one."""
+ATTACKERS = 2
+"""Processes that make one attack at the same time."""
+
+
+class Outcome(msgspec.Struct):
+    """What one phase of one attack did."""
+
+    attack: str
+    pair: Pair
+    tally: Counter[str]
+    peak_bytes: int
+
+    def line(self) -> str:
+        answers = ", ".join(f"{what} {n:,}" for what, n in sorted(self.tally.items()))
+        server, control = self.pair.server, self.pair.control
+        return (
+            f"{self.attack:<22} {server.longest_s * 1e3:7.1f} ms, control "
+            f"{control.longest_s * 1e3:6.1f} ms, {self.peak_bytes >> 20:>5,} MiB, "
+            f"{server.answers} answers   ({answers})"
+        )
+
+
+class Report:
+    """Everything that must hold, and what did not."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        self.found: list[str] = []
+
+    def add(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+        for wrong in outcome.pair.server.wrong:
+            self.found.append(f"{outcome.attack}: a bystander was disturbed: {wrong}")
+        reached = [what for what in outcome.tally if what.startswith(SUCCEEDED)]
+        self.found += [f"{outcome.attack} {what}" for what in reached]
+
+    def check(self, server: Server, before_bytes: int, engines: list[int]) -> None:
+        self.found += [f"the log holds: {line}" for line in server.faults()[:10]]
+        if server.engines() != engines:
+            self.found.append("an engine has died")
+        peak = max((outcome.peak_bytes for outcome in self.outcomes), default=0)
+        if peak - before_bytes > GROWTH_BYTES_MAX:
+            self.found.append(f"the gateway grew from {before_bytes:,} to {peak:,} bytes")
+
+    def check_stalls(self) -> None:
+        for outcome in self.outcomes:
+            if outcome.pair.stall_s > STALL_S_MAX:
+                self.found.append(
+                    f"{outcome.attack}: a stall of {outcome.pair.stall_s * 1e3:.1f} ms"
+                )
+
+
+async def attack(server: Server, control: Server, name: str, seconds: float, seed: int) -> Outcome:
+    """One phase: attackers and bystanders, each in a process of its own."""
+    port, key = str(server.address.port), server.address.key
+    watching = await worker.start(
+        "watch", port, str(control.address.port), key, str(seconds + SETTLE_S)
+    )
+    attacking = [
+        await worker.start("attack", name, port, key, str(seconds), str(seed * ATTACKERS + n))
+        for n in range(ATTACKERS)
+    ]
+    working = asyncio.gather(*(each.communicate() for each in (watching, *attacking)))
+    peak_bytes = await _peak_bytes(server, working)
+    outputs = await working
+    for each in (watching, *attacking):
+        assert each.returncode == 0, f"{name}, seed {seed}: a process of the run failed"
+    tally: Counter[str] = Counter()
+    for printed, _ in outputs[1:]:
+        tally.update(msgspec.json.decode(printed, type=dict[str, int]))
+    pair = msgspec.json.decode(outputs[0][0], type=Pair)
+    return Outcome(name, pair, tally, peak_bytes)
+
+
+async def _peak_bytes(server: Server, until: "asyncio.Future[Any]") -> int:
+    """The most memory that the gateway holds until then."""
+    peak = server.memory_bytes()
+    while not until.done():
+        await asyncio.wait([until], timeout=MEMORY_EVERY_S)
+        peak = max(peak, server.memory_bytes())
+    return peak
+
+
+async def run(
+    server: Server,
+    control: Server,
+    names: Iterable[str],
+    *,
+    minutes: float,
+    phase_s: float,
+    seed: int,
+) -> Report:
+    """Attack after attack in a seeded order until the time is over; each at least once."""
+    report, names = Report(), list(names)
+    before_bytes, engines = server.memory_bytes(), server.engines()
+    end_s = time.monotonic() + minutes * 60
+    for phase in itertools.count():
+        if phase >= len(names) and time.monotonic() > end_s:
+            break
+        rounds, at = divmod(phase, len(names))
+        name = random.Random(seed + rounds).sample(names, len(names))[at]
+        outcome = await attack(server, control, name, phase_s, seed + phase)
+        report.add(outcome)
+        print(outcome.line(), flush=True)
+    report.check(server, before_bytes, engines)
+    return report

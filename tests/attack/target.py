@@ -1,0 +1,57 @@
+"""The attacked server and the idle control beside it: two `continuo serve` processes, alike."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.faults.processes import Process, running
+
+KEY = "key-of-the-attacked-tenant"
+
+
+class Address(NamedTuple):
+    """Where a server listens, and the key that it accepts."""
+
+    port: int
+    key: str
+
+    @property
+    def websocket(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/realtime"
+
+
+class Server:
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        url = process.until(r"Listening on +(\S+)")
+        process.read_on()
+        found = re.search(r":(\d+)/", url)
+        assert found is not None, url
+        self.address = Address(int(found[1]), KEY)
+
+    def memory_bytes(self) -> int:
+        """Resident memory of the gateway process, without its engine."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def engines(self) -> list[int]:
+        """Process ids of its engine: another one means that an engine has died."""
+        return self.process.children()
+
+    def faults(self) -> list[str]:
+        """Lines of the log that no client may cause."""
+        bad = ("Traceback", "ERROR", "CRITICAL", "Task exception", "never retrieved")
+        return [line for line in self.process.printed.splitlines() if any(b in line for b in bad)]
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Server]:
+    """A server with the bundled model and a SQLite store in `folder`."""
+    arguments = ["serve", "--port", "0", "--no-web", "--threads", "1"]
+    arguments += ["--store", f"sqlite:///{folder}/store.db", *options]
+    with running(*arguments, env={"CONTINUO_API_KEY": KEY}) as process:
+        yield Server(process)

@@ -1,0 +1,30 @@
+"""A second of each attack; `make attack` makes all of them for half an hour and compares stalls."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.attack.attacks import ATTACKS
+from tests.attack.run import Report, attack
+from tests.attack.target import Server, serving
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
+    """The attacked server, and the control."""
+    one, other = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("control")
+    with serving(one) as server, serving(other) as control:
+        yield server, control
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+async def test_bystanders_are_undisturbed(name: str, servers: tuple[Server, Server]) -> None:
+    server, control = servers
+    report = Report()
+    before_bytes, engines = server.memory_bytes(), server.engines()
+    report.add(await attack(server, control, name, seconds=1, seed=0))
+    report.check(server, before_bytes, engines)
+    assert report.found == []
+    assert report.outcomes[0].pair.server.answers > 0

@@ -1,0 +1,130 @@
+"""Which model ids are of: told by a digest, and held against whatever opens a session."""
+
+import asyncio
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine import fingerprint as module
+from engine.errors import EngineLost, ModelError
+from engine.fingerprint import fingerprint
+from engine.front import Engine
+from engine.messages import Attach, Done, Open, Refused
+from tests.engine.test_outside_ids import stranger
+from tests.support.engines import digest_engine
+
+TENSORS = {"a": (0, 40_000), "b": (40_000, 100_000), "c": (100_000, 100_100)}
+
+
+def weights(file: Path, change: int | None = None) -> None:
+    """A safetensors file; of the bytes of its tensors, this one is changed."""
+    header = msgspec.json.encode(
+        {name: {"dtype": "U8", "shape": [1], "data_offsets": at} for name, at in TENSORS.items()}
+    )
+    data = bytearray(range(100)) * 1001
+    if change is not None:
+        data[change] ^= 1
+    file.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+@pytest.fixture
+def folder(letters: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "model"
+    shutil.copytree(letters, folder)
+    weights(folder / "model.safetensors")
+    return folder
+
+
+def test_a_copy_is_the_same_model(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "README.md").write_text("not read")
+    assert fingerprint(str(folder)) == fingerprint(str(tmp_path / "copy"))
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "config": lambda f: (f / "config.json").write_text('{"eos_token_id": 1}'),
+    "tokenizer": lambda f: (f / "tokenizer.json").write_text("{}"),
+    "template": lambda f: (f / "chat_template.jinja").write_text("{{ messages }}"),
+    "template in the tokenizer's config": lambda f: (f / "tokenizer_config.json").write_text("{}"),
+    "weights": lambda f: weights(f / "model.safetensors", 20_000),
+    "no weights": lambda f: (f / "model.safetensors").unlink(),
+    "another file of weights": lambda f: (
+        (f / "model.safetensors.index.json").write_text(
+            '{"weight_map": {"a": "other.safetensors"}}'
+        )
+        and shutil.copy(f / "model.safetensors", f / "other.safetensors")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("whole", [True, False])
+def test_another_model_has_another_digest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, whole: bool
+) -> None:
+    """Also where the weights are too large to be read whole."""
+    if not whole:
+        monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 1000)
+    before = fingerprint(str(folder))
+    CHANGES[name](folder)
+    assert fingerprint(str(folder)) != before
+
+
+@pytest.mark.parametrize("change", [20_000, 70_000, 100_050])
+def test_each_tensor_of_large_weights_counts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: int
+) -> None:
+    monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 1000)
+    before = fingerprint(str(folder))
+    weights(folder / "model.safetensors", change)
+    assert fingerprint(str(folder)) != before
+
+
+def test_weights_that_are_none_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 10)
+    for content in (b"\xff" * 100, struct.pack("<Q", 2) + b"[]" + b"0" * 100):
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(ModelError, match="cannot be identified"):
+            fingerprint(str(folder))
+
+
+async def test_an_engine_refuses_the_session_of_another_model(letters: Path) -> None:
+    async with digest_engine(letters) as bench, stranger(bench, await bench.listen()) as front:
+        ours = bench.engine.ready.digest
+        for digest, code in (("0123456789abcdef", "other_model"), (ours, None), ("", None)):
+            opened = Open(1, f"opened {digest}", digest=digest)
+            attach = Attach(2, msgspec.structs.replace(opened, session=f"attached {digest}"), [1])
+            for command in (opened, attach):
+                front.events.clear()
+                answer = await front.answer(command)
+                assert isinstance(answer, Refused if code else Done)
+                if isinstance(answer, Refused):
+                    assert (answer.code, answer.field) == (code, "digest")
+                    assert digest in answer.message
+                    assert ours in answer.message
+        assert (await bench.engine.stats()).sessions == 4
+
+
+async def test_a_front_takes_no_second_engine_of_another_model(
+    letters: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though it has the same name, vocabulary and context."""
+    async with digest_engine(letters) as one, digest_engine(folder) as two:
+        ports = [await bench.listen() for bench in (one, two)]
+        engine = Engine()
+        engine.add("127.0.0.1", ports[0])
+        async with asyncio.timeout(20):
+            await engine.when_ready()
+        engine.add("127.0.0.1", ports[1])
+        async with asyncio.timeout(20):
+            while "its digest is" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert not engine.answers_at("127.0.0.1", ports[1])
+        await engine.open("s")
+        await engine.stop()
+        with pytest.raises(EngineLost):
+            await engine.open("t")

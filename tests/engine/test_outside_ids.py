@@ -1,0 +1,404 @@
+"""Ids and other arguments from outside: each bad command is refused, by field and limit, and no
+other session notices. Through the door, and past it by a link of one's own."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from engine.config import BUNDLED, EngineConfig
+from engine.errors import BadRequest, CommandFailed, EngineError, TooLong, UnknownSession
+from engine.front import Engine, Unfinished
+from engine.greeting import FrontGreeting
+from engine.link import Link
+from engine.messages import (
+    AnyCommand,
+    AnyEvent,
+    Append,
+    Attach,
+    Done,
+    Fork,
+    Generate,
+    Grammar,
+    ListSessions,
+    Open,
+    Ping,
+    Pong,
+    Refused,
+    Rewind,
+    Sampling,
+)
+from engine.turn import Turn
+from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engines import Bench, digest_engine
+
+PROMPT = [1, 2, 3]
+BAD_IDS = [VOCABULARY, 1 << 30, 1 << 33, 1 << 70, -1]
+BAD_KINDS: list[Any] = [[1.5], [True], ["1"], [None], "abc", 7, None, [[1]]]
+
+Call = Callable[[Engine], Awaitable[object]]
+
+
+async def read(turn: Turn) -> list[int]:
+    return [id async for piece in turn for id in piece.ids]
+
+
+@pytest.fixture
+async def bench(letters: Path) -> AsyncIterator[Bench]:
+    async with digest_engine(letters, step_s=0.002) as bench:
+        yield bench
+
+
+@contextlib.asynccontextmanager
+async def bystander(bench: Bench) -> AsyncIterator[None]:
+    """A turn of another session runs meanwhile: whole and right in the end, on the same engine."""
+    await bench.engine.open("other")
+    await bench.engine.append("other", PROMPT)
+    turn = await bench.engine.generate("other", Sampling(max_tokens=25))
+    yield
+    assert await read(turn) == oracle(PROMPT, 25)
+    assert bench.launches == 1, "the engine has not been started again"
+    stats = await bench.engine.stats()
+    assert (stats.failed_steps, stats.failed_audits) == (0, 0)
+
+
+def unfinished(said: Any = 1, **sampling: Any) -> Unfinished:
+    return Unfinished("t", seeded(**sampling), said)
+
+
+def seeded(**sampling: Any) -> Sampling:
+    return msgspec.structs.replace(Sampling(seed=1), **sampling)
+
+
+@pytest.mark.parametrize("id", BAD_IDS)
+async def test_an_id_the_model_does_not_have_is_refused_at_the_door(bench: Bench, id: int) -> None:
+    engine = bench.engine
+    async with bystander(bench):
+        await engine.open("s")
+        for call in (
+            engine.append("s", [1, id]),
+            engine.append("s", [1, id], "provisional"),
+            engine.attach("s", [1, 2, id, 3]),
+            engine.attach("new", [1, 2, id, 3], unfinished=unfinished()),
+            engine.complete([1, id], Sampling(max_tokens=1)),
+        ):
+            with pytest.raises(BadRequest) as refused:
+                await call
+            assert refused.value.field == "ids"
+        for call in (
+            engine.generate("s", Sampling(stop_ids=(id,))),
+            engine.attach("new", PROMPT, unfinished=unfinished(stop_ids=(id,))),
+        ):
+            with pytest.raises(BadRequest) as refused:
+                await call
+            assert refused.value.field == "stop_ids"
+        assert await engine.append("s", PROMPT) == 3, "nothing of it was kept"
+        assert {info.session for info in await engine.list()} == {"s", "other"}
+
+
+@pytest.mark.parametrize("ids", BAD_KINDS)
+async def test_what_is_no_list_of_ints_is_refused_at_the_door(bench: Bench, ids: Any) -> None:
+    async with bystander(bench):
+        await bench.engine.open("s")
+        for call in (
+            bench.engine.append("s", ids),
+            bench.engine.attach("new", ids),
+            bench.engine.complete(ids, Sampling(max_tokens=1)),
+        ):
+            with pytest.raises(BadRequest) as refused:
+                await call
+            assert refused.value.field == "ids"
+
+
+async def test_ints_of_numpy_are_ints(bench: Bench) -> None:
+    await bench.engine.open("s")
+    assert await bench.engine.append("s", np.array(PROMPT)) == 3  # pyright: ignore
+    turn = await bench.engine.generate("s", Sampling(max_tokens=5))
+    assert await read(turn) == oracle(PROMPT, 5)
+
+
+CALLS: dict[str, tuple[Call, str]] = {
+    "append to no name": (lambda e: e.append(5, PROMPT), "session"),  # pyright: ignore
+    "surrogate": (lambda e: e.append("\ud800", PROMPT), "session"),
+    "span": (lambda e: e.append("s", PROMPT, "all"), "span"),  # pyright: ignore
+    "offset": (lambda e: e.append("s", PROMPT, offset=1 << 64), "offset"),
+    "after": (lambda e: e.append("s", PROMPT, after=1), "after"),  # pyright: ignore
+    "rewind": (lambda e: e.rewind("s", 1.5), "to"),  # pyright: ignore
+    "rewind below": (lambda e: e.rewind("s", -1), "to"),
+    "rewind above": (lambda e: e.rewind("s", 1 << 62), "to"),
+    "fork": (lambda e: e.fork("s", "1"), "at"),  # pyright: ignore
+    "fork below": (lambda e: e.fork("s", -1), "at"),
+    "fork to a list": (lambda e: e.fork("s", child=["c"]), "child"),  # pyright: ignore
+    "capacity": (lambda e: e.open("n", capacity_tokens="9"), "capacity_tokens"),  # pyright: ignore
+    "capacity 0": (lambda e: e.open("n", capacity_tokens=0), "capacity_tokens"),
+    "timeout": (lambda e: e.open("n", timeout_s=float("nan")), "timeout_s"),
+    "fence": (lambda e: e.open("n", fence=1 << 64), "fence"),
+    "said below": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(-1)), "said"),
+    "said above": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(4)), "said"),
+    "said half": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(0.5)), "resumed"),
+    "temperature": (
+        lambda e: e.generate("s", Sampling(temperature="hot")),  # pyright: ignore
+        "temperature",
+    ),
+    "seed": (lambda e: e.generate("s", Sampling(seed=1 << 70)), "seed"),
+    "stop": (lambda e: e.generate("s", Sampling(stop="x")), "stop"),  # pyright: ignore
+    "bias": (
+        lambda e: e.generate("s", Sampling(logit_bias={1 << 33: 1.0})),
+        "logit_bias id",
+    ),
+    "close": (lambda e: e.close(None), "session"),  # pyright: ignore
+    "cancel": (lambda e: e.cancel("s", 3), "turn"),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+async def test_arguments_are_checked_before_they_are_sent(bench: Bench, name: str) -> None:
+    call, field = CALLS[name]
+    async with bystander(bench):
+        await bench.engine.open("s")
+        await bench.engine.append("s", PROMPT)
+        with pytest.raises(BadRequest) as refused:
+            await call(bench.engine)
+        assert refused.value.field == field
+        assert (await bench.engine.info("s")).length == 3
+        assert {info.session for info in await bench.engine.list()} == {"s", "other"}
+
+
+async def test_too_many_ids_are_refused_before_they_are_sent(bench: Bench) -> None:
+    """A frame longer than the link takes would end it."""
+    async with bystander(bench):
+        await bench.engine.open("s")
+        with pytest.raises(TooLong, match="200 at most"):
+            await bench.engine.append("s", [1] * 1_000_000)
+        grammar = Grammar("lark", "x" * (33 << 20))
+        with pytest.raises(BadRequest, match="at most"):
+            await bench.engine.generate("s", Sampling(grammar=grammar, stop_ids=(0,)))
+
+
+# ---- past the door: a front that checks nothing
+
+
+class Stranger:
+    """A front of its own make, on a link over TCP."""
+
+    def __init__(self) -> None:
+        self.events: list[AnyEvent] = []
+        self.lost = asyncio.Event()
+        self._new = asyncio.Event()
+        self.link: Link[AnyCommand, AnyEvent] = Link(
+            msgspec.msgpack.Decoder(list[AnyEvent]), self._hear, self.lost.set, FrontGreeting(b"")
+        )
+
+    def _hear(self, events: list[AnyEvent]) -> None:
+        self.events += events
+        self._new.set()
+
+    async def until(self, true: Callable[[AnyEvent], bool]) -> AnyEvent:
+        async with asyncio.timeout(20):
+            while True:
+                for event in self.events:
+                    if true(event):
+                        return event
+                self._new.clear()
+                await self._new.wait()
+
+    async def answer(self, command: AnyCommand) -> Done | Refused:
+        self.link.send(command)
+        found = await self.until(lambda e: isinstance(e, Done | Refused) and e.n == command.n)
+        assert isinstance(found, Done | Refused)
+        return found
+
+    def send_raw(self, messages: list[object] | bytes) -> None:
+        """In one frame, whatever they are."""
+        body = messages if isinstance(messages, bytes) else msgspec.msgpack.encode(messages)
+        self.link._write(body)  # pyright: ignore[reportPrivateUsage]
+
+
+@contextlib.asynccontextmanager
+async def stranger(bench: Bench, port: int) -> AsyncIterator[Stranger]:
+    made = Stranger()
+    loop = asyncio.get_running_loop()
+    await loop.create_connection(lambda: made.link, "127.0.0.1", port)
+    await made.until(lambda event: type(event).__name__ == "Ready")
+    yield made
+    made.link.abort()
+
+
+def attach(n: int, session: str = "s", ids: list[int] | None = None, **more: Any) -> Attach:
+    return Attach(n, Open(n, session), PROMPT if ids is None else ids, **more)
+
+
+def turn_of(said: int, **sampling: Any) -> Generate:
+    return Generate(9, "s", "t", seeded(**sampling), said)
+
+
+COMMANDS: dict[str, tuple[AnyCommand, str]] = {
+    **{f"attach {id}": (attach(9, ids=[1, id]), "ids") for id in BAD_IDS[:3] + BAD_IDS[4:]},
+    **{f"append {id}": (Append(9, "old", [id]), "ids") for id in BAD_IDS[:3] + BAD_IDS[4:]},
+    "span": (attach(9, provisional=[1 << 33]), "provisional"),
+    "long span": (attach(9, provisional=[1] * 201), "provisional"),
+    "long log": (attach(9, ids=[1] * 201), "ids"),
+    "resumed below": (attach(9, generate=turn_of(-1)), "resumed"),
+    "resumed above": (attach(9, generate=turn_of(4)), "resumed"),
+    "stop id": (attach(9, generate=turn_of(0, stop_ids=(1 << 30,))), "stop_ids"),
+    "bias": (attach(9, generate=turn_of(0, logit_bias={1 << 30: 1.0})), "logit_bias id"),
+    "top_k": (attach(9, generate=turn_of(0, top_k=-1)), "top_k"),
+    "no grammar": (
+        attach(9, generate=turn_of(0, grammar=Grammar("lark", "nonsense"), stop_ids=(0,))),
+        "grammar",
+    ),
+    "generate resumed": (Generate(9, "old", "t", Sampling(seed=1), -5), "resumed"),
+    "generate top_k": (Generate(9, "old", "t", Sampling(seed=1, top_k=-5)), "top_k"),
+    "generate stop": (Generate(9, "old", "t", Sampling(seed=1, stop_ids=(-1,))), "stop_ids"),
+    "fork": (Fork(9, "old", "s", -1), "at"),
+    "rewind": (Rewind(9, "old", 1 << 40), "to"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+async def test_the_engine_checks_what_other_fronts_send(bench: Bench, name: str) -> None:
+    """The refused command changes nothing: a session that it would have made is not there."""
+    command, field = COMMANDS[name]
+    async with bystander(bench), stranger(bench, await bench.listen()) as front:
+        assert isinstance(await front.answer(Open(1, "old")), Done)
+        assert isinstance(await front.answer(Append(2, "old", PROMPT)), Done)
+        refused = await front.answer(command)
+        assert isinstance(refused, Refused), refused
+        assert refused.field == field
+        found = await front.answer(ListSessions(3))
+        assert isinstance(found, Done)
+        lengths = {info.session: info.length for info in found.sessions or []}
+        assert lengths.keys() == {"old", "other"}
+        assert lengths["old"] == 3
+        assert isinstance(await front.answer(attach(4)), Done), "and can be made after it"
+
+
+async def test_a_refused_attach_leaves_a_session_that_was_there(bench: Bench) -> None:
+    async with bystander(bench), stranger(bench, await bench.listen()) as front:
+        await front.answer(attach(1))
+        assert isinstance(await front.answer(attach(2, ids=[1 << 30])), Refused)
+        appended = await front.answer(Append(3, "s", [4]))
+        assert isinstance(appended, Done)
+        assert appended.length == 4
+
+
+UNREADABLE: list[dict[str, object]] = [
+    {"type": "Append", "n": 5, "session": "s", "ids": [1.5]},
+    {"type": "Append", "n": 5, "session": "s", "ids": [1 << 64 - 1]},
+    {"type": "Append", "n": 5, "session": None, "ids": [1]},
+    {"type": "Bogus", "n": 5},
+    {"n": 5},
+    {"type": "Open", "n": 5, "session": b"\xff"},
+]
+
+
+@pytest.mark.parametrize("message", UNREADABLE)
+async def test_a_command_that_cannot_be_read_is_refused_by_its_number(
+    bench: Bench, message: dict[str, object]
+) -> None:
+    """What stands before and behind it in its frame takes effect."""
+    async with bystander(bench), stranger(bench, await bench.listen()) as front:
+        front.send_raw([Open(4, "s"), message, Append(6, "s", PROMPT)])
+        answers = {
+            n: await front.until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
+        }
+        refused = answers[5]
+        assert isinstance(refused, Refused)
+        assert refused.code == "bad_request"
+        assert isinstance(answers[4], Done)
+        assert isinstance(answers[6], Done)
+
+
+@pytest.mark.parametrize(
+    "frame", [b"GET / HTTP/1.1", b"\xc1", b"\x05", b"\x91\x05", b"\x91\x80", b"\x91" * 5000]
+)
+async def test_a_link_that_is_none_is_closed_alone(
+    bench: Bench, frame: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = await bench.listen()
+    async with bystander(bench), stranger(bench, port) as other, stranger(bench, port) as front:
+        front.send_raw(frame)
+        async with asyncio.timeout(20):
+            await front.lost.wait()
+        other.link.send(Ping(0))
+        await other.until(lambda event: isinstance(event, Pong))
+        assert "Fatal error" not in caplog.text
+        assert "Traceback" not in caplog.text
+
+
+# ---- faults of our own
+
+
+async def test_a_fault_at_one_command_is_refused_and_its_session_closed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine
+    async with bystander(bench):
+        await engine.open("s")
+        await engine.append("s", PROMPT)
+
+        def fault(*_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(bench.cache, "fork", fault)
+        with pytest.raises(CommandFailed, match="ZeroDivisionError: a bug"):
+            await engine.fork("s", child="c")
+        assert caplog.text.count("Traceback") == 1
+        for session in ("s", "c"):
+            with pytest.raises(UnknownSession):
+                await engine.append(session, PROMPT)
+        await engine.open("s")
+        assert await engine.append("s", PROMPT) == 3
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+async def test_a_fault_at_an_attach_leaves_no_session(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, deferred: bool
+) -> None:
+    """Also where it waits for a turn to end."""
+    engine = bench.engine
+    async with bystander(bench):
+        if deferred:
+            await engine.open("s")
+            await engine.append("s", PROMPT)
+            await engine.generate("s", Sampling(max_tokens=100))
+
+        def fault(self: object, *_: object) -> None:
+            raise ZeroDivisionError("a bug")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.sessions.common_prefix", fault)
+            with pytest.raises(CommandFailed):
+                await engine.attach("s", [4, 5, 6])
+        assert (await engine.stats()).sessions == 1, "the bystander's"
+        await engine.attach("s", PROMPT, fence=1)
+        assert (await engine.info("s")).length == 3
+
+
+# ---- a real engine process, with the bundled model in our own C
+
+
+async def test_a_real_engine_outlives_all_of_it() -> None:
+    engine = await Engine.start(EngineConfig(model=BUNDLED, device="cpu", threads=1))
+    try:
+        pid, vocabulary = engine.pid, engine.ready.vocab_size
+        ids = engine.text.encode("Hello, ")
+        expected = await read(await engine.complete(ids, Sampling(max_tokens=40)))
+        await engine.open("other")
+        await engine.append("other", ids)
+        turn = await engine.generate("other", Sampling(max_tokens=40))
+        for id in (vocabulary, 6920, 1 << 30, 1 << 33, -1, 1.5):
+            with pytest.raises(EngineError):
+                await engine.attach("s", [1, 2, id, 3])  # pyright: ignore
+            with pytest.raises(EngineError):
+                await engine.append("other", [id])  # pyright: ignore
+        assert await read(turn) == expected
+        assert engine.pid == pid
+        assert (await engine.info("other")).length == len(ids) + len(expected)
+    finally:
+        await engine.stop()

@@ -1,0 +1,75 @@
+"""Turns of connections with much to read."""
+
+import asyncio
+
+import pytest
+
+from realtime.server.turns import Turns
+from realtime.transport import connection
+from tests.realtime.served import KEY, Running
+from tests.support.frames import Peer, frame
+
+BEARER = f"Bearer {KEY}"
+
+
+async def test_a_few_take_their_turn_in_each_round_first_come_first_served() -> None:
+    turns, taken, rounds = Turns(per_round=2), list[int](), list[int]()
+    for number in range(5):
+        turns.take(lambda number=number: taken.append(number))
+    while len(taken) < 5:
+        await asyncio.sleep(0)
+        rounds.append(len(taken))
+    assert taken == [0, 1, 2, 3, 4]
+    assert [count for count in dict.fromkeys(rounds) if count] == [2, 4, 5]
+
+
+async def test_a_turn_that_is_taken_within_a_turn_is_one_of_the_next_round() -> None:
+    turns, taken = Turns(per_round=8), list[str]()
+
+    def again() -> None:
+        taken.append("first")
+        turns.take(lambda: taken.append("second"))
+
+    turns.take(again)
+    await asyncio.sleep(0)
+    assert taken == ["first"]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert taken == ["first", "second"]
+
+
+async def test_a_wait_that_is_cancelled_takes_no_turn_of_others() -> None:
+    turns = Turns(per_round=1)
+    waits = [asyncio.create_task(turns.mine()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waits[0].cancel()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*waits[1:])
+
+
+async def test_a_flood_of_frames_does_not_hold_up_a_single_one(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of frames in one chunk are not handled before the frame of another client."""
+    handled: list[str | None] = []
+    hear = connection.hear
+
+    def counting(event, *rest):  # type: ignore[no-untyped-def]
+        handled.append(event.event_id)
+        return hear(event, *rest)
+
+    monkeypatch.setattr(connection, "hear", counting)
+    flood = await Peer.connect(running.port, Authorization=BEARER)
+    other = await Peer.connect(running.port, Authorization=BEARER)
+    for peer in (flood, other):
+        await peer.until("session.created")
+    clear = frame('{"type": "input_audio_buffer.clear"}')
+    flood.writer.write(clear * 4_000)
+    while not handled:
+        await asyncio.sleep(0)
+    await other.say(type="input_audio_buffer.clear", event_id="single")
+    await other.until("input_audio_buffer.cleared")
+    assert "single" in handled
+    assert len(handled) < 2_000
+    flood.reset()
+    other.close()
