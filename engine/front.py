@@ -464,9 +464,13 @@ class Engine:
         return msgspec.structs.replace(sums, sessions=sessions)
 
 
+_FEW_TOKENS = 4096
+"""Cheap in any context; a chat template is probed with conversations of some hundred."""
+
+
 def _tokens_max(ready: Ready) -> int:
     """Of one text: the new one and what stands before it may have to be encoded together."""
-    return 2 * ready.max_model_len
+    return max(2 * ready.max_model_len, _FEW_TOKENS)
 
 
 def _text_of(files: dict[str, bytes], tokens_max: int) -> Text:
