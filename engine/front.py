@@ -151,7 +151,9 @@ class Engine:
         try:
             await peer.connect()
             self.ready = await self._routing.first_ready
-            self.text = await asyncio.to_thread(Text, self.ready.folder)
+            self.text = await asyncio.to_thread(
+                functools.partial(Text, self.ready.folder, tokens_max=_tokens_max(self.ready))
+            )
         except BaseException:
             await self.stop()
             raise
@@ -162,7 +164,7 @@ class Engine:
         read and spoken. Raises ModelError, EngineLost."""
         self.ready = await asyncio.shield(self._routing.first_ready)
         done = await self._routing.ask(Files(self._routing.next()))
-        self.text = await asyncio.to_thread(_text_of, done.files or {})
+        self.text = await asyncio.to_thread(_text_of, done.files or {}, _tokens_max(self.ready))
 
     def add(self, host: str, port: int, security: Security | None = None) -> None:
         """An engine elsewhere, from now on; it may come and go."""
@@ -462,12 +464,21 @@ class Engine:
         return msgspec.structs.replace(sums, sessions=sessions)
 
 
-def _text_of(files: dict[str, bytes]) -> Text:
+_FEW_TOKENS = 4096
+"""Cheap in any context; a chat template is probed with conversations of some hundred."""
+
+
+def _tokens_max(ready: Ready) -> int:
+    """Of one text: the new one and what stands before it may have to be encoded together."""
+    return max(2 * ready.max_model_len, _FEW_TOKENS)
+
+
+def _text_of(files: dict[str, bytes], tokens_max: int) -> Text:
     """Of a model whose folder is elsewhere."""
     with TemporaryDirectory(prefix="continuo-") as folder:
         for name, content in files.items():
             Path(folder, Path(name).name).write_bytes(content)
-        return Text(folder)
+        return Text(folder, tokens_max=tokens_max)
 
 
 def _fresh(kind: str) -> str:

@@ -26,6 +26,9 @@ BODY_ELEMENTS_MAX = 40 * 1024
 """The same, in what an agent sends at once over the Responses API."""
 BODY_ESCAPES_MAX = 4 * 1024 * 1024
 """Backslashes in the same; more take too long to read."""
+REQUEST_CHARS_MAX = 4 * 1024 * 1024
+"""All texts of one request together: instructions, tools, items, whatever the context of the model
+holds. No single operation on so long a string takes 50 ms, and its tokens take 150 MB at most."""
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 
@@ -41,8 +44,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting for a slow reader. Over it we stop reading from that client; over it for
     `outbox_over_s_max`, or over four times it, close 1013."""
     outbox_over_s_max: float = 10.0
-    off_loop_chars: int = 16 * 1024
-    """Longer texts are tokenised beside the event loop, not on it."""
+    off_loop_chars: int = 4 * 1024
+    """Longer texts are tokenised on a thread, not on the event loop, as are those that are added to
+    a conversation of more tokens. The worst text takes about 6 us a character, several times."""
     apart_responses_max: int = 8
     """Out-of-band responses of one session at the same time; more are refused."""
     ask_s_max: float = 15.0

@@ -9,13 +9,13 @@ wrote before (Qwen3 drops old reasoning, Mistral moves tools and system text to 
 `extend` says from which message on, and gives the ids from there: an explicit rewind.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
 from engine.messages import Grammar
 from engine.text.calling import Asked, Callee, calls
-from engine.text.message import Message, Role, Tool
+from engine.text.message import Message, Role, Tool, ToolCall
 from engine.text.seams import CALL, SYSTEM, TOOL, USER, Seams
 from engine.text.tokenizer import Tokenizer
 from engine.text.tools import ToolFormat, format_of
@@ -61,11 +61,18 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
         self._seams = Seams(writer, tokenizer)
+        self._short = False
         self._windowed = self._find_windowed()
+        self._short = self._find_short()
         self.append_stable = self._find_append_stable()
         self.supports_tools = "probe_tool" in (writer.attempt([USER], [_PROBE_TOOL]) or "")
         called = (writer.attempt([USER, CALL]) or "").partition(USER.content)[2]
         self.tool_format = format_of(called, CALL.tool_calls[0].name)
+
+    @property
+    def token_chars_max(self) -> int | None:
+        """See `Tokenizer`."""
+        return self._tokenizer.token_chars_max
 
     def calling(self, tools: Sequence[Callee], asked: Asked) -> Grammar | None:
         """The grammar of an answer that may or must call one of `tools`; None if the template does
@@ -94,11 +101,11 @@ class ChatTemplate:
         the template depends on more. A message the template refuses at this place (two questions
         in a row, where it wants them to alternate) stands as after another one.
         """
-        for skipped, lead, view in self._views(history):
+        for skipped, front, view in self._views(history, new):
             found = self._extend_view(view, new, tools, answer, sampled)
             if found is None:
                 break
-            if found.keep > lead or not skipped:
+            if found.keep > front or not skipped:
                 return msgspec.structs.replace(found, keep=found.keep + skipped)
         return self._one_by_one(history, new, tools, answer)
 
@@ -169,12 +176,20 @@ class ChatTemplate:
 
     # --- extending ---
 
-    def _views(self, history: Sequence[Message]) -> Iterator[tuple[int, int, Sequence[Message]]]:
-        """Ever longer views of the history: (messages left out, system messages kept in front,
-        what is seen)."""
+    def _views(
+        self, history: Sequence[Message], new: Sequence[Message]
+    ) -> Iterator[tuple[int, int, Sequence[Message]]]:
+        """Ever longer views of the history: (messages left out, messages in front of those, what is
+        seen). A new question may change all that follows the one before, so it sees all of that;
+        anything else is laid out in a time that does not depend on how many calls there were."""
         lead = 1 if history and history[0].role == "system" else 0
         ats = range(len(history) - 1, lead, -1)
         question = next((at for at in ats if history[at].role == "user"), None)
+        asks = any(message.role == "user" for message in new)
+        short = None if asks or not self._short else _short_view(history, lead, question)
+        if short is not None and self._writer.attempt([*short[0], *new]) is not None:
+            view, front = short
+            yield len(history) - len(view), front, view
         if self._windowed and question is not None:
             yield question - lead, lead, [*history[:lead], *history[question:]]
         yield 0, lead, history
@@ -288,6 +303,16 @@ class ChatTemplate:
             for past, new, tools in self._probes()
         )
 
+    def _find_short(self) -> bool:
+        """Whether of a long run of calls and results behind a question the last few are enough."""
+        self._short = True
+        return all(
+            self.extend(past, new, tools, answer=answer, sampled=sampled)
+            == self._extend_view(past, new, tools, answer, sampled)
+            for past, new, tools in self._probes_of(_probe_runs())
+            for answer, sampled in _ways(past)
+        )
+
     def _find_append_stable(self) -> bool:
         for past, new, tools in self._probes():
             before, message = past[-1].role, new[0]
@@ -299,12 +324,68 @@ class ChatTemplate:
         return True
 
     def _probes(self) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
-        """History, new message and tools, of conversations that the template allows."""
-        for messages in _probe_conversations():
+        yield from self._probes_of(_probe_conversations())
+
+    def _probes_of(
+        self, conversations: Iterable[tuple[Message, ...]]
+    ) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
+        """History, new message and tools, of those that the template allows."""
+        for messages in conversations:
             for tools in ((), (_PROBE_TOOL,)):
                 for at in range(1, len(messages)):
                     if self._writer.attempt(messages[: at + 1], tools) is not None:
                         yield messages[:at], messages[at : at + 1], tools
+
+
+_TAIL = 2
+"""Messages at the end of a history that a short view holds."""
+
+
+def _short_view(
+    history: Sequence[Message], lead: int, question: int | None
+) -> tuple[list[Message], int] | None:
+    """The last user's message (else the first one), the last of the assistant's before the end, and
+    the end; and how many messages stand before the end. None: that is all there is."""
+    end = len(history) - _TAIL
+    begins = lead if question is None else question
+    ats = range(end - 1, begins, -1)
+    caller = next((at for at in ats if history[at].role == "assistant"), None)
+    front = [*range(lead), begins, *([] if caller is None else [caller])]
+    if end <= begins + len(front) - lead:
+        return None
+    return [*(history[at] for at in front), *history[end:]], len(front)
+
+
+def _ways(past: Sequence[Message]) -> Iterator[tuple[bool, bool]]:
+    """How a conversation may be extended: (with a header, behind sampled ids)."""
+    for sampled in (False, True) if past[-1].role == "assistant" else (False,):
+        yield False, sampled
+        yield True, sampled
+
+
+def _probe_runs() -> Iterator[tuple[Message, ...]]:
+    """Long runs of calls and results, every content different."""
+
+    def call(*numbers: int) -> Message:
+        made = tuple(
+            ToolCall(name=f"look{n}", arguments=f'{{"a": {n}}}', id=f"call{n:05}") for n in numbers
+        )
+        return Message(role="assistant", tool_calls=made)
+
+    def result(n: int) -> Message:
+        return Message(role="tool", content=f"found {n}", tool_call_id=f"call{n:05}")
+
+    said = [
+        Message(role=role, content=f"said {at}")
+        for at, role in enumerate(("user", "assistant", "user", "assistant"))
+    ]
+    thought = Message(role="assistant", content="<think>\nreason\n</think>\n\nsaid 9")
+    in_turn = [message for n in range(4) for message in (call(n), result(n))]
+    at_once = [call(*range(5)), *(result(n) for n in range(5))]
+    for run in (in_turn, at_once, [*at_once, *in_turn], [thought, *in_turn], [said[1]] * 5):
+        for before in ([], said[:1], said[:3]):
+            yield (*before, *run, said[3], said[2])
+            yield (SYSTEM, *before, *run, said[3])
 
 
 def _probe_conversations() -> Iterator[tuple[Message, ...]]:

@@ -22,14 +22,17 @@ class Text:
     stop_ids: tuple[int, ...]
     """Ids that end an answer: all that config, generation config and tokenizer name."""
 
-    def __init__(self, folder: str, **options: Any) -> None:
-        """`options` go to the chat template. Raises ModelError: what is missing or broken."""
+    def __init__(self, folder: str, *, tokens_max: int | None = None, **options: Any) -> None:
+        """A text of more than `tokens_max` ids raises TooLong. `options` go to the chat template.
+        Raises ModelError: what is missing or broken."""
         self.folder = folder
         path = Path(folder)
         names = special_names(path)
         source = _template_source(path)
         program = Program(source, names) if source else None
-        self._tokenizer = Tokenizer.load(path, program.literals if program else "")
+        self._tokenizer = Tokenizer.load(path, program.literals if program else "", tokens_max)
+        if tokens_max is not None:
+            _ = self._tokenizer.token_chars_max  # takes a while, so now
         self.stop_ids = _stop_ids(path, self._tokenizer.id_of(names.get("eos_token", "")))
         self.template = None
         if program:

@@ -60,7 +60,14 @@ def build(
     registry = Registry(engine, template, default, settings.limits, store, settings.secret)
     engine.on_superseded = registry.superseded
     responses = Responses(
-        engine, template, default, settings.limits, registry.scope, store, registry.rates
+        engine,
+        template,
+        default,
+        settings.limits,
+        registry.scope,
+        store,
+        registry.rates,
+        registry.layout,
     )
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())

@@ -71,6 +71,7 @@ class SessionRoutes:
             settings = default
             if asked.session is not None:
                 settings = settings_of(asked.session, default, default)
+                self._registry.texts.check_head(settings, "session.")
             seconds = (asked.expires_after or ExpiresAfter()).seconds
             minted = self._secrets.mint(guest.tenant, settings, seconds)
         except Refusal as refusal:

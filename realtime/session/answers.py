@@ -28,6 +28,7 @@ from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.state import Action, Event, Standing
 from realtime.session.stored import Asked, asked_of, is_of
 from realtime.session.strand import Door
+from realtime.session.text_bounds import TextBounds, named
 from realtime.store import Answer, Begun, Once, StoreError
 from realtime.store import StaleFence as Replaced
 
@@ -56,6 +57,7 @@ class Answers:
         self._allowance = allowance
         self._scope = scope
         self._standing = standing
+        self._texts = TextBounds.of(door.ready, history.conversation.template)
         self._main: Answering | None = None
         self._apart: dict[str, Answering] = {}
         self._journals: dict[str, Journal] = {}
@@ -105,6 +107,8 @@ class Answers:
                 param="response.conversation",
             )
         context = None if ask.context is None else tuple(map(self._resolve, ask.context))
+        if context is not None:
+            self._texts.check_response(ask.settings, context)
         prompt = await self._prompt(ask.settings, context, self._history.conversation)
         answer = core.Answer(
             id=fresh("resp"),
@@ -191,19 +195,20 @@ class Answers:
         ours = self._history.settings
         same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
         chars = 0 if same else chars_of_head(settings)
-        if context is None:
-            closed, window = now.closed(), self._history.window
-            conversation = await self._history.beside(
-                chars, lambda: window.fitted(closed.configured(settings))
-            )
-        else:
-            chars += sum(chars_of(item) for item in context)
-            spans = now.recalled(context)
-            conversation = await self._history.beside(
-                chars, lambda: Conversation.start(now.template, settings).with_spans(spans)
-            )
+        ready, window, tokens_max = self._door.ready, self._history.window, self._texts.tokens_max
         param = "response.input" if context is not None else "conversation"
-        return prompt_of(conversation, settings, self._door.ready, param)
+
+        def make() -> Prompt:
+            if context is None:
+                conversation = window.fitted(now.closed().configured(settings))
+            else:
+                fresh = Conversation.start(now.template, settings)
+                conversation = fresh.with_spans(now.recalled(context), tokens_max)
+            return prompt_of(conversation, settings, ready, param)
+
+        chars += sum(chars_of(item) for item in context or ())
+        with named(param, ready.max_model_len):
+            return await self._history.beside(chars, now, make)
 
     def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
         if isinstance(item, core.ItemReference):

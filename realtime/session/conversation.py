@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from engine import ChatTemplate, Text
+from engine import ChatTemplate, Text, TooLong
 from realtime.protocol.core import ROOT, Item, MessageItem, Part, Rewind, Settings, Tool
 from realtime.session.layout import Layout, Span, Tools, common_prefix, joined
 from realtime.session.rendering import role_of, text_of, tool_of
@@ -184,12 +184,18 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             items = items[len(spans[-1].items) :]
         return spans
 
-    def with_items(self, items: Sequence[Item]) -> "Conversation":
-        return self.with_spans([Span((item,)) for item in items])
+    def with_items(self, items: Sequence[Item], tokens_max: int | None = None) -> "Conversation":
+        return self.with_spans([Span((item,)) for item in items], tokens_max)
 
-    def with_spans(self, more: Sequence[Span]) -> "Conversation":
+    def with_spans(self, more: Sequence[Span], tokens_max: int | None = None) -> "Conversation":
+        """Raises TooLong once there are more tokens than `tokens_max`."""
         spans = [*self.spans, *more]
-        return self._laid(spans, since=len(self.spans))
+        return self._laid(spans, since=len(self.spans), tokens_max=tokens_max)
+
+    def overflowed(self, items: Sequence[Item]) -> "Conversation":
+        """With these items behind all that stands, of which the model sees nothing any more."""
+        cut = self._cut(len(self.spans))
+        return msgspec.structs.replace(cut, dropped=(*cut.dropped, *items))
 
     def add(self, item: Item, after: str | None = None) -> "Conversation":
         """Raises KeyError if there is no item `after`. After a dropped one is in front of all that
@@ -279,16 +285,24 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
                 return n
         raise KeyError(item_id)
 
-    def _laid(self, spans: Sequence[Span], *, since: int) -> "Conversation":
+    def _laid(
+        self, spans: Sequence[Span], *, since: int, tokens_max: int | None = None
+    ) -> "Conversation":
         """With these spans, of which those before `since` are as they were. Lays out the rest; all
-        of them if what stands behind may have changed what stands before."""
+        of them if what stands behind may have changed what stands before. Raises TooLong."""
         behind = any(span.ids for span in self.spans[since:])
         if behind and not self.template.append_stable:
             since = 0
         since = max(0, since - 1)  # a call may join it
         layout = self._layout([self.head, *spans[:since]] if since else [])
+        tokens = layout.length
         for span in joined(spans[since:]):
             layout.add(span)
+            tokens += len(layout.last.ids)
+            if tokens_max is not None and tokens > tokens_max:
+                tokens = layout.length  # less, where a span has changed those before it
+                if tokens > tokens_max:
+                    raise TooLong(f"more than {tokens_max:,} tokens")
         return self._of(layout)
 
     def _layout(self, laid: Sequence[Span]) -> Layout:

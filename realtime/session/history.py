@@ -12,11 +12,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Required, TypedDict
+from typing import Required, TypedDict, TypeVar
 
 import msgspec
 
-from engine import EngineError, EngineLost
+from engine import EngineError, EngineLost, TooLong
 from realtime.errors import Refusal
 from realtime.protocol.core import (
     Answer,
@@ -28,17 +28,20 @@ from realtime.protocol.core import (
     Tell,
 )
 from realtime.session.conversation import Conversation
+from realtime.session.layout_thread import LayoutThread
 from realtime.session.ledger import Ledger, News, Whole
 from realtime.session.records import event_of
 from realtime.session.rendering import stable
 from realtime.session.stored import Asked, Words, pack_asked, pieces_of
 from realtime.session.strand import Strand
+from realtime.session.text_bounds import named
 from realtime.session.transcript import Transcript
 from realtime.session.window import Window
 from realtime.store import Begun, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Edit = Callable[[Conversation], Conversation]
 Tells = Callable[[Conversation, Rewind | None], Sequence[Tell]]
 
@@ -86,8 +89,8 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class History:
-    """What does not fit into `window` any more is dropped, oldest first. Texts of more than
-    `off_loop_chars` are tokenised on a thread, so that nobody's delta waits for them."""
+    """What does not fit into `window` any more is dropped, oldest first. Long texts are tokenised
+    on the thread `layout`."""
 
     def __init__(
         self,
@@ -96,21 +99,21 @@ class History:
         ledger: Ledger,
         transcript: Transcript,
         window: Window,
-        off_loop_chars: int,
+        layout: LayoutThread,
     ) -> None:
         self.settings = saved.settings
-        self.conversation = saved.conversation
+        self.conversation: Conversation = saved.conversation
         self.strand = strand
         self.ledger = ledger
         self.transcript = transcript
-        self.window = window
+        self.window: Window = window
         self._words = saved.draft
         self.draft: str = "".join(words.text for words in saved.draft)
         """The input text buffer."""
         self.epoch = saved.epoch
         self.begun: dict[str, Begun] = {}
         """Answers being made."""
-        self._off_loop_chars = off_loop_chars
+        self._layout = layout
         self._lock = asyncio.Lock()
         """One change at a time: what is written and told has an order."""
 
@@ -136,7 +139,8 @@ class History:
         window = window or self.window
         while True:
             old = self.conversation
-            new = await self.beside(chars, lambda now=old: window.fitted(edit(now)))
+            with named(param, window.limit):
+                new = await self.beside(chars, old, lambda now=old: window.fitted(edit(now)))
             async with self._lock:
                 if self.conversation is not old:
                     continue
@@ -149,8 +153,9 @@ class History:
                 whole = self._whole(new, words, settings or self.settings, told)
                 news = News(state=settings is not None, once=once)
                 await self._write_and_push(whole, news, (new, draft) if push() else None)
-                if self.conversation is not old:  # an answer being made has shown an item
-                    new = window.fitted(edit(self.conversation))
+                while self.conversation is not old:  # an answer being made has shown an item
+                    old = self.conversation
+                    new = await self.beside(chars, old, lambda now=old: window.fitted(edit(now)))
                     told = tells(new, rewind)
                     self.ledger.retell(self.transcript.next)
                 self.conversation, self.window = new, window
@@ -202,7 +207,10 @@ class History:
             begun = self.begun.pop(answer.id)
             new = self.conversation
             if begun.entry is not None:
-                new = new.settle(answer.id, answer.items, sampled)
+                now = new
+                new = await self.beside(
+                    0, now, lambda: now.settle(answer.id, answer.items, sampled)
+                )
             told = (AnswerEnded(answer),)
             whole = self._whole(new, self._words, self.settings, told)
             try:
@@ -303,7 +311,10 @@ class History:
     async def push(self) -> None:
         """What came while an answer was made goes to the engine now; the next push heals a
         failure. So does what must be computed again because the oldest items are dropped."""
-        self.conversation = self.window.fitted(self.conversation)
+        old, window = self.conversation, self.window
+        new = await self.beside(0, old, lambda: window.fitted(old))
+        if self.conversation is old:
+            self.conversation = new
         try:
             await self._sync(self.conversation, self.draft)
         except EngineError as error:
@@ -311,10 +322,10 @@ class History:
                 self.strand.forget()
             log.warning("session %s: push failed: %s", self.strand.session, error.message)
 
-    async def beside(self, chars: int, make: Callable[[], Conversation]) -> Conversation:
-        if chars > self._off_loop_chars:
-            return await asyncio.to_thread(make)
-        return make()
+    async def beside(self, chars: int, old: Conversation, make: Callable[[], T]) -> T:
+        """What `make` returns, which lays out `chars` new characters, and perhaps all of the old
+        conversation anew."""
+        return await self._layout.run(chars + old.length, make)
 
     async def _sync(self, conversation: Conversation, draft: str) -> None:
         limit = self.window.limit
@@ -322,8 +333,12 @@ class History:
             return
         if draft:
             said = stable(draft)
-            ahead = await self.beside(len(draft), lambda: conversation.drafted(said))
-            if ahead.length <= limit:
+            ahead = None
+            with contextlib.suppress(TooLong):
+                ahead = await self.beside(
+                    len(draft), conversation, lambda: conversation.drafted(said)
+                )
+            if ahead is not None and ahead.length <= limit:
                 *firm, last = ahead.all_spans
                 await self.strand.sync(firm, draft=last.ids)
                 return

@@ -55,6 +55,14 @@ class Layout:
         """Head first."""
         return tuple(self._laid)
 
+    @property
+    def length(self) -> int:
+        return sum(len(span.ids) for span in self._laid)
+
+    @property
+    def last(self) -> Span:
+        return self._laid[-1]
+
     def add(self, span: Span) -> None:
         message = _message(span)
         ids: list[int] = []

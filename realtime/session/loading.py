@@ -1,7 +1,6 @@
 """A session from the store, as another gateway or another life of this one has left it, or has it
 now."""
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ from realtime.protocol.core import Settings
 from realtime.session.conversation import Conversation
 from realtime.session.history import History, Origin, Saved, wire_epoch
 from realtime.session.journal import Scribe
+from realtime.session.layout_thread import LayoutThread
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
 from realtime.session.records import records_of
@@ -41,6 +41,7 @@ class House(msgspec.Struct, frozen=True):
     store: Store
     scribe: Scribe
     rates: Rates
+    layout: LayoutThread
 
     @property
     def digest(self) -> str:
@@ -136,10 +137,7 @@ async def _renewed(
 
     chars = chars_of_head(state.settings) + sum(map(chars_of, conversation.items()))
     try:
-        if chars > house.limits.off_loop_chars:
-            made, length = await asyncio.to_thread(render)
-        else:
-            made, length = render()
+        made, length = await house.layout.run(chars, render)
     except BadRequest as error:
         raise Refusal(
             f"The session with id '{session}' was begun on another model, and the chat template of "
@@ -177,7 +175,7 @@ def _session(
     left: bool,
 ) -> Session:
     window = house.window(saved.settings)
-    history = History(saved, strand, ledger, transcript, window, house.limits.off_loop_chars)
+    history = History(saved, strand, ledger, transcript, window, house.layout)
     session = ledger.lease.session
     return Session(
         session,

@@ -1,19 +1,24 @@
 """What a tenant may do in a minute: responses and tokens, in buckets that fill all the time. Pure.
 
-A response counts when it begins. Its tokens are known when it has ended: a bucket may then be in
-debt, and nothing begins until that is paid.
+A response counts when it begins, and still counts if it is refused for a fault of the client or its
+client goes away. Its tokens are known when it has ended: a bucket may then be in debt, and nothing
+begins until that is paid. Text that was tokenised for nothing is charged by its length.
 """
 
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from engine import BadRequest
 from realtime.errors import Refusal
 from realtime.limits import Limits
 from realtime.protocol.core import Level, Limited, Usage
 
 Clock = Callable[[], float]
 """Seconds."""
+Judge = Callable[[BaseException], bool]
+CHARS_PER_TOKEN = 4
+"""An estimate, where the tokens of a text were not counted."""
 
 
 class Bucket:
@@ -50,20 +55,39 @@ class Allowance:
         self._buckets: dict[Limited, Bucket] = {
             name: Bucket(limit, clock) for name, limit in asked.items() if limit
         }
+        self._free_chars = limits.off_loop_chars
 
     @contextmanager
-    def request(self) -> Generator[None]:
-        """Around the beginning of a response, which counts if it begins. Raises Refusal."""
-        for name, bucket in self._buckets.items():
-            wait_s = bucket.wait_s(1)
-            if wait_s > 0:
-                raise _used_up(name, bucket.limit, wait_s)
+    def request(self, ours: Judge | None = None) -> Generator[None]:
+        """Around the beginning of a response, which counts unless it fails by our fault (`ours`
+        says which errors are). Raises Refusal."""
+        for name in self._buckets:
+            self._check(name)
         self._take("requests", 1)
         try:
             yield
-        except BaseException:
-            self._take("requests", -1)
+        except BaseException as error:
+            if (ours or is_ours)(error):
+                self._take("requests", -1)
             raise
+
+    @contextmanager
+    def text(self, chars: int, tokens_max: int, ours: Judge | None = None) -> Generator[None]:
+        """Around the tokenisation of a request's text. A long one does not begin while the tokens
+        bucket is in debt; one that is refused, or not finished, is charged what its length amounts
+        to, `tokens_max` at most. Raises Refusal."""
+        if chars > self._free_chars and "tokens" in self._buckets:
+            self._check("tokens")
+        try:
+            yield
+        except BaseException as error:
+            if not (ours or is_ours)(error):
+                self.charge(min(chars // CHARS_PER_TOKEN, tokens_max))
+            raise
+
+    def charge(self, tokens: int) -> None:
+        """What was computed for no response, or before any."""
+        self._take("tokens", tokens)
 
     def spend(self, usage: Usage | None) -> None:
         """What a response took: tokens found in KV cost nothing."""
@@ -83,6 +107,13 @@ class Allowance:
             for name, bucket in self._buckets.items()
         ]
 
+    def _check(self, name: Limited) -> None:
+        """Raises Refusal if there is not one in the bucket."""
+        bucket = self._buckets[name]
+        wait_s = bucket.wait_s(1)
+        if wait_s > 0:
+            raise _used_up(name, bucket.limit, wait_s)
+
     def _take(self, name: Limited, amount: float) -> None:
         if name in self._buckets:
             self._buckets[name].take(amount)
@@ -100,6 +131,13 @@ class Rates:
         if tenant not in self._of:
             self._of[tenant] = Allowance(self._limits, self._clock)
         return self._of[tenant]
+
+
+def is_ours(error: BaseException) -> bool:
+    """Whether a request failed by a fault of the server, not of its client."""
+    if isinstance(error, Refusal):
+        return error.kind == "server_error"
+    return isinstance(error, Exception) and not isinstance(error, BadRequest)
 
 
 def _used_up(name: Limited, limit: int, wait_s: float) -> Refusal:

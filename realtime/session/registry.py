@@ -40,13 +40,16 @@ from realtime.session.guests import (
 )
 from realtime.session.history import Origin, Saved
 from realtime.session.journal import Scribe
+from realtime.session.layout_thread import LayoutThread
 from realtime.session.loading import House, loaded, made
 from realtime.session.rates import Rates
 from realtime.session.refusals import not_kept
+from realtime.session.rendering import chars_of_head
 from realtime.session.session import Session
 from realtime.session.status import Status
 from realtime.session.stored import State, pack_state
 from realtime.session.strand import Door
+from realtime.session.text_bounds import TextBounds, named
 from realtime.session.transcript import Listener
 from realtime.store import (
     NewSession,
@@ -127,7 +130,9 @@ class Registry:
         same engines know, so that they share a tenant's KV."""
         self.settings = settings
         self.rates = Rates(limits)
-        self._house = House(door, template, limits, store, Scribe(store), self.rates)
+        self.layout = LayoutThread(limits.off_loop_chars)
+        self.texts = TextBounds.of(door.ready, template)
+        self._house = House(door, template, limits, store, Scribe(store), self.rates, self.layout)
         self._elsewhere = Elsewhere(self._house)
         self._limits = limits
         self._store = store
@@ -220,7 +225,7 @@ class Registry:
         if fork is not None:
             origin = await self._origin(fork, guest)
         else:
-            origin = Origin(settings, Conversation.start(self._house.template, settings))
+            origin = await self._beginning(guest, settings)
         saved, parent = Saved(origin.settings, origin.conversation), origin.strand
         token = secrets.token_urlsafe(24)
         new = NewSession(
@@ -448,12 +453,27 @@ class Registry:
             return await entry.session.status()
         return await self._elsewhere.status(session_id, tenant, access)
 
+    async def _beginning(self, guest: Guest, settings: Settings) -> Origin:
+        """Of a new session. What its guest's key begins with is charged as a session.update would
+        be. Raises Refusal."""
+        allowance, chars = self.rates.of(guest.tenant), chars_of_head(settings)
+        self.texts.check_head(settings, "session.")
+        bounds = self.texts
+        with named("session.instructions", bounds.limit), allowance.text(chars, bounds.tokens_max):
+            conversation = await self.layout.run(
+                chars, lambda: Conversation.start(self._house.template, settings)
+            )
+        if guest.settings is not None and chars:
+            allowance.charge(len(conversation.head.ids))
+        return Origin(settings, conversation)
+
     async def _origin(self, fork: Fork, guest: Guest) -> Origin:
         """Raises Refusal."""
         access = Access.of(guest, fork.token)
         entry = await self._here_still(fork.session_id, guest.tenant, access)
         if entry is not None:
-            return entry.session.fork(fork.at)
+            session = entry.session
+            return await self.layout.run(session.conversation.length, lambda: session.fork(fork.at))
         return await self._elsewhere.origin(fork, guest.tenant, access)
 
     async def _here_still(self, session_id: str, tenant: str, access: Access) -> _Open | None:

@@ -30,9 +30,9 @@ def text_of(item: MessageItem) -> str:
 def chars_of(item: Item) -> int:
     match item:
         case MessageItem():
-            return len(text_of(item))
-        case CallItem(arguments=arguments):
-            return len(arguments)
+            return sum(len(part.text) for part in item.parts)
+        case CallItem(name=name, arguments=arguments):
+            return len(name) + len(arguments)
         case CallOutputItem(output=output):
             return len(output)
         case _:
@@ -42,7 +42,8 @@ def chars_of(item: Item) -> int:
 def chars_of_head(settings: Settings) -> int:
     """Of what stands before all items."""
     return len(settings.instructions) + sum(
-        len(tool.parameters) + len(tool.description or "") for tool in settings.tools
+        len(tool.name) + len(tool.parameters) + len(tool.description or "")
+        for tool in settings.tools
     )
 
 

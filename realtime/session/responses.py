@@ -19,13 +19,14 @@ import msgspec
 
 from engine import ChatTemplate
 from realtime.errors import Refusal
-from realtime.limits import Limits
+from realtime.limits import REQUEST_CHARS_MAX, Limits
 from realtime.names import fresh
 from realtime.protocol import core
 from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
 from realtime.session.keeping import Keeper
 from realtime.session.layout import Span
+from realtime.session.layout_thread import LayoutThread
 from realtime.session.lineage import Lineage, Point
 from realtime.session.making import Making, Visitor
 from realtime.session.prompting import Prompt, prompt_of, warm_up_of
@@ -34,10 +35,13 @@ from realtime.session.recording import Recording
 from realtime.session.refusals import check_engine
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.strand import Door
+from realtime.session.text_bounds import TextBounds, named, written
 from realtime.session.window import Window
 from realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)
+ITEM_CHARS = 16
+"""What each item costs to lay out, besides its text."""
 T = TypeVar("T")
 
 
@@ -60,6 +64,7 @@ class Responses:
         scope: Callable[[str], str],
         store: Store | None = None,
         rates: Rates | None = None,
+        layout: LayoutThread | None = None,
     ) -> None:
         """`settings` are those of an answer that wishes nothing; `scope` names where a tenant's KV
         is shared."""
@@ -75,13 +80,21 @@ class Responses:
         self._connections: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._laying = asyncio.Lock()
+        self._layout = layout or LayoutThread(limits.off_loop_chars)
+        self._texts = TextBounds.of(door.ready, template)
 
     async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
         """Returns when it has begun. Raises Refusal; then nothing has changed."""
         check_engine(self._door)
-        with self._rates.of(visitor.tenant).request():
-            origin = await self._origin(ask.previous, visitor)
-            prompt, given = await self._prompt(ask, origin)
+        allowance, tokens_max = self._rates.of(visitor.tenant), self._texts.tokens_max
+        items = written(ask.input)
+        chars = chars_of_head(ask.settings) + sum(map(chars_of, items))
+        with allowance.request():
+            self._texts.check_head(ask.settings, "")
+            self._texts.check_input(ask.settings, items, "input")
+            with allowance.text(chars, tokens_max):
+                origin = await self._origin(ask.previous, visitor)
+                prompt, given = await self._prompt(ask, origin, chars)
         answer = core.Answer(
             id=fresh("resp"),
             conversation=None,
@@ -180,9 +193,9 @@ class Responses:
         )
 
     async def _prompt(
-        self, ask: core.GoOn, origin: _Origin
+        self, ask: core.GoOn, origin: _Origin, chars: int
     ) -> tuple[Prompt, tuple[core.Item, ...]]:
-        """And the input. Raises Refusal."""
+        """And the input, which is `chars` long with instructions and tools. Raises Refusal."""
         window = Window(self._door.ready.max_model_len, ask.settings.truncation)
         items = ask.input
         ready = self._door.ready
@@ -190,22 +203,35 @@ class Responses:
         def make() -> tuple[Prompt, tuple[core.Item, ...]]:
             before = origin.begin(ask.settings)
             given = tuple(_resolved(item, before) for item in items)
-            conversation = window.fitted(before.with_items(given))
+            conversation = self._with_input(before, given, window)
             if not ask.generate:
                 return warm_up_of(conversation, ready, "input"), given
             return prompt_of(conversation, ask.settings, ready, "input"), given
 
         await vet(ask.settings, self._template, "")
-        chars = sum(chars_of(item) for item in items if not isinstance(item, core.ItemReference))
-        chars += chars_of_head(ask.settings)
-        stored = ask.previous is not None and origin.point is None
-        return await self._laid(make, apart=stored or chars > self.limits.off_loop_chars)
+        if origin.point is not None:
+            chars += origin.point.conversation.length
+        elif ask.previous is not None:
+            chars = REQUEST_CHARS_MAX  # from the store: not known
+        with named("input", ready.max_model_len):
+            return await self._laid(chars + ITEM_CHARS * len(items), make)
 
-    async def _laid(self, work: Callable[[], T], *, apart: bool) -> T:
+    def _with_input(
+        self, before: Conversation, given: Sequence[core.Item], window: Window
+    ) -> Conversation:
+        """Raises TooLong; but with truncation, what does not fit is dropped, oldest first."""
+        if window.truncation.mode == "disabled":
+            return before.with_items(given, self._texts.tokens_max)
+        seen = self._texts.in_sight(given)
+        if seen < len(given):
+            before = before.overflowed(given[: len(given) - seen])
+        return window.fitted(before.with_items(given[len(given) - seen :]))
+
+    async def _laid(self, chars: int, work: Callable[[], T]) -> T:
         """What takes a millisecond or so is done on the event loop, but one in a round of it: a
-        client may ask for many at once. What takes longer is done `apart`, on a thread."""
-        if apart:
-            return await asyncio.to_thread(work)
+        client may ask for many at once. What takes longer is done on the layout thread."""
+        if self._layout.takes(chars):
+            return await self._layout.run(chars, work)
         async with self._laying:
             done = work()
             await asyncio.sleep(0)
@@ -248,8 +274,7 @@ class Responses:
         def settle() -> Conversation:
             return before.open(answer.id).settle(answer.id, answer.items, sampled)
 
-        large = chars_of_head(making.ask.settings) > self.limits.off_loop_chars
-        return await self._laid(settle, apart=large)
+        return await self._laid(before.length, settle)
 
     def _settle(self, making: Making, made: Conversation, answer: core.Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Unpack, assert_never
 
 import msgspec
@@ -25,13 +26,14 @@ from realtime.session.conversation import Conversation
 from realtime.session.history import Change, Edit, History, Origin
 from realtime.session.journal import Scribe
 from realtime.session.position import Position
-from realtime.session.rates import Allowance
+from realtime.session.rates import Allowance, is_ours
 from realtime.session.refusals import no_answer, not_kept, refusal_of
 from realtime.session.rendering import chars_of, chars_of_head
 from realtime.session.requests import Requests
 from realtime.session.state import Action, Event, Standing, State
 from realtime.session.status import KV, Status
 from realtime.session.strand import Door, Strand
+from realtime.session.text_bounds import TextBounds, written
 from realtime.session.transcript import Gap, Listener
 from realtime.session.truncating import shortened, spoken
 from realtime.session.window import Window
@@ -64,10 +66,13 @@ class Session:
         self._standing = Standing()
         self._history = history
         self._transcript = history.transcript
+        self._texts = TextBounds.of(door.ready, history.conversation.template)
         self._requests = Requests(history.ledger, all_here=not left)
         self._paused = False
         self._once: Once | None = None
         """The client's id of what is being done."""
+        self._until_s: float | None = None
+        """On the clock of the event loop: when what is being done is given up."""
         self._answers = Answers(
             session_id,
             door,
@@ -220,7 +225,8 @@ class Session:
         """`once`: the client's id for it; under the same id the same is done once. Raises
         Refusal."""
         try:
-            async with asyncio.timeout(self._limits.ask_s_max):
+            async with asyncio.timeout(self._limits.ask_s_max) as timeout:
+                self._until_s = timeout.when()
                 if once is not None:
                     result = await self._requests.result(once)
                     if result is not None and self._say_again(ask, result):
@@ -240,6 +246,16 @@ class Session:
             raise no_answer(self._limits.ask_s_max) from None
         finally:
             self._once = None
+
+    def _is_ours(self, error: BaseException) -> bool:
+        """Whether what is being done failed by a fault of the server, which too late is."""
+        if isinstance(error, asyncio.CancelledError) and self._until_s is not None:
+            return asyncio.get_running_loop().time() >= self._until_s
+        return is_ours(error)
+
+    def _text(self, chars: int) -> AbstractContextManager[None]:
+        """Around the tokenisation of so much text."""
+        return self._allowance.text(chars, self._texts.tokens_max, self._is_ours)
 
     def _forget_strand(self) -> None:
         """It is not known what the engine has done. While an answer is being made nothing else is
@@ -320,16 +336,7 @@ class Session:
     async def _do(self, ask: core.Ask) -> None:
         match ask:
             case core.Configure(settings=settings):
-                self._standing.may(Event.CONFIGURE)
-                await vet(settings, self.conversation.template, "session.")
-                await self._change(
-                    lambda now: now.configured(settings),
-                    tells=lambda now, rewind: [core.Configured(settings, rewind)],
-                    settings=settings,
-                    window=Window(self._door.ready.max_model_len, settings.truncation),
-                    param="session.instructions",
-                    chars=chars_of_head(settings),
-                )
+                await self._configure(settings)
             case core.AddItem():
                 await self._add(ask)
             case core.FetchItem(item_id=item_id):
@@ -355,6 +362,25 @@ class Session:
             case _:
                 assert_never(ask)
 
+    async def _configure(self, settings: core.Settings) -> None:
+        self._standing.may(Event.CONFIGURE)
+        self._texts.check_head(settings, "session.")
+        was = self.settings
+        chars = chars_of_head(settings)
+        replaced = (settings.instructions, settings.tools) != (was.instructions, was.tools)
+        with self._text(chars if replaced else 0):
+            await vet(settings, self.conversation.template, "session.")
+            await self._change(
+                lambda now: now.configured(settings),
+                tells=lambda now, rewind: [core.Configured(settings, rewind)],
+                settings=settings,
+                window=Window(self._door.ready.max_model_len, settings.truncation),
+                param="session.instructions",
+                chars=chars,
+            )
+        if replaced:
+            self._allowance.charge(len(self.conversation.head.ids))
+
     def _pushes(self) -> bool:
         """Whether what changes now goes to the engine at once."""
         return Action.PUSH in self._standing.may(Event.EDIT)
@@ -377,6 +403,7 @@ class Session:
                     lambda now: now.truncate(short, self._door.text),
                     tells=lambda now, rewind: [msgspec.structs.replace(told, rewind=rewind)],
                     param="text_end",
+                    chars=chars_of(short),
                 )
                 return
         self._transcript.aside(told)
@@ -412,14 +439,16 @@ class Session:
                         core.ItemAdded(item, previous, rewind),
                     ]
 
-                await self._change(
-                    lambda now: now.add(item),
-                    item_id,
-                    tells=tells,
-                    param="text",
-                    chars=len(text),
-                    draft="",
-                )
+                self._texts.check(len(text), "text")
+                with self._text(len(text)):
+                    await self._change(
+                        lambda now: now.add(item),
+                        item_id,
+                        tells=tells,
+                        param="text",
+                        chars=len(text),
+                        draft="",
+                    )
             case _:
                 assert_never(ask)
 
@@ -431,8 +460,10 @@ class Session:
                 code="string_above_max_length",
                 param="text",
             )
+        self._texts.check(len(text), "text")
         told = core.TextAppended(len(text))
-        await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
+        with self._text(len(text)):
+            await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
 
     async def _add(self, ask: core.AddItem) -> None:
         item, after = ask.item, ask.after
@@ -453,20 +484,25 @@ class Session:
         if known is not None:
             self._transcript.aside(core.ItemAdded(item, self.conversation.previous(item.id)))
             return
-        await self._change(
-            lambda now: now.add(item, after),
-            item.id,
-            tells=lambda now, rewind: [core.ItemAdded(item, now.previous(item.id), rewind)],
-            param="item",
-            chars=chars_of(item),
-        )
+        self._texts.check(chars_of(item), "item")
+        with self._text(chars_of(item)):
+            await self._change(
+                lambda now: now.add(item, after),
+                item.id,
+                tells=lambda now, rewind: [core.ItemAdded(item, now.previous(item.id), rewind)],
+                param="item",
+                chars=chars_of(item),
+            )
 
     async def _respond(self, ask: core.Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
         self._standing.may(event)
-        await vet(ask.settings, self.conversation.template, "response.")
-        await self._requests.settle(self._history.remember)
-        with self._allowance.request():
+        context = written(ask.context or ())
+        chars = chars_of_head(ask.settings) + sum(map(chars_of, context))
+        with self._allowance.request(self._is_ours), self._text(chars):
+            self._texts.check_response(ask.settings, context)
+            await vet(ask.settings, self.conversation.template, "response.")
+            await self._requests.settle(self._history.remember)
             answer_id = await self._answers.begin(ask, self._once)
         self._standing.step(event)  # another one may have ended meanwhile
         self._done(answer_id)

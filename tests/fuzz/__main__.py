@@ -38,7 +38,8 @@ async def throw(fuzzer: Fuzzer, frames: int, seed: int) -> Found | None:
             shown = now
             print(
                 f"{fuzzer.thrown:>9,} frames, {fuzzer.thrown / (now - began):,.0f} a second, "
-                f"longest stall {fuzzer.longest_s * 1e3:.1f} ms, next seed {seed}",
+                f"longest stall {fuzzer.longest_s * 1e3:.1f} ms, of the interpreter lock "
+                f"{fuzzer.longest_lock_s * 1e3:.1f} ms, next seed {seed}",
                 flush=True,
             )
     print(

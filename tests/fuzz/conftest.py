@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
+from tests.engine.text.text_fixtures import QWEN_SPLIT
 from tests.fuzz.target import target
 from tests.realtime.conftest import chat_folder
 from tests.realtime.served import Running
@@ -13,6 +15,27 @@ from tests.realtime.served import Running
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chat_folder(tmp_path_factory.mktemp("chatty"))
+
+
+@pytest.fixture(scope="session")
+def roomy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that cuts words, as today's models have them; one of its tokens is so long that a
+    text is hardly ever refused by its characters."""
+    folder = chat_folder(tmp_path_factory.mktemp("roomy"))
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    words = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
+    spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, spelt])  # type: ignore[assignment]
+    tokenizer.add_special_tokens([AddedToken(f"<|{'x' * 124}|>", special=True)])
+    tokenizer.save(file)
+    return folder
+
+
+@pytest.fixture
+async def roomy(roomy_folder: Path) -> AsyncIterator[Running]:
+    async with target(roomy_folder, max_model_len=32 * 1024) as running:
+        yield running
 
 
 @pytest.fixture

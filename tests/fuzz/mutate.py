@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from tests.fuzz.corpus import EVENTS
+from tests.fuzz.large import text
 from tests.support import frames
 
 ODD: tuple[Any, ...] = (
@@ -17,6 +18,9 @@ ODD: tuple[Any, ...] = (
     *([], {}, [None], [[]], {"type": None}, {"type": "message"}, ["text"] * 70, {"": ""}),
 )
 
+
+LARGE_SHARE = 0.05
+"""Of odd values, those that are a large text."""
 
 Corpus = Sequence[dict[str, Any]]
 
@@ -64,7 +68,8 @@ def _spoil(value: Any, source: random.Random, corpus: Corpus) -> None:
         case 0:
             del value[key]
         case 1:
-            value[key] = copy.deepcopy(source.choice(ODD))
+            large = source.random() < LARGE_SHARE
+            value[key] = text(source) if large else copy.deepcopy(source.choice(ODD))
         case 2:
             value[key] = copy.deepcopy(source.choice(corpus))
         case _:

@@ -8,6 +8,7 @@ from pathlib import Path
 from realtime.limits import Limits
 from realtime.server import logs
 from realtime.server.settings import Settings
+from tests.fuzz.large import CONTEXT
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
 
@@ -23,11 +24,15 @@ FLEETING = Limits(
 
 
 @contextlib.asynccontextmanager
-async def target(folder: Path) -> AsyncIterator[Running]:
+async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Running]:
     """Nothing may be left in the engine when it is put away."""
     logs.configure("warning", ())
     async with digest_engine(
-        folder, pages=256, page_size=4, max_model_len=400, batched_tokens=64
+        folder,
+        pages=max(256, max_model_len // 4),
+        page_size=4,
+        max_model_len=max_model_len,
+        batched_tokens=64,
     ) as bench:
         async with serve(bench, Settings(limits=FLEETING)) as running:
             yield running

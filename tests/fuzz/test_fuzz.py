@@ -2,15 +2,20 @@
 
 import json
 import os
+import random
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tokenizers import Tokenizer
 
-from tests.fuzz import hostile
+from tests.fuzz import hostile, large
 from tests.fuzz.corpus_responses import BODIES, CHATS
 from tests.fuzz.doors import Door
-from tests.fuzz.fuzzer import Found, Fuzzer, shrink
+from tests.fuzz.fuzzer import STALL_S_MAX, Found, Fuzzer, shrink
+from tests.fuzz.stalls import LockStalls
 from tests.realtime.served import Running
 
 FRAMES = int(os.environ.get("CONTINUO_FUZZ_FRAMES", 20_000))
@@ -90,3 +95,36 @@ async def test_hostile_json(server: Running, way: Way) -> None:
 @pytest.mark.parametrize("way", LARGE)
 async def test_large_hostile_json(server: Running, way: Way) -> None:
     await hostile_values(server, way, hostile.large())
+
+
+TEXT_WAYS = [
+    *(Way(lambda fuzzer: fuzzer.realtime, place) for place in large.REALTIME_PLACES),
+    *(Way(lambda fuzzer: fuzzer.responses, hostile.body(place)) for place in large.BODY_PLACES),
+    *(Way(lambda fuzzer: fuzzer.chats, hostile.chat(place)) for place in large.CHAT_PLACES),
+]
+PLACES = [pytest.param(way, id=f"{n}") for n, way in enumerate(TEXT_WAYS)]
+
+
+@pytest.mark.parametrize("way", PLACES)
+async def test_large_texts(server: Running, way: Way) -> None:
+    await hostile_values(server, way, large.values(random.Random(way.frame), 20))
+
+
+@pytest.mark.parametrize("way", PLACES)
+async def test_large_texts_in_a_large_context(roomy: Running, way: Way) -> None:
+    await hostile_values(roomy, way, large.values(random.Random(way.frame), 6))
+
+
+def test_a_call_that_keeps_the_interpreter_lock_is_noticed(roomy_folder: Path) -> None:
+    """`encode` does, and `encode_batch_fast`, which is used for long texts, does not."""
+    tokenizer = Tokenizer.from_file(str(roomy_folder / "tokenizer.json"))
+    text = "\U0001f600\u0301 and words " * 40_000
+    with LockStalls() as stalls:
+        time.sleep(0.05)
+        stalls.take()
+        tokenizer.encode(text)
+        time.sleep(0.05)
+        assert stalls.take() > 2 * STALL_S_MAX
+        tokenizer.encode_batch_fast([text])
+        time.sleep(0.05)
+        assert stalls.take() < STALL_S_MAX

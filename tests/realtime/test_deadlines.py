@@ -47,6 +47,24 @@ async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
     assert await alone.engine.list() == [], "what was begun in vain is gone too"
 
 
+async def test_what_the_engine_does_not_take_in_time_costs_nothing(bench: Bench) -> None:
+    talk = await open_talk(bench, Limits(tokens_per_minute=1000))
+    await talk.say("hello")
+    bench.may_launch.clear()
+    bench.kill()
+    while talk.engine.up:
+        await asyncio.sleep(0)
+    talk.session._limits = SHORT
+    with pytest.raises(Refusal, match="try again"):
+        await talk.say("are you there? " * 10, name="lost")
+    (level,) = talk.session._allowance.levels()
+    assert level.remaining == 1000
+    bench.may_launch.set()
+    while not talk.engine.up:
+        await asyncio.sleep(0)
+    await talk.session.close()
+
+
 async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
     await alone.respond(None)
     await alone.ears.until(core.TextDelta)

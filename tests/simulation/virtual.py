@@ -142,17 +142,17 @@ def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
             gc.enable()
 
 
-_made_text: Callable[[dict[str, bytes]], Any] = front._text_of  # pyright: ignore[reportPrivateUsage]
+_made_text: Callable[[dict[str, bytes], int], Any] = front._text_of  # pyright: ignore[reportPrivateUsage]
 
 
-def _text_of(files: dict[str, bytes]) -> Any:
-    return _text_from(tuple(sorted(files.items())))
+def _text_of(files: dict[str, bytes], tokens_max: int) -> Any:
+    return _text_from(tuple(sorted(files.items())), tokens_max)
 
 
 @lru_cache
-def _text_from(files: tuple[tuple[str, bytes], ...]) -> Any:
+def _text_from(files: tuple[tuple[str, bytes], ...], tokens_max: int) -> Any:
     """Every gateway would read the same files."""
-    return _made_text(dict(files))
+    return _made_text(dict(files), tokens_max)
 
 
 def bury(tasks: list["asyncio.Task[Any]"]) -> None:

@@ -342,6 +342,86 @@ def test_a_long_history_costs_no_more_than_a_short_one(
     assert extension.keep >= len(history) - 2
 
 
+@st.composite
+def runs(draw: st.DrawFn, name: str) -> list[Message]:
+    """Questions with long runs of calls, results and words behind them."""
+    messages: list[Message] = []
+    if draw(st.booleans()):
+        messages.append(Message(role="system", content=draw(CONTENT)))
+    number = 0
+    for question in range(draw(st.integers(1, 3))):
+        messages.append(Message(role="user", content=f"q{question}{draw(CONTENT)}"))
+        for _ in range(draw(st.integers(0, 5)) if name in WITH_TOOLS else 0):
+            ids = [f"call{(number := number + 1):05}" for _ in range(draw(st.integers(1, 4)))]
+            ids = ids[:1] if name == "llama3" else ids
+            calls = tuple(call(draw(CONTENT), id) for id in ids)
+            messages.append(Message(role="assistant", tool_calls=calls))
+            for id in ids:
+                messages.append(Message(role="tool", content=draw(CONTENT), tool_call_id=id))
+        messages.append(Message(role="assistant", content=draw(CONTENT)))
+    return messages
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_a_long_run_is_what_the_whole_has(name: str, data: st.DataObject) -> None:
+    """One message after the other, and the header wherever an answer may be wanted."""
+    template = template_of(name)
+    tools = tools_for(name, data.draw)
+    log = Log(template, tools)
+    for message in data.draw(runs(name)):
+        log.add([message])
+        try:
+            oracle = template.render(log.messages, tools)
+            asked = template.render(log.messages, tools, add_generation_prompt=True)
+        except BadRequest:  # some want no result without all of its siblings
+            continue
+        assert oracle[: len(log.ids)] == log.ids
+        assert log.ids == oracle or message.role == "tool"
+        if message.role in ("user", "tool"):
+            extension = template.extend(log.messages, (), tools, answer=True)
+            kept = [id for segment in log.segments[: extension.keep] for id in segment]
+            assert kept + extension.ids == asked
+
+
+UNSTABLE_RUNS = (("mistral_small", "answers"), ("qwen3", "answers"), ("qwen2_5", "results"))
+"""Refused; each answer is written anew when another one follows; results share a block, which is
+tokenised anew with each of them."""
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "mistral_small", BUNDLED])
+@pytest.mark.parametrize("shape", ["results", "calls", "answers"])
+def test_a_long_run_costs_no_more_than_a_short_one(
+    name: str, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (name, shape) in UNSTABLE_RUNS:
+        return
+    template = template_of(name)
+    writer = template._writer  # pyright: ignore[reportPrivateUsage]
+    sizes: list[int] = []
+    write = writer.write
+
+    def counted(messages: Sequence[Message], *rest: Any) -> str:
+        sizes.append(len(messages))
+        return write(messages, *rest)
+
+    ids = [f"call{n:05}" for n in range(1000)]
+    results = [Message(role="tool", content="found", tool_call_id=id) for id in ids]
+    calls = [Message(role="assistant", tool_calls=(call("x", id),)) for id in ids]
+    if shape == "results":
+        run = [calls[0], *results]
+    elif shape == "calls":
+        run = [message for pair in zip(calls, results, strict=True) for message in pair]
+    else:
+        run = [Message(role="assistant", content=id) for id in ids]
+    monkeypatch.setattr(writer, "write", counted)
+    history = [Message(role="system", content="Be brief."), *said("What?"), *run[:-1]]
+    extension = template.extend(history, run[-1:])
+    assert max(sizes) <= 7
+    assert extension.keep >= len(history) - 1
+
+
 # --- how an answer ends ---
 
 
