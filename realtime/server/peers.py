@@ -14,7 +14,7 @@ import asyncio
 import math
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, NoReturn, cast
 
@@ -106,6 +106,14 @@ class _TurnwiseFlow(FlowControl):
             self._transport.resume_reading()
 
 
+class _CycleTransport:
+    """What a request and its response use of the transport."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.close = close
+
+
 class GuardedHttp(HttpToolsProtocol):
     """Each request has a time to arrive in, the first begins with the connection; its head has a
     size, and so have all unfinished requests together."""
@@ -123,6 +131,8 @@ class GuardedHttp(HttpToolsProtocol):
     _refusal: bytes | None = None
     """The last answer of this connection; what comes after its cause is thrown away."""
     _refused_bytes = 0
+    _responding: RequestResponseCycle | None = None
+    """The request that the application is answering, or has answered last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -246,7 +256,20 @@ class GuardedHttp(HttpToolsProtocol):
         self.parser = None  # type: ignore[assignment]  # which refers to us
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._responding = cycle
+        transport = _CycleTransport(self.transport, self._close_behind)
+        cycle.transport = transport  # type: ignore[assignment]
         super()._start_asgi_task(cycle, partial(_run_and_release, app))
+
+    def _close_behind(self) -> None:
+        """Close the connection behind a response. If the body of the request has not arrived, its
+        rest is thrown away for a while: unread, it would reset the response."""
+        cycle = self._responding
+        unread = cycle is not None and cycle.response_complete and cycle.more_body
+        if unread and not self.transport.is_closing():
+            self._refusal = b""  # said when the response is complete, as any other
+        else:
+            self.transport.close()
 
     # ------------------------------------------------------------ refusing
 
@@ -328,7 +351,7 @@ class GuardedHttp(HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             release(cycle.scope)
         self.pipeline.clear()
-        self.cycle = None  # type: ignore[assignment]  # which refers to us
+        self.cycle = self._responding = None  # type: ignore[assignment]  # which refer to us
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
