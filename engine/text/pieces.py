@@ -62,7 +62,7 @@ class Pieces:
         at, size = 0, self._piece_chars
         while at + size < len(text):
             piece = text[at : at + size]
-            cut, made = self._piece(piece, inside or at > 0)
+            cut, made = self._piece(piece, inside or at > 0, len(text))
             if cut is None:
                 size *= 2
                 if size > STRETCH_CHARS_MAX:
@@ -92,13 +92,14 @@ class Pieces:
                 f"a text of {chars:,} characters is more than {self._tokens_max:,} tokens"
             )
 
-    def _piece(self, piece: str, inside: bool) -> tuple[_Cut | None, list[int]]:
-        """Where to cut, and the ids before that; None: the piece has no sure cut."""
+    def _piece(self, piece: str, inside: bool, chars: int) -> tuple[_Cut | None, list[int]]:
+        """Where to cut a piece of a text of so many characters, and the ids before that; None: the
+        piece has no sure cut. Raises TooLong."""
         lead = self._anchor if inside and self._anchor is not None else ""
         found = self._raw.encode_batch([lead + piece], add_special_tokens=False)[0]
         skipped = 1 if lead else 0
         # What follows a piece may change its last ids, but does not halve their number.
-        self._check(len(found) // 2, len(piece))
+        self._check(len(found) // 2, chars)
         last = found.token_to_word(len(found) - 1) if len(found) else None
         if not last:
             return None, []

@@ -9,7 +9,7 @@ wrote before (Qwen3 drops old reasoning, Mistral moves tools and system text to 
 `extend` says from which message on, and gives the ids from there: an explicit rewind.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -61,9 +61,9 @@ class ChatTemplate:
         self._tokenizer = tokenizer
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
         self._seams = Seams(writer, tokenizer)
-        self._short = False
+        self._short: bool | None = None
+        """Whether `_short_view` is exact; None: not probed yet."""
         self._windowed = self._find_windowed()
-        self._short = self._find_short()
         self.append_stable = self._find_append_stable()
         self.supports_tools = "probe_tool" in (writer.attempt([USER], [_PROBE_TOOL]) or "")
         called = (writer.attempt([USER, CALL]) or "").partition(USER.content)[2]
@@ -182,11 +182,11 @@ class ChatTemplate:
         """Ever longer views of the history: (messages left out, messages in front of those, what is
         seen). A new question may change all that follows the one before, so it sees all of that;
         anything else is laid out in a time that does not depend on how many calls there were."""
-        lead = 1 if history and history[0].role == "system" else 0
-        ats = range(len(history) - 1, lead, -1)
-        question = next((at for at in ats if history[at].role == "user"), None)
+        lead, question = _question(history)
         asks = any(message.role == "user" for message in new)
-        short = None if asks or not self._short else _short_view(history, lead, question)
+        short = None
+        if not asks and self._is_short(len(history)):
+            short = _short_view(history, lead, question)
         if short is not None and self._writer.attempt([*short[0], *new]) is not None:
             view, front = short
             yield len(history) - len(view), front, view
@@ -303,13 +303,24 @@ class ChatTemplate:
             for past, new, tools in self._probes()
         )
 
+    def probe(self) -> None:
+        """Find out now, in some tenths of a second, what a first long history would have to wait
+        for."""
+        self._is_short(LONG_MESSAGES)
+
+    def _is_short(self, messages: int) -> bool:
+        """Whether the short view of a history of so many messages is exact, and worth knowing."""
+        if self._short is None and messages >= LONG_MESSAGES:
+            self._short = self._find_short()
+        return self._short or False
+
     def _find_short(self) -> bool:
         """Whether of a long run of calls and results behind a question the last few are enough."""
         self._short = True
         return all(
             self.extend(past, new, tools, answer=answer, sampled=sampled)
             == self._extend_view(past, new, tools, answer, sampled)
-            for past, new, tools in self._probes_of(_probe_runs())
+            for past, new, tools in self._probes_of(_probe_runs(), _looks_back)
             for answer, sampled in _ways(past)
         )
 
@@ -327,18 +338,36 @@ class ChatTemplate:
         yield from self._probes_of(_probe_conversations())
 
     def _probes_of(
-        self, conversations: Iterable[tuple[Message, ...]]
+        self,
+        conversations: Iterable[tuple[Message, ...]],
+        wanted: Callable[[Sequence[Message], Message], bool] = lambda past, new: True,
     ) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
-        """History, new message and tools, of those that the template allows."""
+        """History, new message and tools, of those that the template allows, where `wanted`."""
         for messages in conversations:
+            ats = [at for at in range(1, len(messages)) if wanted(messages[:at], messages[at])]
             for tools in ((), (_PROBE_TOOL,)):
-                for at in range(1, len(messages)):
+                for at in ats:
                     if self._writer.attempt(messages[: at + 1], tools) is not None:
                         yield messages[:at], messages[at : at + 1], tools
 
 
+LONG_MESSAGES = 32
+"""A history of fewer is laid out from all of it, until the template is probed."""
 _TAIL = 2
 """Messages at the end of a history that a short view holds."""
+
+
+def _question(history: Sequence[Message]) -> tuple[int, int | None]:
+    """How many system messages stand in front, and where the last user's message is behind the
+    first message; None: there is none."""
+    lead = 1 if history and history[0].role == "system" else 0
+    ats = range(len(history) - 1, lead, -1)
+    return lead, next((at for at in ats if history[at].role == "user"), None)
+
+
+def _looks_back(past: Sequence[Message], new: Message) -> bool:
+    """Whether a short view of the past leaves messages out."""
+    return new.role != "user" and _short_view(past, *_question(past)) is not None
 
 
 def _short_view(

@@ -127,6 +127,8 @@ async def _run(settings: Settings, source: Source) -> int:
                 if engine is None:
                     return 0
                 settings = _named(settings, engine)
+                if engine.text.template is not None:
+                    await asyncio.to_thread(engine.text.template.probe)
                 app = build(engine, settings, store, recent)
                 await stack.enter_async_context(app.state.registry.running())
                 entrance.open(app, engine, store)
