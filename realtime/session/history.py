@@ -28,7 +28,7 @@ from realtime.protocol.core import (
     Tell,
 )
 from realtime.session.conversation import Conversation
-from realtime.session.layout_thread import LayoutThread
+from realtime.session.layout_threads import LayoutThreads
 from realtime.session.ledger import Ledger, News, Whole
 from realtime.session.records import event_of
 from realtime.session.rendering import stable
@@ -90,7 +90,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 class History:
     """What does not fit into `window` any more is dropped, oldest first. Long texts are tokenised
-    on the thread `layout`."""
+    on the threads of `layout`."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class History:
         ledger: Ledger,
         transcript: Transcript,
         window: Window,
-        layout: LayoutThread,
+        layout: LayoutThreads,
     ) -> None:
         self.settings = saved.settings
         self.conversation: Conversation = saved.conversation

@@ -14,7 +14,7 @@ from realtime.protocol.core import Settings
 from realtime.session.conversation import Conversation
 from realtime.session.history import History, Origin, Saved, wire_epoch
 from realtime.session.journal import Scribe
-from realtime.session.layout_thread import LayoutThread
+from realtime.session.layout_threads import LayoutThreads
 from realtime.session.ledger import Ledger
 from realtime.session.rates import Allowance, Rates
 from realtime.session.records import records_of
@@ -41,7 +41,7 @@ class House(msgspec.Struct, frozen=True):
     store: Store
     scribe: Scribe
     rates: Rates
-    layout: LayoutThread
+    layout: LayoutThreads
 
     @property
     def digest(self) -> str:

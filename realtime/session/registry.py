@@ -40,7 +40,7 @@ from realtime.session.guests import (
 )
 from realtime.session.history import Origin, Saved
 from realtime.session.journal import Scribe
-from realtime.session.layout_thread import LayoutThread
+from realtime.session.layout_threads import LayoutThreads
 from realtime.session.loading import House, loaded, made
 from realtime.session.rates import Rates
 from realtime.session.refusals import not_kept
@@ -130,7 +130,7 @@ class Registry:
         same engines know, so that they share a tenant's KV."""
         self.settings = settings
         self.rates = Rates(limits)
-        self.layout = LayoutThread(limits.off_loop_chars)
+        self.layout = LayoutThreads(limits.off_loop_chars)
         self.texts = TextBounds.of(door.ready, template)
         self._house = House(door, template, limits, store, Scribe(store), self.rates, self.layout)
         self._elsewhere = Elsewhere(self._house)

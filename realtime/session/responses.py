@@ -26,7 +26,7 @@ from realtime.session.calls import vet
 from realtime.session.conversation import Conversation
 from realtime.session.keeping import Keeper
 from realtime.session.layout import Span
-from realtime.session.layout_thread import LayoutThread
+from realtime.session.layout_threads import LayoutThreads
 from realtime.session.lineage import Lineage, Point
 from realtime.session.making import Making, Visitor
 from realtime.session.prompting import Prompt, prompt_of, warm_up_of
@@ -64,7 +64,7 @@ class Responses:
         scope: Callable[[str], str],
         store: Store | None = None,
         rates: Rates | None = None,
-        layout: LayoutThread | None = None,
+        layout: LayoutThreads | None = None,
     ) -> None:
         """`settings` are those of an answer that wishes nothing; `scope` names where a tenant's KV
         is shared."""
@@ -80,7 +80,7 @@ class Responses:
         self._connections: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._laying = asyncio.Lock()
-        self._layout = layout or LayoutThread(limits.off_loop_chars)
+        self._layout = layout or LayoutThreads(limits.off_loop_chars)
         self._texts = TextBounds.of(door.ready, template)
 
     async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
@@ -229,7 +229,7 @@ class Responses:
 
     async def _laid(self, chars: int, work: Callable[[], T]) -> T:
         """What takes a millisecond or so is done on the event loop, but one in a round of it: a
-        client may ask for many at once. What takes longer is done on the layout thread."""
+        client may ask for many at once. What takes longer is done on a layout thread."""
         if self._layout.takes(chars):
             return await self._layout.run(chars, work)
         async with self._laying:

@@ -186,7 +186,8 @@ def test_pieces_give_the_ids_of_the_whole(name: str) -> None:
 def test_prose_is_cut(name: str) -> None:
     raw, anchor = kind(name).raw, kind(name)._anchor  # pyright: ignore[reportPrivateUsage]
     pieces = Pieces(raw, None if anchor is None else anchor.content, piece_chars=400)
-    cut, ids = pieces._piece("so the quick brown fox jumps, 12 times. " * 10, False)  # pyright: ignore[reportPrivateUsage]
+    text = "so the quick brown fox jumps, 12 times. " * 10
+    cut, ids = pieces._piece(text, False, len(text))  # pyright: ignore[reportPrivateUsage]
     assert cut is not None
     assert cut.chars > 200
     assert len(ids) == cut.tokens
