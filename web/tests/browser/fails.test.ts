@@ -115,7 +115,7 @@ it('keeps what is too long for the model, or for the wire, until it is made shor
   await visit.limit(5);
   await visit.say('Hello?');
   for (const [text, words] of [
-    ['many words, '.repeat(2000), 'over the context of the model'],
+    ['many words, '.repeat(2000), 'the context of the model holds'],
     ['x'.repeat(3_000_000), 'too long to be sent'],
   ] as const) {
     await visit.field.fill(text);
