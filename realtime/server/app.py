@@ -145,7 +145,7 @@ def _websocket(limits: Limits, incoming: IncomingBytes, turns: Turns) -> type[Gu
     class WebSocket(GuardedWebSocket):
         corked: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
-            "/v1/responses": 2 * limits.response_frame_bytes_max
+            "/v1/responses": limits.response_frame_bytes_max * 5 // 4
         }
 
     WebSocket.incoming, WebSocket.turns = incoming, turns
