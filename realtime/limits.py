@@ -60,8 +60,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions with a client; more are told to come back (close 1013). As many again may wait for
     theirs in memory; of more the oldest wait in the store alone."""
     response_frame_bytes_max: int = 16 * 1024 * 1024
-    """A frame or a body of the Responses API; over it an error, over five quarters of it close 1009: to
-    receive a longer one takes the event loop over 50 ms."""
+    """A frame or a body of the Responses API; over it an error, over five quarters of it close
+    1009: to receive a longer one takes the event loop over 50 ms."""
     incoming_bytes_max: int = 256 * 1024 * 1024
     """Of one server process: heads, bodies and messages that are under way, or not received by the
     application. Over it the connection with the most unfinished bytes is closed, HTTP 503 or close

@@ -90,19 +90,23 @@ class _TurnwiseFlow(FlowControl):
     """Whether the connection waits for its turn."""
 
     def resume_reading(self) -> None:
-        self.read_paused = False
-        if not self.waits:
-            self._transport.resume_reading()
+        if self.read_paused:
+            self.read_paused = False
+            self._read_on()
 
     def wait(self, turns: Turns) -> None:
+        """Read no more before the next turn."""
         if not self.waits and not self._transport.is_closing():
             self.waits = True
             self._transport.pause_reading()
-            turns.take(self._read_on)
+            turns.take(self._take_turn)
+
+    def _take_turn(self) -> None:
+        self.waits = False
+        self._read_on()
 
     def _read_on(self) -> None:
-        self.waits = False
-        if not self.read_paused and not self._transport.is_closing():
+        if not (self.read_paused or self.waits or self._transport.is_closing()):
             self._transport.resume_reading()
 
 

@@ -100,7 +100,7 @@ async def large_session_update(server: Address, random: Random, tally: Tally) ->
 
 
 async def unfinished_messages(server: Address, random: Random, tally: Tally) -> None:
-    """40 frames of 30 MiB and 40 bodies of 15 MiB of which the last byte never comes."""
+    """40 frames of 19 MiB and 40 bodies of 15 MiB of which the last byte never comes."""
     await asyncio.gather(
         *(_half_frame(server, tally) for _ in range(40)),
         *(_half_body(server, tally) for _ in range(40)),
@@ -115,8 +115,8 @@ async def _half_frame(server: Address, tally: Tally) -> None:
             await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), ANSWER_S)
             peer = Peer(reader, writer)
             ended = asyncio.create_task(_end(peer))
-            writer.write(frame(b"", BINARY, length=30 * MIB))
-            for _ in range(30 * 16 - 1):
+            writer.write(frame(b"", BINARY, length=19 * MIB))
+            for _ in range(19 * 16 - 1):
                 if ended.done():
                     break
                 writer.write(b"x" * CHUNK)
