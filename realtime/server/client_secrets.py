@@ -100,8 +100,7 @@ class SealedSecrets:
         expires_at = int(self._clock()) + seconds
         sealing = _Sealed(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
         body = zlib.compress(msgspec.json.encode(sealing))
-        sealed = base64.urlsafe_b64encode(self._mac(body) + body).decode().rstrip("=")
-        value = PREFIX + sealed
+        value = PREFIX + _encoded(self._mac(body) + body)
         if len(value) > _VALUE_CHARS_MAX:
             raise Refusal(
                 f"The session is too large for a client secret: it would be {len(value):,} "
@@ -120,6 +119,8 @@ class SealedSecrets:
             sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
         except ValueError:
             return None
+        if _encoded(sealed) != text:
+            return None  # the last character may say the same in several ways
         mac, body = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
             return None
@@ -131,6 +132,10 @@ class SealedSecrets:
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")
+
+
+def _encoded(sealed: bytes) -> str:
+    return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
 
 
 def _hash(value: str) -> bytes:
