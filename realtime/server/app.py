@@ -5,10 +5,10 @@ silent                      pinged every PING_S, dropped after PING_S without an
 sends too much              refused by us up to twice the frame limit, by close 1009 above
 """
 
+import asyncio
 import contextlib
 import ctypes
 import errno
-import gc
 import socket
 import ssl
 import time
@@ -25,6 +25,7 @@ from realtime.protocol.core import Settings as SessionSettings
 from realtime.server import answers
 from realtime.server.auth import Gate
 from realtime.server.client_secrets import KeptSecrets, SealedSecrets
+from realtime.server.collection import collect
 from realtime.server.completions import CompletionRoutes
 from realtime.server.entrance import Entrance
 from realtime.server.incoming import IncomingBytes
@@ -152,14 +153,6 @@ def _websocket(limits: Limits, incoming: IncomingBytes, turns: Turns) -> type[Gu
     return WebSocket
 
 
-COLLECT_AFTER = (4_000, 20, 25)
-"""Allocations before the collector looks at the youngest objects, and how many such looks come
-before one at older ones: with thousands of sessions a look at all of them stops every stream. At
-20,000 a look at the youngest alone took up to 50 ms on a busy machine; at 250 so did the look at
-what half a million frames of sessions had left behind. Where much is alive, the collector itself
-waits until a quarter as much has come."""
-
-
 LARGE_BLOCK_BYTES = 1024 * 1024
 """Freed blocks of so many bytes go back to the system. Else glibc raises that bound to 32 MiB with
 the first large message that is freed, and keeps up to 270 MiB after many of them at once."""
@@ -209,14 +202,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        gc.collect()
-        gc.freeze()  # what was loaded stays: the collector need not walk it again and again
-        gc.set_threshold(*COLLECT_AFTER)
+        connections = self.server_state.connections
+        self._collecting = asyncio.create_task(collect(lambda: not connections), name="collect")
         return_large_blocks()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
+        self._collecting.cancel()
         responses: Responses | None = getattr(self._app.state, "responses", None)
         if responses is not None:
             await responses.close()
