@@ -286,8 +286,8 @@ FLOODS = {
     "requests": (b"", (LINE + b"\r\n") * 2000),
     "an upgrade": (upgrade()[:-2], headers(200, 300)),
 }
-UNFINISHED = 14
-PEERS_MIB = 30
+UNFINISHED = 22
+PEERS_MIB = 19
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
@@ -312,7 +312,7 @@ async def test_floods_cost_no_memory(tmp_path: Path, chatty: Path) -> None:
 
 
 async def hold_unfinished(port: int) -> None:
-    head = b"\x81\xff" + (31 * KIB * KIB).to_bytes(8, "big") + bytes(4)
+    head = b"\x81\xff" + (20 * KIB * KIB).to_bytes(8, "big") + bytes(4)
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(UNFINISHED):
             caller = await stack.enter_async_context(called(port))
