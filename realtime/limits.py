@@ -62,10 +62,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     response_frame_bytes_max: int = 16 * 1024 * 1024
     """A frame or a body of the Responses API; over it an error, over five quarters of it close
     1009: to receive a longer one takes the event loop over 50 ms."""
-    incoming_bytes_max: int = 256 * 1024 * 1024
+    incoming_bytes_max: int = 160 * 1024 * 1024
     """Of one server process: heads, bodies and messages that are under way, or not received by the
     application. Over it the connection with the most unfinished bytes is closed, HTTP 503 or close
-    1013. Room for eight of the largest messages, or for 128 of 2 MiB."""
+    1013. Room for eight of the largest messages, or for 80 of 2 MiB."""
     lanes_max: int = 32
     """Named lanes of one connection that have work; more are refused."""
     running_responses_max: int = 16

@@ -202,8 +202,7 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        connections = self.server_state.connections
-        self._collecting = asyncio.create_task(collect(lambda: not connections), name="collect")
+        self._collecting = asyncio.create_task(collect(), name="collect")
         return_large_blocks()
         self._on_listening()
 
