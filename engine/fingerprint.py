@@ -30,12 +30,12 @@ FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""What decides how text becomes ids, and what the ids go through."""
+"""Files that decide how text becomes ids, and which network the ids go through."""
 WHOLE_BYTES_MAX = 64 << 20
 """A shard of at most this size is read whole; of a larger one, a sample of each tensor: a start
 must not wait for gigabytes."""
 SAMPLE_BYTES = 4096
-"""Of the middle of each tensor."""
+"""Bytes sampled from the middle of each tensor of a large shard."""
 HEADER_BYTES_MAX = 100 << 20
 """The limit of the safetensors format."""
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -46,7 +46,8 @@ class _Index(msgspec.Struct):
 
 
 class _Tensor(msgspec.Struct):
-    """Of a header. Its metadata, which stands there too, has no offsets."""
+    """A tensor in the header of a shard. The metadata entry, which stands there too, has no
+    offsets."""
 
     data_offsets: tuple[int, int] = (0, 0)
 
@@ -98,7 +99,7 @@ def _shard(file: Path) -> Iterator[bytes]:
 
 
 def _samples(shard: BinaryIO, start: int, tensors: dict[str, _Tensor]) -> Iterator[bytes]:
-    """Of each tensor, in the order of the file."""
+    """Yield a sample of each tensor, in the order of the file."""
     for begin, end in sorted(tensor.data_offsets for tensor in tensors.values()):
         shard.seek(start + begin + max(0, (end - begin - SAMPLE_BYTES) // 2))
         yield shard.read(min(SAMPLE_BYTES, end - begin))

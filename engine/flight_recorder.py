@@ -16,15 +16,15 @@ from engine.messages import Predecessor
 
 MARK_BYTES = 8
 NAME_BYTES = 64
-"""Of an incarnation, the byte of its length included."""
+"""Bytes for the name of an incarnation, the byte of its length included."""
 HEAD_BYTES = 8
-"""Of the slot of a step: one says whether it is in flight, seven are the number of its rows."""
+"""Bytes before the rows of a step: one says whether the step is in flight, seven count its rows."""
 STEPS = 2
-"""That may be in flight."""
+"""Steps that may be in flight."""
 
 
 def mark_of(session: str) -> bytes:
-    """What stands for a session in the recorder: fixed in size, and it tells no other front the
+    """The mark of a session in the recorder: fixed in size, and it tells no other front the
     name."""
     return blake2b(session.encode(), digest_size=MARK_BYTES).digest()
 
@@ -62,7 +62,7 @@ class FlightRecorder:
             os.close(fd)
 
     def predecessor(self) -> Predecessor | None:
-        """What the engine before this one has left; None: there was none."""
+        """The record of the engine before this one. Returns None if there was none."""
         memory = self._memory
         if not memory[0]:
             return None
@@ -71,7 +71,7 @@ class FlightRecorder:
         return Predecessor(name, [rows for rows in steps if rows])
 
     def begin_life(self, incarnation: str) -> None:
-        """From now on it records this engine."""
+        """Begin the record of this engine; that of the engine before is lost."""
         for number in range(STEPS):
             self.end(number)
         name = incarnation.encode()[: NAME_BYTES - 1]

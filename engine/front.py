@@ -47,7 +47,7 @@ from engine.turn import Turn
 from engine.validation import sendable, token_ids
 
 FENCE_MAX = (1 << 63) - 1
-"""What the link carries as an int."""
+"""The largest fence: the link carries signed 64-bit integers."""
 
 
 class Unfinished(msgspec.Struct, frozen=True):
@@ -318,7 +318,7 @@ class Engine:
         return self._routing.incarnation(session)
 
     def fence(self, session: str, fence: int) -> None:
-        """What is asked of the session from now on carries this fence. Raises BadRequest."""
+        """Set the fence that later commands on the session carry. Raises BadRequest."""
         if type(fence) is not int or not 0 <= fence <= FENCE_MAX:
             raise BadRequest(f"fence is {fence!r}; it must be an int from 0", field="fence")
         self._routing.fence(session, fence)
@@ -469,7 +469,7 @@ _FEW_TOKENS = 4096
 
 
 def _tokens_max(ready: Ready) -> int:
-    """Of one text: the new one and what stands before it may have to be encoded together."""
+    """Tokens of one text at most: a new one and the one before may be encoded together."""
     return max(2 * ready.max_model_len, _FEW_TOKENS)
 
 

@@ -1,5 +1,5 @@
-"""What ids and a turn's sampling may be. Checked at the front door and again by the engine, which
-has fronts of other processes; trusted inside."""
+"""Bounds on ids and on the sampling of a turn. Checked at the front door and again by the engine,
+which has fronts of other processes; trusted inside."""
 
 import math
 from collections.abc import Sequence

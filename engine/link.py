@@ -28,11 +28,11 @@ FRAME_BYTES_MAX = 256 << 20
 GREETING_S = 5.0
 """How long a greeting may take."""
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message."""
+"""Errors that msgspec raises for bytes that are no message."""
 
 
 class _Numbered(msgspec.Struct):
-    """What can be read of any message that is answered."""
+    """The fields that every answered message has."""
 
     n: int
 
@@ -192,7 +192,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self._write_all(messages)
 
     def _write_all(self, messages: Sequence[Sent]) -> None:
-        """In one frame, or in as many as the other end takes."""
+        """Send messages in one frame, or in as many as the other end accepts."""
         body, half = self._encoder.encode(messages), len(messages) // 2
         if len(body) > FRAME_BYTES_MAX and half:
             self._write_all(messages[:half])

@@ -44,7 +44,7 @@ class Order(NamedTuple):
 
     @property
     def reaches(self) -> dict[Sequence, int]:
-        """How far each row brings the KV of its sequence."""
+        """The position up to which each row brings the KV of its sequence."""
         rows = zip(self.works, self.batch.rows, strict=True)
         return {work.sequence: row.start + row.count for work, row in rows}
 

@@ -288,9 +288,9 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     incarnation: str = ""
     """Names this life of the engine process: never used again."""
     digest: str = ""
-    """Of the model, its tokenizer and its chat template (fingerprint)."""
+    """Digest of the model, its tokenizer and its chat template (fingerprint)."""
     predecessor: Predecessor | None = None
-    """None: there was none, or it left no record."""
+    """Record of the engine process before this one; None if it left none."""
 
 
 class Loading(msgspec.Struct, frozen=True, tag=True):

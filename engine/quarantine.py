@@ -38,13 +38,13 @@ class Scene(NamedTuple):
 
 
 class Case:
-    """What speaks against one session."""
+    """The evidence against one session."""
 
     __slots__ = ("deaths", "drawn")
 
     def __init__(self) -> None:
         self.deaths: dict[str, float] = {}
-        """When each incarnation died."""
+        """Times of death, in seconds, by incarnation."""
         self.drawn = 0
         """Ids since the last death."""
 
@@ -71,7 +71,7 @@ class Quarantine:
     def __init__(self) -> None:
         self._cases: dict[str, Case] = {}
         self._scenes: dict[str, Scene] = {}
-        """By incarnation."""
+        """Deaths that are not explained yet, by incarnation."""
         self._quarantined: dict[str, None] = {}
 
     # ---- deaths -------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ class Quarantine:
             self._cases.setdefault(session, Case()).died(incarnation, now)
 
     def found(self, incarnation: str) -> None:
-        """The same engine is there again: only the link was lost."""
+        """Clear the sessions of an engine that has reconnected: only its link was lost."""
         if scene := self._scenes.pop(incarnation, None):
             for session in scene.at_work:
                 self._acquit(session, incarnation)
@@ -128,7 +128,7 @@ class Quarantine:
     # ---- what speaks for a session --------------------------------------------------------------
 
     def drew(self, session: str, ids: int) -> None:
-        """It has drawn ids."""
+        """Count ids that a session has drawn since the last death."""
         case = self._cases.get(session)
         if case is not None:
             case.drawn += ids
@@ -136,7 +136,7 @@ class Quarantine:
                 del self._cases[session]
 
     def clear(self, session: str) -> None:
-        """Its turn has ended well, or it was closed."""
+        """Clear a session whose turn has ended well, or that was closed."""
         self._cases.pop(session, None)
 
     def lift(self, session: str) -> None:

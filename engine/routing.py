@@ -334,7 +334,7 @@ class Routing:
         return place
 
     def _awaits_record(self, session: str, place: Place) -> bool:
-        """Whether it waits to hear how the engine has died on which it was."""
+        """Whether the session waits for the record of the engine that it was on."""
         old = place.peer
         if old.up or old not in self.peers or time.monotonic() - old.down_s >= RECORD_S:
             return False
@@ -501,7 +501,8 @@ class Routing:
     # ---- quarantine -----------------------------------------------------------------------
 
     def _put_in_quarantine(self, session: str) -> None:
-        """Its turn fails, what waits on it is refused, and no engine computes it any more."""
+        """Quarantine a session: fail its turn, refuse its pending commands, and send it to no
+        engine."""
         log.error("session %s: %s", session, QUARANTINED)
         place = self._places.get(session)
         if place is not None and not place.lost:

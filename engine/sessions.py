@@ -316,7 +316,7 @@ class Sessions:
         self._in_order(sequence, command)
 
     def _check_attach(self, command: Attach, capacity: int) -> None:
-        """All that can be said against an attach to a session of this capacity, whatever state it
+        """Check an attach to a session of this capacity, whatever state it
         is in. Raises BadRequest, TooLong."""
         vocabulary, length, asked = self._geometry.vocab_size, len(command.ids), command.generate
         check_ids(command.ids, vocabulary)

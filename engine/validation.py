@@ -16,7 +16,7 @@ from engine.errors import BadRequest, TooLong
 from engine.messages import AnyCommand
 
 COMMAND_BYTES_MAX = 32 << 20
-"""Of one encoded command: far more than the ids of a long context, far less than a frame."""
+"""Bytes of one encoded command: far more than a long context takes, far less than a frame."""
 
 _Sent = TypeVar("_Sent", bound=AnyCommand)
 _encoder = msgspec.msgpack.Encoder(enc_hook=operator.index)  # numpy's ints are ints

@@ -63,7 +63,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """A frame or a body of the Responses API; over it an error, over five quarters of it close
     1009: to receive a longer one takes the event loop over 50 ms."""
     incoming_bytes_max: int = 160 * 1024 * 1024
-    """Of one server process: heads, bodies and messages that are under way, or not received by the
+    """Bytes in one server process: heads, bodies and messages under way, or not received by the
     application. Over it the connection with the most unfinished bytes is closed, HTTP 503 or close
     1013. Room for eight of the largest messages, or for 80 of 2 MiB."""
     lanes_max: int = 32

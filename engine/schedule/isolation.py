@@ -27,9 +27,9 @@ class Share(NamedTuple):
     """A way to choose the rows of a step."""
 
     allowed: Allowed | None
-    """None: all sequences."""
+    """Sequences that may have a row; None means all."""
     apart: bool
-    """Its rows are suspects."""
+    """Whether the rows of the step are suspects."""
 
 
 ALL = Share(None, apart=False)

@@ -22,12 +22,12 @@ from engine.errors import TooLong
 PIECE_CHARS = 16 * 1024
 """About 10 ms of work; the ids of a piece are made a list in well under 1 ms."""
 STRETCH_CHARS_MAX = 1024 * 1024
-"""Of text that cannot be cut. Its tokens are in memory at once (about 130 bytes each, up to four a
-character), and are freed under the interpreter lock (20 ms)."""
+"""Characters of text that cannot be cut. Its tokens are in memory at once (about 130 bytes each, up
+to four a character), and are freed under the interpreter lock (20 ms)."""
 
 _TAIL_CHARS = 32
-"""Before the end of a piece: words that end here may be different in the whole text. The regexes of
-tokenizers look ahead a character or two beyond a word."""
+"""Characters before the end of a piece: words that end here may be different in the whole text. The
+regexes of tokenizers look ahead a character or two beyond a word."""
 _TAIL_WORDS = 2
 _AROUND_WORDS = 6
 """On each side of a cut that is tried."""
@@ -128,6 +128,6 @@ class Pieces:
 
 
 def _begins(found: tokenizers.Encoding, word: int) -> _Cut | None:
-    """Where a word begins; None: nothing of it is in the ids."""
+    """The place where a word begins. Returns None if no token belongs to it."""
     tokens, chars = found.word_to_tokens(word), found.word_to_chars(word)
     return None if tokens is None or chars is None else _Cut(chars[0], tokens[0])

@@ -25,7 +25,7 @@ _REPLACEMENT = "\ufffd"
 _KEPT = 16
 """Texts whose ids are remembered: looking for borders asks for the same ones again."""
 _SEARCHED_CHARS = 16 * 1024
-"""In one call into `re`: a few milliseconds at most."""
+"""Characters that one call into `re` reads: a few milliseconds at most."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
@@ -258,7 +258,7 @@ def _counts_unknown(model: dict[str, Any]) -> bool:
 
 
 def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Those of a sequence, one after the other."""
+    """The steps of a normalizer or pre-tokenizer, those of sequences one by one."""
     if step is None:
         return []
     inner = step.get("normalizers") or step.get("pretokenizers")
@@ -266,7 +266,7 @@ def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _without_added(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """The same model, normalizer and pre-tokenizer, which are shared; no added tokens."""
+    """A tokenizer with the same model, normalizer and pre-tokenizer, and no added tokens."""
     plain = tokenizers.Tokenizer(raw.model)
     if raw.normalizer is not None:
         plain.normalizer = raw.normalizer

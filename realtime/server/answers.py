@@ -50,7 +50,7 @@ def broke(request: Request, error: Exception) -> Response:
 
 
 def known(gate: Gate, connection: HTTPConnection) -> Guest | Response:
-    """For conversations, and what a client may do with its own: any key."""
+    """Admit any key, for conversations and for requests about a client's own sessions."""
     guest = gate.check(connection.headers)
     if isinstance(guest, Denied):
         return error(guest.status, guest.code, guest.message)
@@ -58,7 +58,7 @@ def known(gate: Gate, connection: HTTPConnection) -> Guest | Response:
 
 
 def admitted(gate: Gate, connection: HTTPConnection) -> Guest | Response:
-    """For all but conversations: a browser's key opens those, nothing else."""
+    """Admit full keys alone, for all requests but those of conversations."""
     guest = known(gate, connection)
     return ephemeral() if isinstance(guest, Guest) and guest.ephemeral else guest
 

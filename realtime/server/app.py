@@ -157,7 +157,7 @@ LARGE_BLOCK_BYTES = 1024 * 1024
 """Freed blocks of so many bytes go back to the system. Else glibc raises that bound to 32 MiB with
 the first large message that is freed, and keeps up to 270 MiB after many of them at once."""
 _M_MMAP_THRESHOLD = -3
-"""From malloc.h of glibc."""
+"""Number of the mallopt parameter in malloc.h of glibc."""
 
 
 def return_large_blocks() -> None:

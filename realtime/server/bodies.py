@@ -37,6 +37,6 @@ def _check(size: int, limit: int) -> None:
 
 
 def _length(request: Request) -> int:
-    """As it is declared; the parser has seen that it is a number."""
+    """The Content-Length of the request, 0 without one; the parser has seen that it is a number."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else 0

@@ -128,7 +128,7 @@ async def _look(
 
 
 async def _tried(redis: RedisServer, call: Callable[[], Awaitable[Any]]) -> Any:
-    """What it replies. None: Redis does not answer, which is logged once (`pulse`)."""
+    """The reply of Redis. Returns None if there is none, which is logged once (`pulse`)."""
     try:
         async with redis.bounded():
             return await call()

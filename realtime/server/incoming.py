@@ -22,7 +22,7 @@ class Share:
         self.unfinished = 0
         """Bytes of a message whose end has not arrived."""
         self.bytes = 0
-        """All of them: also of whole messages that the application has not finished reading."""
+        """All bytes charged, those of whole messages that the application still reads included."""
 
     def hold(self, unfinished: int, whole: int = 0) -> None:
         """Replace what is charged. May refuse this share, or others."""
@@ -65,7 +65,7 @@ def _unfinished(share: Share) -> int:
 
 
 def share_of(scope: Mapping[str, object]) -> Share | None:
-    """What the body of this request is charged to. None: nothing is charged."""
+    """The share that the body of this request is charged to. Returns None if nothing is charged."""
     return _extensions(scope).get(INCOMING)
 
 

@@ -62,7 +62,7 @@ MESSAGE_S = 60.0
 """The time from the first byte of a message to its last, while the server reads. Over it close
 1008."""
 FRAGMENTS_MAX = 1024
-"""Of one message; with more, each must carry FRAGMENT_BYTES_MEAN. Over it close 1008."""
+"""Fragments of one message; with more, each must carry FRAGMENT_BYTES_MEAN. Over it close 1008."""
 FRAGMENT_BYTES_MEAN = 64
 """A smaller fragment takes less memory than the object that keeps it."""
 FREE_BYTES = 4 * 1024
@@ -111,7 +111,7 @@ class _TurnwiseFlow(FlowControl):
 
 
 class _CycleTransport:
-    """What a request and its response use of the transport."""
+    """The part of the transport that a request and its response use."""
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
         self.write = transport.write
@@ -399,7 +399,7 @@ def _long_headers() -> tuple[int, str, str]:
 
 
 def _last_answer(answer: Response) -> bytes:
-    """As it goes over the wire when the connection closes behind it."""
+    """Bytes of an HTTP response behind which the connection closes."""
     headers = [*answer.raw_headers, (b"connection", b"close")]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     return STATUS_LINE[answer.status_code] + lines + b"\r\n" + bytes(answer.body)

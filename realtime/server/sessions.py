@@ -109,7 +109,7 @@ class SessionRoutes:
 
 
 def access_of(guest: Guest, request: Request) -> Access:
-    """What a request shows for a session: its key, and `resume_token` in its query."""
+    """Access of a request: its key, and `resume_token` in its query."""
     return Access.of(guest, request.query_params.get("resume_token"))
 
 

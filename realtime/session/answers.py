@@ -285,7 +285,8 @@ class Answers:
     async def _run_again(
         self, answering: Answering, prompt: Prompt, begun: Begun, asked: Asked
     ) -> None:
-        """From its beginning, on this model. Where that cannot be written, nothing of it is."""
+        """Make an answer from its beginning, on this model. If the store cannot record that, the
+        answer is not journaled."""
         asked, kept = msgspec.structs.replace(asked, model=self._door.ready.digest), True
         try:
             await self._history.begin_again(begun, asked, prompt.length)

@@ -139,7 +139,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return fresh._laid(self.spans, since=0)
 
     def rendered(self) -> "Conversation":
-        """The same items, whose ids are made anew from their text: those there were are of another
+        """The conversation with ids made anew from its text: those that it had are of another
         model, tokenizer or template. Answers that are being made keep their place. Raises
         BadRequest where the template has no place for an item."""
         spans = [
@@ -193,7 +193,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._laid(spans, since=len(self.spans), tokens_max=tokens_max)
 
     def overflowed(self, items: Sequence[Item]) -> "Conversation":
-        """With these items behind all that stands, of which the model sees nothing any more."""
+        """The conversation with these items at its end, all of it dropped from the model's
+        context."""
         cut = self._cut(len(self.spans))
         return msgspec.structs.replace(cut, dropped=(*cut.dropped, *items))
 

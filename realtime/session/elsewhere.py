@@ -76,7 +76,8 @@ class Elsewhere:
             return None if card is None else await self._house.store.load(session_id)
 
     async def _find(self, session_id: str, tenant: str, access: Access) -> Card | None:
-        """None, too, if it is another tenant's, or `access` does not open it. Raises StoreError."""
+        """The card of a session. Returns None for that of another tenant, and for one that
+        `access` does not open. Raises StoreError."""
         try:
             card = await self._house.store.find(session_id)
         except StoreLost:

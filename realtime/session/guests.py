@@ -10,7 +10,7 @@ from realtime.protocol.core import Settings
 from realtime.session.position import Position, parse
 
 DIGEST_BYTES = 32
-"""Of SHA-256."""
+"""Size of a SHA-256 digest."""
 
 
 class Guest(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Guest(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True):
-    """What a request shows for a session, beside its tenant. The default is a key of the tenant."""
+    """Credentials of a request for a session, besides its tenant. The default is a full key."""
 
     token: bytes | None = None
     """Digest of the resume token; None: none was shown."""
@@ -53,7 +53,7 @@ class Access(msgspec.Struct, frozen=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose a session is."""
+    """The tenant and the secret record of a session."""
 
     tenant: str
     secret: bytes

@@ -89,8 +89,8 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class History:
-    """What does not fit into `window` any more is dropped, oldest first. Long texts are tokenised
-    on the threads of `layout`."""
+    """The history of a session. Items that do not fit into `window` are dropped, oldest first. Long
+    texts are tokenised on the threads of `layout`."""
 
     def __init__(
         self,
@@ -323,8 +323,8 @@ class History:
             log.warning("session %s: push failed: %s", self.strand.session, error.message)
 
     async def beside(self, chars: int, old: Conversation, make: Callable[[], T]) -> T:
-        """What `make` returns, which lays out `chars` new characters, and perhaps all of the old
-        conversation anew."""
+        """Run `make` and return its result, which lays out `chars` new characters, and perhaps all
+        of the old conversation anew."""
         return await self._layout.run(chars + old.length, make)
 
     async def _sync(self, conversation: Conversation, draft: str) -> None:

@@ -38,7 +38,7 @@ class Journal:
         *,
         kept: bool = True,
     ) -> None:
-        """Not `kept`: the store does not know how the answer was begun, and is given none of it."""
+        """`kept` False: the store does not know how the answer began, and nothing is journaled."""
         self._ledger = ledger
         self._answer = answer
         self._ids = ids

@@ -22,8 +22,8 @@ DEPTH_MAX = 10_000
 
 
 class _Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of an entry. `answer`: the model's, whose ids are the entry's; `model`: the digest of that
-    model."""
+    """The body of an entry. `answer`: that of the model whose ids the entry has; `model`: digest of
+    that model."""
 
     items: list[Item]
     answer: str | None = None

@@ -28,7 +28,7 @@ class LayoutThreads:
         return chars > self._off_loop_chars
 
     async def run(self, chars: int, work: Callable[[], T]) -> T:
-        """What `work` returns. Cancelled before its turn, it is not begun."""
+        """Run `work` and return its result. Cancelled before its turn, `work` is not begun."""
         if not self.takes(chars):
             return work()
         thread = self._thread if chars <= LONGEST_CHARS else self._longest

@@ -58,7 +58,7 @@ class News(msgspec.Struct, frozen=True, kw_only=True):
     """This was written, and is taken back."""
     begin: Begun | None = None
     again: Begun | None = None
-    """It was begun before, and what the store has of it is replaced."""
+    """An answer that began before, whose record in the store is replaced."""
     end: str | None = None
 
 

@@ -45,7 +45,7 @@ class House(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Of the model, tokenizer and chat template."""
+        """Digest of the model, tokenizer and chat template."""
         return self.door.ready.digest
 
     def window(self, settings: Settings) -> Window:
@@ -121,8 +121,8 @@ async def _renewed(
     conversation: Conversation,
     cut: Callable[[Conversation], Conversation] = lambda whole: whole,
 ) -> Conversation:
-    """With ids of this model: as much of it as `cut` leaves, without the oldest items if it is too
-    long. Raises Refusal."""
+    """Render the conversation with ids of this model: as much of it as `cut` leaves, without the
+    oldest items if it is too long. Raises Refusal."""
     session, window = found.card.id, house.window(state.settings)
     logger.warning(
         "session %s was begun on another model (%s, this one is %s): it is rendered anew",

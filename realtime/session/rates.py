@@ -86,7 +86,7 @@ class Allowance:
             raise
 
     def charge(self, tokens: int) -> None:
-        """What was computed for no response, or before any."""
+        """Charge tokens that were computed for no response, or before any."""
         self._take("tokens", tokens)
 
     def spend(self, usage: Usage | None) -> None:

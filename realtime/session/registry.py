@@ -142,7 +142,7 @@ class Registry:
         self._parked: dict[str, None] = {}
         """Ids, the oldest first."""
         self._expired: dict[str, Owner] = {}
-        """By session; the oldest first."""
+        """Owners of expired sessions by session id, the oldest first."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unlooked: list[str] = []
         """Of which we have not looked whether they are still ours."""
@@ -183,9 +183,9 @@ class Registry:
         self._unlooked = self._unlooked[LOOKS_MAX:] or list(self._sessions)
 
     async def _give_again(self, entry: _Open) -> None:
-        """To a store that has lost the session, before its next change does so: the process may end
-        before that. Not to a shared one: the session may be at another gateway by now, whose copy
-        is newer and would be kept out."""
+        """Write a session again to a store that has lost it, before its next change: the process
+        may end before that. Not to a shared one: the session may be at another gateway by now,
+        whose copy is newer and would be kept out."""
         if self._store.shared or not entry.session.lost:
             return
         try:

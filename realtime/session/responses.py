@@ -41,7 +41,7 @@ from realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 ITEM_CHARS = 16
-"""What each item costs to lay out, besides its text."""
+"""Cost of laying out an item besides its text, in characters of text."""
 T = TypeVar("T")
 
 

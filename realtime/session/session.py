@@ -248,7 +248,7 @@ class Session:
             self._once = None
 
     def _is_ours(self, error: BaseException) -> bool:
-        """Whether what is being done failed by a fault of the server, which too late is."""
+        """Whether the present command failed by a fault of the server; a timeout counts as one."""
         if isinstance(error, asyncio.CancelledError) and self._until_s is not None:
             return asyncio.get_running_loop().time() >= self._until_s
         return is_ours(error)

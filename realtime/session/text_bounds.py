@@ -33,11 +33,12 @@ class TextBounds(msgspec.Struct, frozen=True):
         return 2 * self.limit
 
     def tokens_min(self, chars: int) -> int:
-        """Of a text of so many characters."""
+        """The least number of tokens that a text of so many characters can be."""
         return 0 if self.token_chars_max is None else -(-chars // self.token_chars_max)
 
     def check(self, chars: int, param: str) -> None:
-        """Of all texts of a request together. Raises Refusal, which names `param`."""
+        """Check the length of all texts of a request together. Raises Refusal, which names
+        `param`."""
         if chars > REQUEST_CHARS_MAX:
             raise Refusal(
                 f"The texts of this request are {chars:,} characters together ('{param}'); the "
@@ -54,14 +55,14 @@ class TextBounds(msgspec.Struct, frozen=True):
             )
 
     def check_head(self, settings: Settings, where: str) -> None:
-        """Of instructions and tools. Raises Refusal, which names the larger of the two."""
+        """Check instructions and tools. Raises Refusal, which names the larger of the two."""
         chars = chars_of_head(settings)
         longer = "instructions" if len(settings.instructions) * 2 >= chars else "tools"
         self.check(chars, where + longer)
 
     def check_input(self, settings: Settings, items: Sequence[Item], param: str) -> None:
-        """Of instructions, tools and items. With truncation all items need not fit, but each must.
-        Raises Refusal."""
+        """Check instructions, tools and items. With truncation all items need not fit, but each
+        must. Raises Refusal."""
         head = chars_of_head(settings)
         sizes = [chars_of(item) for item in items]
         if settings.truncation.mode == "disabled":
@@ -72,7 +73,7 @@ class TextBounds(msgspec.Struct, frozen=True):
         self.check(head + max(sizes, default=0), param)
 
     def check_response(self, settings: Settings, context: Sequence[Item]) -> None:
-        """Of a response with a context of its own, which is never truncated. Raises Refusal."""
+        """Check a response with a context of its own, which is never truncated. Raises Refusal."""
         self.check_head(settings, "response.")
         self.check(chars_of_head(settings) + sum(map(chars_of, context)), "response.input")
 
@@ -87,7 +88,7 @@ class TextBounds(msgspec.Struct, frozen=True):
 
 
 def written(items: Iterable[Item | ItemReference]) -> list[Item]:
-    """Those of a request that hold text themselves."""
+    """The items of a request that hold text themselves."""
     return [item for item in items if not isinstance(item, ItemReference)]
 
 

@@ -184,13 +184,13 @@ class Store(Protocol):
 
     @property
     def there(self) -> bool:
-        """Whether it takes writes, as far as is known: the outcome of the last one, or of a health
-        probe since (`pulse`)."""
+        """Whether the store takes writes, as far as is known: the outcome of the last one, or of a
+        health probe since (`pulse`)."""
         ...
 
     @property
     def shared(self) -> bool:
-        """Whether other gateways write to it as well."""
+        """Whether other gateways write to the store as well."""
         ...
 
     async def check(self) -> None:

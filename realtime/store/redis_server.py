@@ -121,7 +121,7 @@ class RedisServer:
 
     @property
     def there(self) -> bool:
-        """Whether it takes writes, as far as is known."""
+        """Whether the store takes writes, as far as is known."""
         return self._pulse.there
 
     def watch(self) -> None:
@@ -140,7 +140,7 @@ class RedisServer:
 
     @asynccontextmanager
     async def opening(self) -> AsyncGenerator[None]:
-        """As `bounded`, for the first calls. Raises StoreRefused where waiting would not help,
+        """Call as `bounded` does, at opening. Raises StoreRefused where waiting would not help,
         StoreUnavailable where it may."""
         with _cancelled_if_asked():
             try:

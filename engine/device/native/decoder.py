@@ -192,7 +192,7 @@ class NativeDecoder:
         self._under_way = (step, work)
 
     def _problem(self, step: Step, at: int) -> str:
-        """What of this row is out of bounds."""
+        """Describe the value of this row that is out of bounds."""
         row = step.rows[at]
         ids = row.ids or step.fed[at : at + 1]
         for id in ids:
