@@ -4,6 +4,9 @@ Every command carries a number `n` and is answered by exactly one Done or Refuse
 when it has taken effect. What a turn produces comes as Tokens, then exactly one TurnEnded.
 Ids are token ids; positions and lengths count tokens of the session's log.
 
+A message's tag is its name on the link. The tags are strings of their own, which stay when a class
+is renamed.
+
 A session is held by one front. Its fence only grows: who comes with a higher one takes the session
 over, who comes with a lower one is refused.
 """
@@ -50,7 +53,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """None: anything. At its end only `stop_ids` may follow; there must be one."""
 
 
-class Command(msgspec.Struct, frozen=True, tag=True):
+class Command(msgspec.Struct, frozen=True):
     n: int
 
 
@@ -60,7 +63,7 @@ class OnSession(Command, frozen=True, kw_only=True):
     fence: int = 0
 
 
-class Open(OnSession, frozen=True):
+class Open(OnSession, frozen=True, tag="Open"):
     """`digest`: of the model, tokenizer and chat template that its ids are of (fingerprint);
     empty: not told."""
 
@@ -75,7 +78,7 @@ class Open(OnSession, frozen=True):
 AppendAs = Literal["firm", "provisional", "commit"]
 
 
-class Append(OnSession, frozen=True):
+class Append(OnSession, frozen=True, tag="Append"):
     """`firm` ids go before a provisional span, if there is one. `provisional` ids become that span,
     in place of what it was; `commit` ids take its place for good. What they have in common with the
     span's beginning keeps its KV.
@@ -95,7 +98,7 @@ class Append(OnSession, frozen=True):
     offset: int = 0
 
 
-class Generate(OnSession, frozen=True):
+class Generate(OnSession, frozen=True, tag="Generate"):
     """`resumed`: how many ids at the end of the log this turn has said already, elsewhere.
     `asked_s`: when it was asked for, by the monotonic clock where both sides share one; else 0."""
 
@@ -106,7 +109,7 @@ class Generate(OnSession, frozen=True):
     asked_s: float = 0.0
 
 
-class Cancel(OnSession, frozen=True):
+class Cancel(OnSession, frozen=True, tag="Cancel"):
     """Ends the turn, if it is still the one in flight or queued. `drop` forgets what it said."""
 
     session: str
@@ -114,34 +117,34 @@ class Cancel(OnSession, frozen=True):
     drop: bool = False
 
 
-class Pause(OnSession, frozen=True):
+class Pause(OnSession, frozen=True, tag="Pause"):
     """Ends the running turn without a TurnEnded; Attach goes on with it."""
 
     session: str
 
 
-class Rewind(OnSession, frozen=True):
+class Rewind(OnSession, frozen=True, tag="Rewind"):
     session: str
     to: int
 
 
-class Fork(OnSession, frozen=True):
+class Fork(OnSession, frozen=True, tag="Fork"):
     session: str
     child: str
     at: int | None = None
     child_fence: int = 0
 
 
-class Close(OnSession, frozen=True):
+class Close(OnSession, frozen=True, tag="Close"):
     session: str
     keep_prefix: bool = True
 
 
-class Info(OnSession, frozen=True):
+class Info(OnSession, frozen=True, tag="Info"):
     session: str
 
 
-class Attach(OnSession, frozen=True):
+class Attach(OnSession, frozen=True, tag="Attach"):
     """The session as its front knows it: opened if it is not here, else brought to these ids with
     the fewest tokens. Whatever waited on it, for whomever, is refused.
 
@@ -164,15 +167,15 @@ class Attach(OnSession, frozen=True):
         return self.opened.session
 
 
-class ListSessions(Command, frozen=True):
+class ListSessions(Command, frozen=True, tag="ListSessions"):
     pass
 
 
-class Stats(Command, frozen=True):
+class Stats(Command, frozen=True, tag="Stats"):
     pass
 
 
-class Ping(Command, frozen=True):
+class Ping(Command, frozen=True, tag="Ping"):
     """Answered at once by a Pong, whatever the device does."""
 
     front: str = ""
@@ -180,18 +183,18 @@ class Ping(Command, frozen=True):
     told."""
 
 
-class Locate(Command, frozen=True):
+class Locate(Command, frozen=True, tag="Locate"):
     """Answered at once: Done if the session is here, whoever holds it."""
 
     session: str
 
 
-class Files(Command, frozen=True):
+class Files(Command, frozen=True, tag="Files"):
     """Answered at once with the model's files that front and loop both read: its tokenizer, its
     configuration, its chat template."""
 
 
-class Drain(Command, frozen=True):
+class Drain(Command, frozen=True, tag="Drain"):
     """From now on sessions and turns are refused; what runs goes on."""
 
 
@@ -272,7 +275,7 @@ class Predecessor(msgspec.Struct, frozen=True):
     Empty: it ended between steps."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag=True):
+class Ready(msgspec.Struct, frozen=True, tag="Ready"):
     """The loop's first event: what was loaded. `folder` holds config and tokenizer."""
 
     folder: str
@@ -293,16 +296,16 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """Record of the engine process before this one; None if it left none."""
 
 
-class Loading(msgspec.Struct, frozen=True, tag=True):
+class Loading(msgspec.Struct, frozen=True, tag="Loading"):
     what: str
     fraction: float
 
 
-class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+class LoadFailed(msgspec.Struct, frozen=True, tag="LoadFailed"):
     message: str
 
 
-class Done(msgspec.Struct, frozen=True, tag=True):
+class Done(msgspec.Struct, frozen=True, tag="Done"):
     n: int
     length: int = 0
     """The session's length after the command took effect."""
@@ -313,7 +316,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """By name."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class Refused(msgspec.Struct, frozen=True, tag="Refused"):
     n: int
     code: str
     message: str
@@ -330,7 +333,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
-class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True):
+class Tokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
     """Output ids [first, first + len(ids)) of a turn."""
 
     session: str
@@ -351,7 +354,7 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag=True):
         return Tokens(self.session, self.turn, said, self.ids[known:], logprobs)
 
 
-class TurnEnded(msgspec.Struct, frozen=True, tag=True):
+class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     session: str
     turn: str
     reason: Reason
@@ -374,11 +377,11 @@ class TurnEnded(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
-class Expired(msgspec.Struct, frozen=True, tag=True):
+class Expired(msgspec.Struct, frozen=True, tag="Expired"):
     session: str
 
 
-class Superseded(msgspec.Struct, frozen=True, tag=True):
+class Superseded(msgspec.Struct, frozen=True, tag="Superseded"):
     """Another front holds the session now; this one hears no more of it."""
 
     session: str
@@ -386,7 +389,7 @@ class Superseded(msgspec.Struct, frozen=True, tag=True):
     """Of the other: who has taken it back since has a higher one."""
 
 
-class Pong(msgspec.Struct, frozen=True, tag=True):
+class Pong(msgspec.Struct, frozen=True, tag="Pong"):
     load: Load
 
 

@@ -320,11 +320,11 @@ class TextCommitted(msgspec.Struct, frozen=True):
     previous: str | None
 
 
-class AnswerStarted(msgspec.Struct, frozen=True, tag=True):
+class AnswerStarted(msgspec.Struct, frozen=True, tag="AnswerStarted"):
     answer: Answer
 
 
-class OutputStarted(msgspec.Struct, frozen=True, tag=True):
+class OutputStarted(msgspec.Struct, frozen=True, tag="OutputStarted"):
     answer_id: str
     index: int
     item: MessageItem | CallItem
@@ -332,14 +332,14 @@ class OutputStarted(msgspec.Struct, frozen=True, tag=True):
     apart: bool
 
 
-class TextDelta(msgspec.Struct, frozen=True, gc=False, tag=True):
+class TextDelta(msgspec.Struct, frozen=True, gc=False, tag="TextDelta"):
     answer_id: str
     index: int
     item_id: str
     text: str
 
 
-class ArgumentsDelta(msgspec.Struct, frozen=True, tag=True):
+class ArgumentsDelta(msgspec.Struct, frozen=True, tag="ArgumentsDelta"):
     answer_id: str
     index: int
     item_id: str
@@ -347,7 +347,7 @@ class ArgumentsDelta(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-class OutputEnded(msgspec.Struct, frozen=True, tag=True):
+class OutputEnded(msgspec.Struct, frozen=True, tag="OutputEnded"):
     answer_id: str
     index: int
     item: MessageItem | CallItem
@@ -355,7 +355,7 @@ class OutputEnded(msgspec.Struct, frozen=True, tag=True):
     apart: bool
 
 
-class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
+class AnswerEnded(msgspec.Struct, frozen=True, tag="AnswerEnded"):
     answer: Answer
 
 
@@ -369,7 +369,7 @@ class AnswerInterrupted(msgspec.Struct, frozen=True):
     """Characters (code points) of that item that were told."""
 
 
-class Steered(msgspec.Struct, frozen=True, tag=True):
+class Steered(msgspec.Struct, frozen=True, tag="Steered"):
     """More was said to the answer while it was made; it is ours, and goes into the next one."""
 
     answer_id: str
@@ -379,7 +379,8 @@ class Steered(msgspec.Struct, frozen=True, tag=True):
 Told = (
     AnswerStarted | OutputStarted | TextDelta | ArgumentsDelta | OutputEnded | AnswerEnded | Steered
 )
-"""Of one answer, from AnswerStarted to AnswerEnded: a recording of it."""
+"""Of one answer, from AnswerStarted to AnswerEnded: a recording of it. The store keeps recordings:
+the tags, like the names of the fields, are part of its format."""
 
 Tell = (
     Opened

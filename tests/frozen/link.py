@@ -1,0 +1,90 @@
+"""Bytes on the link between gateway and engine: messages, greeting, START, the flight recorder.
+
+link.json has, for each tag, the MessagePack of one message with every field given and of one with
+no more than it must have, and the other formats by name. All in hex, but for START, which is JSON.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from engine.config import Start
+from engine.flight_recorder import FlightRecorder, mark_of, size_for
+from engine.greeting import EngineGreeting, FrontGreeting
+from engine.messages import AnyCommand, AnyEvent
+from tests.frozen.shapes import example_of, members
+
+FILE = Path(__file__).parent / "data" / "link.json"
+SECRET = b"sixteen bytes or more"
+
+
+def today() -> dict[str, dict[str, str]]:
+    return {
+        "commands": _messages(AnyCommand),
+        "events": _messages(AnyEvent),
+        "greeting": _greeting(),
+        "flight recorder": _recorder(),
+        "start": {
+            "full": msgspec.json.encode(example_of(Start, full=True)).decode(),
+            "least": msgspec.json.encode(example_of(Start, full=False)).decode(),
+        },
+    }
+
+
+def _messages(union: object) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for kind in members(union):
+        for name, full in (("full", True), ("least", False)):
+            encoded = msgspec.msgpack.encode(example_of(kind, full=full))
+            tag = msgspec.msgpack.decode(encoded)["type"]
+            found[f"{tag}, {name}"] = encoded.hex()
+    return found
+
+
+def _greeting() -> dict[str, str]:
+    """What each side sends, in order."""
+    with _counted_nonces():
+        front, engine = FrontGreeting(SECRET), EngineGreeting(SECRET)
+    hello = front.first()
+    assert hello is not None
+    answer = engine.heard(hello)
+    assert answer is not None
+    proof = front.heard(answer)
+    assert proof is not None
+    engine.heard(proof)
+    assert front.over
+    assert engine.over
+    return {"hello": hello.hex(), "answer": answer.hex(), "proof": proof.hex()}
+
+
+@contextmanager
+def _counted_nonces() -> Iterator[None]:
+    """Nonces are random; here each byte of the n-th is n."""
+    made, token_bytes = iter(range(1, 256)), secrets.token_bytes
+    secrets.token_bytes = lambda nbytes=None: bytes([next(made)]) * (nbytes or 32)
+    try:
+        yield
+    finally:
+        secrets.token_bytes = token_bytes
+
+
+def _recorder() -> dict[str, str]:
+    """The memory while two steps are in flight, as the next engine process finds it."""
+    memory = bytearray(size_for(4))
+    recorder = FlightRecorder(memory)
+    recorder.begin_life("an incarnation")
+    recorder.begin(0, [mark_of("sess_a")])
+    recorder.begin(1, [mark_of("sess_b"), mark_of("sess_c")])
+    return {"in flight": memory.hex()}
+
+
+def frozen() -> dict[str, dict[str, str]]:
+    return json.loads(FILE.read_text())
+
+
+def write() -> None:
+    FILE.write_text(json.dumps(today(), indent=1) + "\n")

@@ -1,0 +1,94 @@
+"""The shape of a type on the wire: names of fields, tags, values. The names of classes are no part
+of it.
+
+`shape_of` describes a type as JSON; `example_of` makes an instance with a fixed value in each
+field, or in those alone that have no default.
+"""
+
+import types
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+
+def shape_of(kind: Any) -> Any:
+    """Fields in their order, tag first. Unions of tagged structs are listed by tag."""
+    return _shape(inspect.type_info(kind), ())
+
+
+def _shape(kind: inspect.Type, within: tuple[type, ...]) -> Any:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _shape(inner, within)
+        case inspect.StructType(cls=cls, fields=fields):
+            if cls in within:
+                return "recursive"
+            tag = {} if kind.tag is None else {f"tag {kind.tag_field}": kind.tag}
+            names = {field.encode_name: _shape(field.type, (*within, cls)) for field in fields}
+            return {**({"array": True} if kind.array_like else {}), **tag, **names}
+        case inspect.UnionType(types=kinds):
+            return {"any of": [_shape(one, within) for one in kinds]}
+        case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item):
+            return [_shape(item, within)]
+        case inspect.TupleType(item_types=items):
+            return {"tuple": [_shape(item, within) for item in items]}
+        case inspect.DictType(key_type=key, value_type=value):
+            return {"keys": _shape(key, within), "values": _shape(value, within)}
+        case inspect.LiteralType(values=values):
+            return {"one of": list(values)}
+        case _:
+            return type(kind).__name__.removesuffix("Type").lower()
+
+
+def example_of(kind: type, *, full: bool) -> Any:
+    """`full`: every field has a value that is not None; else only what has no default is given."""
+    return _example(inspect.type_info(kind), "", full)
+
+
+def _example(kind: inspect.Type, name: str, full: bool) -> Any:
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _example(inner, name, full)
+        case inspect.StructType(cls=cls, fields=fields):
+            given = {
+                field.name: _example(field.type, field.encode_name, full)
+                for field in fields
+                if full or field.required
+            }
+            return cls(**given)
+        case inspect.UnionType(types=kinds):
+            if not full and any(isinstance(one, inspect.NoneType) for one in kinds):
+                return None
+            return _example(
+                next(one for one in kinds if not isinstance(one, inspect.NoneType)), name, full
+            )
+        case inspect.ListType(item_type=item):
+            return [_example(item, name, full)]
+        case inspect.VarTupleType(item_type=item):
+            return (_example(item, name, full),)
+        case inspect.TupleType(item_types=items):
+            return tuple(_example(item, name, full) for item in items)
+        case inspect.DictType(key_type=key, value_type=value):
+            return {_example(key, name, full): _example(value, name, full)}
+        case inspect.LiteralType(values=values):
+            return values[-1]
+        case inspect.StrType():
+            return f"a {name}"
+        case inspect.BytesType():
+            return f"a {name}".encode()
+        case inspect.BoolType():
+            return len(name) % 2 == 0
+        case inspect.IntType():
+            return 1000 + len(name)
+        case inspect.FloatType():
+            return len(name) + 0.25
+        case _:
+            raise AssertionError(f"no example of {kind} for {name}")
+
+
+def members(union: Any) -> tuple[type[msgspec.Struct], ...]:
+    """The structs of a union, those of unions in it included."""
+    if isinstance(union, types.UnionType):
+        return tuple(kind for part in union.__args__ for kind in members(part))
+    return (union,)
