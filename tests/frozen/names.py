@@ -1,0 +1,167 @@
+"""Names that users, clients, other versions and other tools know.
+
+names.json: options with their environment and config keys, error and close codes, fields of
+`/v1/stats`, of events and of what is stored, keys in Redis, the schema of SQLite, keys of
+the page in the browser's storage. Fields are described as in `shapes`, in their order: the digest
+of a client event under an idempotency key depends on it.
+"""
+
+import ast
+import asyncio
+import json
+import re
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BY_CODE
+from realtime.protocol import core, realtime_api, responses_api
+from realtime.protocol.closing import EXPLANATIONS
+from realtime.protocol.responses_api import Cancel, Create, Steer
+from realtime.server.options import COMMANDS, OPTIONS, PREFIX
+from realtime.server.stats import ServerStats
+from realtime.session.stored import Asked, State
+from realtime.store import Begun, keys, open_store
+from tests.frozen.shapes import shape_of
+
+ROOT = Path(__file__).parents[2]
+FILE = Path(__file__).parent / "data" / "names.json"
+_STORAGE_KEY = re.compile(r"""['"`](continuo\.[\w.]+)""")
+
+
+def today() -> dict[str, Any]:
+    return {
+        "options": _options(),
+        "error codes": _error_codes(),
+        "engine error codes": {code: kind.retry for code, kind in sorted(BY_CODE.items())},
+        "close codes": {
+            str(int(code)): "come back" if back else "stop"
+            for code, (_, back) in sorted(EXPLANATIONS.items())
+        },
+        "stats": shape_of(ServerStats),
+        "client events": {
+            "realtime": shape_of(realtime_api.ClientEvent),
+            "responses": [shape_of(kind) for kind in (Create, Steer, Cancel)],
+        },
+        "server events": {
+            "realtime": shape_of(realtime_api.ServerEvent),
+            "responses": shape_of(responses_api.ServerEvent),
+        },
+        "stored": {
+            "state of a session": shape_of(State),
+            "request of a response": shape_of(Asked),
+            "response under way": shape_of(Begun),
+            "recording of a response": shape_of(core.Told),
+        },
+        "redis": _redis_keys(),
+        "sqlite": asyncio.run(_sqlite_schema()),
+        "browser storage": sorted(_storage_keys()),
+    }
+
+
+def _options() -> dict[str, Any]:
+    options = {
+        f"--{option.name}": {
+            "environment": option.variable,
+            "config": option.key,
+            "kind": option.kind,
+            "group": option.group,
+            "choices": list(option.choices),
+        }
+        for option in OPTIONS
+    }
+    groups = {command: list(groups) for command, groups in COMMANDS.items()}
+    return {"config file": f"{PREFIX}CONFIG", "groups of commands": groups, **options}
+
+
+def _error_codes() -> list[str]:
+    """The frozen codes that are still in the source, and those given as an argument or attribute
+    `code` there. Codes from tables and rows of the source are only known to the file: they were
+    put there by hand."""
+    nodes = [node for module in _sources() for node in ast.walk(module)]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    known: list[str] = frozen()["error codes"] if FILE.exists() else []
+    given = {code for node in nodes for code in _codes(node)}
+    return sorted(given | {code for code in known if code in texts})
+
+
+def _sources() -> Iterator[ast.Module]:
+    """The product's Python."""
+    for folder in ("engine", "realtime"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            yield ast.parse(file.read_text())
+
+
+def _codes(node: ast.AST) -> Iterator[str]:
+    match node:
+        case (
+            ast.keyword(arg="code", value=value)
+            | ast.Assign(targets=[ast.Name(id="code")], value=value)
+        ):
+            yield from _strings(value)
+        case ast.AnnAssign(target=ast.Name(id="code"), value=ast.expr() as value):
+            yield from _strings(value)
+        case _:
+            pass
+
+
+def _strings(value: ast.expr) -> Iterator[str]:
+    """A constant, or either side of a choice."""
+    match value:
+        case ast.Constant(value=str() as text):
+            yield text
+        case ast.IfExp(body=body, orelse=other):
+            yield from _strings(body)
+            yield from _strings(other)
+        case _:
+            pass
+
+
+def _redis_keys() -> dict[str, Any]:
+    return {
+        "of a session": list(keys.session_keys("SESSION")),
+        "of a stored response": keys.kept_key("RESPONSE"),
+        "of an engine": keys.engine_key("HOST:PORT"),
+        "engines": keys.ENGINES,
+        "epoch": keys.EPOCH,
+        "deadlines": keys.DEADLINES,
+        "probes": list(keys.PROBES),
+    }
+
+
+async def _sqlite_schema() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "store.db"
+        await (await open_store(f"sqlite:///{file}")).aclose()
+        return schema_of(file)
+
+
+def schema_of(file: Path) -> dict[str, Any]:
+    db = sqlite3.connect(file)
+    try:
+        (version,) = db.execute("PRAGMA user_version").fetchone()
+        rows = db.execute("SELECT name, sql FROM sqlite_master WHERE sql <> '' ORDER BY name")
+        return {"user_version": version, **{name: " ".join(sql.split()) for name, sql in rows}}
+    finally:
+        db.close()
+
+
+def _storage_keys() -> set[str]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "web/src"], cwd=ROOT, capture_output=True, check=True, text=True
+    )
+    files = [ROOT / name for name in listed.stdout.split("\0") if name.endswith((".ts", ".html"))]
+    return {
+        key for file in files if file.exists() for key in _STORAGE_KEY.findall(file.read_text())
+    }
+
+
+def frozen() -> dict[str, Any]:
+    return json.loads(FILE.read_text())
+
+
+def write() -> None:
+    FILE.write_text(json.dumps(today(), indent=1) + "\n")
