@@ -44,6 +44,7 @@ class Host(NamedTuple):
     step_s: float
     ahead: int
     pages: int
+    max_model_len: int = 600
 
 
 class _Here:
@@ -75,7 +76,7 @@ class EngineHost:
     def __init__(self, host: Host, name: str, life: int) -> None:
         self.name = name
         self.process = Process(host.loop, name)
-        geometry = Geometry(host.pages, 4, 600, 97, 64, host.ahead, 0)
+        geometry = Geometry(host.pages, 4, host.max_model_len, 97, 64, host.ahead, 0)
         self.runner, counters = DigestRunner(geometry), Counters()
         self.cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
         scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)

@@ -1,0 +1,230 @@
+"""A whole server on virtual time, above a real store: deterministic to the byte.
+
+    client ── ASGI ── the application ── virtual network ── engine (a device of digests)
+                           │
+                      a real store, SQLite or Redis, on a thread of its own
+
+Ids, tokens and seeds are drawn from one seed, and clocks stand still while the store works: what it
+is given is the same each time. Its own clock is the real one.
+"""
+
+import asyncio
+import gc
+import inspect
+import json
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any, TypeVar
+
+import uvloop
+
+from engine import Engine
+from engine.text import Text
+from realtime.server.app import build
+from realtime.server.settings import Settings
+from realtime.store import Store, open_store
+from tests.simulation.hosts import EngineHost, Host
+from tests.simulation.network import Network, NetworkLoop
+from tests.simulation.virtual import Process, bury, virtual
+
+Event = dict[str, Any]
+T = TypeVar("T")
+MODEL = str(Path(__file__).parent / "data" / "model")
+KEY = "key-one"
+SETTINGS = Settings(tenants={KEY: "acme"}, served_model_name=("demo",), web=False)
+
+
+class _Blocking:
+    """A store on an event loop of real time. Each call is over when it returns."""
+
+    def __init__(self, url: str) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._store: Store = self._do(open_store(url))
+
+    def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not inspect.iscoroutinefunction(found):
+            return found
+
+        async def call(*args: Any, **options: Any) -> Any:
+            return self._do(found(*args, **options))
+
+        return call
+
+    def shut(self) -> None:
+        self._do(self._store.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+        self._loop.close()
+
+
+class Socket:
+    """A WebSocket of a client."""
+
+    def __init__(self, house: "House", path: str, query: str, key: str) -> None:
+        self.events: list[Event] = []
+        self.closed: int | None = None
+        self._to_server: asyncio.Queue[Event] = asyncio.Queue()
+        self._to_server.put_nowait({"type": "websocket.connect"})
+        self._new = asyncio.Event()
+        scope = house.scope("websocket", path, query, key)
+        house.gateway.run(house.app(scope, self._to_server.get, self._receive))
+
+    async def _receive(self, message: Event) -> None:
+        match message["type"]:
+            case "websocket.send":
+                self.events.append(json.loads(message["text"]))
+            case "websocket.close":
+                self.closed = message["code"]
+            case _:
+                pass
+        self._new.set()
+
+    def send(self, type: str, **fields: Any) -> None:
+        frame = json.dumps({"type": type, **fields})
+        self._to_server.put_nowait({"type": "websocket.receive", "text": frame})
+
+    async def until(self, kind: str, count: int = 1) -> Event:
+        """The `count`th event of a type."""
+        async with asyncio.timeout(60):
+            while True:
+                found = [event for event in self.events if event["type"] == kind]
+                if len(found) >= count:
+                    return found[count - 1]
+                self._new.clear()
+                await self._new.wait()
+
+    async def drop(self) -> None:
+        self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1006})
+        await asyncio.sleep(1.0)
+
+
+class House:
+    """One gateway and one engine, within `live`."""
+
+    app: Any
+
+    def __init__(self, loop: NetworkLoop, store: Any) -> None:
+        self.loop = loop
+        self.engine = EngineHost(
+            Host(loop, MODEL, Text(MODEL), step_s=0.01, ahead=0, pages=2000, max_model_len=4000),
+            "engine",
+            1,
+        )
+        self.gateway = Process(loop, "gateway")
+        self._store = store
+        self._ready = loop.create_future()
+
+    async def start(self) -> None:
+        self.gateway.run(self._serve(), "gateway")
+        await self._ready
+
+    async def _serve(self) -> None:
+        engine = Engine()
+        engine.add("engine", 1)
+        await engine.when_ready()
+        self.app = build(engine, SETTINGS, self._store)
+        async with self.app.state.registry.running():
+            self._ready.set_result(None)
+            await asyncio.Event().wait()
+
+    def kill(self) -> None:
+        """Both at once, whatever they were doing."""
+        self.gateway.kill()
+        self.engine.process.kill()
+
+    def scope(self, type: str, path: str, query: str, key: str, **more: Any) -> Event:
+        return {
+            "type": type,
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "scheme": "ws" if type == "websocket" else "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": [(b"host", b"x"), (b"authorization", f"Bearer {key}".encode())],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+            "subprotocols": [],
+            "extensions": {},
+            **more,
+        }
+
+    def connect(self, path: str, query: str = "", key: str = KEY) -> Socket:
+        return Socket(self, path, query, key)
+
+    def resume(self, session: str, after: str, key: str = KEY) -> Socket:
+        query = f"model=demo&session_id={session}&last_event_id={after}"
+        return self.connect("/v1/realtime", query, key)
+
+    async def http(self, method: str, path: str, body: object = None, query: str = "") -> str:
+        """Status and body."""
+        inbox: asyncio.Queue[Event] = asyncio.Queue()
+        content = b"" if body is None else json.dumps(body).encode()
+        inbox.put_nowait({"type": "http.request", "body": content, "more_body": False})
+        status, data = 0, b""
+
+        async def receive(message: Event) -> None:
+            nonlocal status, data
+            status = message.get("status", status)
+            data += message.get("body", b"")
+
+        scope = self.scope("http", path, query, KEY, method=method)
+        await self.gateway.run(self.app(scope, inbox.get, receive))
+        return f"{status} {data.decode()}"
+
+
+def live(url: str, seed: int, life: Callable[["House"], Awaitable[T]]) -> T:
+    """The result of `life`, on virtual time, above the store at `url`. The processes are killed
+    where they stand when it returns, and then the store is closed."""
+    loop = NetworkLoop()
+    loop.network = Network(loop, Random(f"network {seed}"))
+    with warnings.catch_warnings(), virtual(loop, seed), _without_pools():
+        warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of the killed
+        store = _Blocking(url)
+        try:
+            return loop.run_until_complete(_live(House(loop, store), life))
+        finally:
+            bury([task for task in asyncio.all_tasks(loop) if not task.done()])
+            store.shut()
+            gc.collect()  # while the warnings of what was killed are not shown
+
+
+async def _live(house: "House", life: Callable[["House"], Awaitable[T]]) -> T:
+    await house.start()
+    try:
+        return await life(house)
+    finally:
+        house.kill()
+
+
+@contextmanager
+def _without_pools() -> Iterator[None]:
+    """Work for a pool of threads (a grammar is compiled) is done at once: on virtual time nothing
+    may depend on how long it takes."""
+    submit = ThreadPoolExecutor.submit
+
+    def at_once(self: ThreadPoolExecutor, work: Any, /, *args: Any, **options: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(work(*args, **options))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    ThreadPoolExecutor.submit = at_once
+    try:
+        yield
+    finally:
+        ThreadPoolExecutor.submit = submit

@@ -1,0 +1,225 @@
+"""The store after `scenario`, as a file of SQLite and as a dump of Redis, and what clients that
+come back to it are told.
+
+    store.db       the SQLite file, byte for byte
+    redis.json     for each key its type, whether it expires, and its value in hex
+    told.json      for each session the events that a client is sent after some of the event ids it
+                   may have seen last, and after that; for each stored response what it answers
+
+Both stores hold the same: one told.json serves both. Everything in them is the same each time the
+scenario is lived, but for what follows from the clock of the store itself: MASKED, and the epoch of
+a session whose event ids begin anew, which has its fence.
+"""
+
+import asyncio
+import json
+import re
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from tests.frozen import scenario
+from tests.frozen.house import Event, House, live
+from tests.frozen.masking import masked, masked_frame
+from tests.realtime.store.redis_process import RedisProcess
+
+DATA = Path(__file__).parent / "data"
+SQLITE, REDIS, TOLD = DATA / "store.db", DATA / "redis.json", DATA / "told.json"
+MASKED = {"fence", "created_ms", "deadline_ms", "created", "deadline"}
+"""Columns and hash fields with a time of the store's clock; a fence is one to begin with. The index
+of deadlines in Redis has its sessions in the dump, not their scores."""
+STARTS = 4
+"""Event ids of each session that it is resumed from."""
+HOUR_MS = 3_600_000
+
+Dump = dict[str, Any]
+
+
+# ---------------------------------------------------------------- SQLite
+
+
+def sqlite_dump(file: Path) -> Dump:
+    """Every row of every table, as JSON."""
+    with closing(sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True)) as db:
+        db.row_factory = sqlite3.Row
+        tables = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+        return {name: _rows(db, name) for (name,) in tables.fetchall()}
+
+
+def _rows(db: sqlite3.Connection, table: str) -> list[Dump]:
+    rows = [
+        {
+            key: "masked" if key in MASKED else row[key].hex() if _is_blob(row[key]) else row[key]
+            for key in row.keys()  # noqa: SIM118
+        }
+        for row in db.execute(f"SELECT * FROM {table}")
+    ]
+    return sorted(rows, key=json.dumps)
+
+
+def _is_blob(value: object) -> bool:
+    return isinstance(value, bytes)
+
+
+def sqlite_copy(folder: Path) -> str:
+    """The URL of a copy of the frozen file, in which nothing has expired."""
+    file = folder / "store.db"
+    shutil.copy(SQLITE, file)
+    with closing(sqlite3.connect(file)) as db:
+        until = int(time.time() * 1000) + HOUR_MS
+        db.execute("UPDATE sessions SET deadline_ms = ?", (until,))
+        db.execute("UPDATE kept SET deadline_ms = ?", (until,))
+        db.commit()
+    return f"sqlite:///{file}"
+
+
+# ---------------------------------------------------------------- Redis
+
+
+def redis_dump(port: int) -> Dump:
+    """Every key. Lists are in order, hashes and sorted sets by field."""
+    with redis.Redis(port=port) as client:
+        return {key.decode(): _redis_value(client, key) for key in sorted(client.scan_iter("*"))}
+
+
+def _redis_value(client: Any, key: bytes) -> Dump:
+    kind = client.type(key).decode()
+    match kind:
+        case "string":
+            value: Any = client.get(key).hex()
+        case "list":
+            value = [element.hex() for element in client.lrange(key, 0, -1)]
+        case "hash":
+            fields = sorted(client.hgetall(key).items())
+            value = {name.decode(): field.hex() for name, field in fields}
+        case "zset":
+            value = sorted(member.decode() for member in client.zrange(key, 0, -1))
+        case _:
+            raise AssertionError(f"{key} is a {kind}")
+    return {"type": kind, "expires": client.ttl(key) >= 0, "value": value}
+
+
+def redis_flush(port: int) -> None:
+    with redis.Redis(port=port) as client:
+        client.flushall()
+
+
+def frozen_redis() -> Dump:
+    return json.loads(REDIS.read_text())
+
+
+def masked_redis(dump: Dump) -> Dump:
+    """Only hashes have fields that are masked."""
+    return {
+        key: {**entry, "value": _masked_hash(entry["value"])} if entry["type"] == "hash" else entry
+        for key, entry in dump.items()
+    }
+
+
+def _masked_hash(fields: Dump) -> Dump:
+    return {name: "masked" if name in MASKED else value for name, value in fields.items()}
+
+
+def redis_load(port: int) -> None:
+    """The frozen dump, in the place of all that is there, in which nothing has expired."""
+    until = int(time.time() * 1000) + HOUR_MS
+    with redis.Redis(port=port) as client:
+        client.flushall()
+        for key, entry in frozen_redis().items():
+            _redis_put(client, key, entry["type"], entry["value"], until)
+            if entry["expires"]:
+                client.pexpireat(key, until)
+
+
+def _redis_put(client: Any, key: str, kind: str, value: Any, until: int) -> None:
+    match kind:
+        case "string":
+            client.set(key, bytes.fromhex(value))
+        case "list":
+            client.rpush(key, *(bytes.fromhex(element) for element in value))
+        case "hash":
+            fields = {name: bytes.fromhex(field) for name, field in value.items()}
+            fields |= {"deadline": str(until).encode()} if "deadline" in fields else {}
+            client.hset(key, mapping=fields)
+        case _:
+            client.zadd(key, dict.fromkeys(value, until))
+
+
+# ---------------------------------------------------------------- what is told
+
+
+def told(fresh: Callable[[], str], known: Event) -> Event:
+    """`fresh` gives the URL of the frozen store as it was; `known` is what clients remember."""
+    found: Event = {name: {} for name in known["sessions"]}
+    for start in range(STARTS):
+        for name, events in live(fresh(), start, lambda house: _resume_all(house, start, known)):  # noqa: B023
+            found[name].update(events)
+    responses = live(fresh(), STARTS, lambda house: _continue_all(house, known))
+    return {"sessions": found, "responses": responses}
+
+
+async def _resume_all(house: House, start: int, known: Event) -> list[tuple[str, Event]]:
+    told: list[tuple[str, Event]] = []
+    for name, (session, *seen) in known["sessions"].items():
+        after = seen[(len(seen) - 1) * start // (STARTS - 1)]
+        events = await scenario.resumed(house, session, after)
+        lines = [json.dumps(masked(event)) for event in events]
+        told.append((name, {after: [_without_fence(line, after) for line in lines]}))
+    return told
+
+
+def _without_fence(line: str, after: str) -> str:
+    """The epoch in an event id is 8 digits of the store's and the session's, which is the fence
+    (a time in ms, in hex) where event ids have begun anew."""
+    store = after.removeprefix("event_")[:8]
+    return re.sub(rf"{store}[0-9a-f]{{11}}", f"{store}(fence)", line)
+
+
+async def _continue_all(house: House, known: Event) -> Event:
+    found: Event = {}
+    for response in known["responses"]:
+        found[response] = [_masked_answer(a) for a in await scenario.continued(house, response)]
+    return found
+
+
+def _masked_answer(answer: str) -> str:
+    """Of an HTTP request: its status, and JSON or server-sent events."""
+    status, _, body = answer.partition(" ")
+    return f"{status} {masked_frame(body)}" if body.startswith("{") else answer
+
+
+# ---------------------------------------------------------------- writing
+
+
+def lived(url: str) -> Event:
+    """Live the scenario above an empty store. What clients remember of it."""
+    return live(url, scenario.SEED, scenario.live)
+
+
+def frozen_told() -> Event:
+    return json.loads(TOLD.read_text())
+
+
+def write() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        known = lived(f"sqlite:///{folder / 'made.db'}")
+        SQLITE.unlink(missing_ok=True)
+        with closing(sqlite3.connect(folder / "made.db")) as db:
+            db.execute(f"VACUUM INTO '{SQLITE}'")
+        server = RedisProcess(folder / "redis")
+        asyncio.run(server.start())
+        try:
+            assert lived(server.url) == known
+            REDIS.write_text(json.dumps(redis_dump(server.port), indent=1) + "\n")
+        finally:
+            server.stop()
+        answers = told(lambda: sqlite_copy(folder), known)
+        TOLD.write_text(json.dumps({"known": known, **answers}, indent=1) + "\n")
