@@ -1,4 +1,4 @@
-"""The web application and the uvicorn it runs on, hardened against peers that hold on (`peers`).
+"""The web application and its uvicorn, hardened against clients that hold on (`guards`).
 
 reads nothing any more      the kernel drops it USER_TIMEOUT_MS after the first unanswered byte
 silent                      pinged every PING_S, dropped after PING_S without an answer
@@ -28,10 +28,11 @@ from realtime.server.client_secrets import KeptSecrets, SealedSecrets
 from realtime.server.collection import collect
 from realtime.server.completions import CompletionRoutes
 from realtime.server.entrance import Entrance
+from realtime.server.guarded_http import GuardedHttp
+from realtime.server.guarded_websocket import GuardedWebSocket
 from realtime.server.incoming import IncomingBytes
 from realtime.server.logs import Recent
 from realtime.server.page import Page
-from realtime.server.peers import GuardedHttp, GuardedWebSocket
 from realtime.server.responses import ResponseRoutes
 from realtime.server.routes import Routes
 from realtime.server.served import Model, Served

@@ -12,9 +12,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from realtime.limits import Limits
-from realtime.server import app, logs, peers
+from realtime.server import app, guarded_http, guards, logs
 from realtime.server.app import bind
-from realtime.server.peers import frame_head
+from realtime.server.guarded_websocket import frame_head
 from realtime.server.settings import Settings
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench
@@ -22,7 +22,7 @@ from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade
 
 
 async def test_half_a_handshake_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "HEAD_S", 0.05)
+    monkeypatch.setattr(guarded_http, "HEAD_S", 0.05)
     async with serve(bench, Settings()) as running:
         half = [b"", b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: webso"]
         halves = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
@@ -35,7 +35,7 @@ async def test_half_a_handshake_is_dropped(bench: Bench, monkeypatch: pytest.Mon
 
 
 async def test_a_whole_handshake_is_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "HEAD_S", 0.05)
+    monkeypatch.setattr(guarded_http, "HEAD_S", 0.05)
     async with serve(bench, Settings()) as running, connect(running.url) as socket:
         await first(socket)
         await asyncio.sleep(0.15)
@@ -103,7 +103,7 @@ async def pour(peer: Peer, chunk: bytes) -> None:
 async def test_who_sends_for_ever_is_not_read_for_ever(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LINGER_BYTES", 1024 * 1024)
+    monkeypatch.setattr(guards, "LINGER_BYTES", 1024 * 1024)
     peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
     await peer.event()
     await peer.send(frame(length=2**62))
@@ -231,7 +231,7 @@ async def test_who_answers_no_ping_is_gone(bench: Bench, monkeypatch: pytest.Mon
 async def test_five_hundred_half_handshakes_keep_nobody_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "HEAD_S", 2.0)
+    monkeypatch.setattr(guarded_http, "HEAD_S", 2.0)
     async with serve(bench, Settings()) as running:
         halves = await asyncio.gather(
             *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(500))
@@ -248,7 +248,7 @@ async def test_five_hundred_half_handshakes_keep_nobody_out(
 
 
 async def test_half_a_body_is_dropped(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "BODY_S", 0.1)
+    monkeypatch.setattr(guarded_http, "BODY_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"

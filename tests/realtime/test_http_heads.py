@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.server import peers
+from realtime.server import guarded_http, guards
 from tests.realtime.served import KEY, Running
 from tests.support.frames import upgrade
 
@@ -104,8 +104,8 @@ async def test_an_endless_head_is_refused(
 async def test_an_endless_head_of_single_bytes_is_refused(
     running: Running, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(peers, "REQUEST_LINE_BYTES_MAX", 500)
-    monkeypatch.setattr(peers, "HEADERS_BYTES_MAX", 1500)
+    monkeypatch.setattr(guarded_http, "REQUEST_LINE_BYTES_MAX", 500)
+    monkeypatch.setattr(guarded_http, "HEADERS_BYTES_MAX", 1500)
     sent, (status, code, _) = ENDLESS[name]
     async with called(running.port) as caller:
         for number in range(min(len(sent), 3000)):
@@ -175,7 +175,7 @@ async def test_pipelined_requests_have_a_bound(running: Running) -> None:
     """Each costs the server a hundred times its bytes."""
     async with called(running.port) as caller:
         await caller.send((LINE + b"\r\n") * 5000)
-        for _ in range(1 + peers.PIPELINED_MAX):
+        for _ in range(1 + guarded_http.PIPELINED_MAX):
             assert (await caller.answer())[0] == 200
         assert (await caller.refusal())[:2] == (503, "too_many_pipelined_requests")
 
@@ -190,8 +190,8 @@ async def test_a_refusal_arrives_though_the_peer_sends_on(running: Running) -> N
 async def test_who_sends_on_after_a_refusal_is_not_read_for_ever(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LINGER_BYTES", 1024 * KIB)
-    monkeypatch.setattr(peers, "LINGER_S", 600.0)
+    monkeypatch.setattr(guards, "LINGER_BYTES", 1024 * KIB)
+    monkeypatch.setattr(guarded_http, "LINGER_S", 600.0)
     async with called(running.port) as caller:
         await caller.send(LINE + headers(300, 500))
         with pytest.raises(ConnectionError):
@@ -201,7 +201,7 @@ async def test_who_sends_on_after_a_refusal_is_not_read_for_ever(
 async def test_a_refused_peer_that_stays_is_dropped(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "LINGER_S", 0.1)
+    monkeypatch.setattr(guarded_http, "LINGER_S", 0.1)
     async with called(running.port) as caller:
         await caller.send(LINE + headers(300, 500))
         async with asyncio.timeout(20):
@@ -212,7 +212,7 @@ async def test_a_refused_peer_that_stays_is_dropped(
 async def test_line_ends_keep_no_connection_open(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "HEAD_S", 0.3)
+    monkeypatch.setattr(guarded_http, "HEAD_S", 0.3)
     async with called(running.port) as caller:
         await caller.send(LINE + b"\r\n")
         assert (await caller.answer())[0] == 200

@@ -14,7 +14,7 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
 from realtime.limits import Limits
-from realtime.server import peers
+from realtime.server import guarded_http, guarded_websocket
 from realtime.server.app import Server, bind
 from realtime.server.incoming import IncomingBytes, Share
 from realtime.server.settings import Settings
@@ -252,7 +252,7 @@ async def test_a_body_that_is_declared_too_long_is_refused_unread(running: Runni
 async def test_a_body_that_drips_is_dropped(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "BODY_S", 0.3)
+    monkeypatch.setattr(guarded_http, "BODY_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(post(1000))
 
@@ -279,7 +279,7 @@ async def test_a_body_that_drips_is_dropped(
 async def test_a_message_has_a_deadline_that_pings_do_not_move(
     small: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
-    monkeypatch.setattr(peers, "MESSAGE_S", 0.3)
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_S", 0.3)
     peer = await Peer.connect(small.port)
     await peer.event()
     await peer.send(begun)
@@ -299,7 +299,7 @@ async def test_whole_messages_have_no_deadline_together(
     small: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each begins behind the end of the one before, and the deadline with it."""
-    monkeypatch.setattr(peers, "MESSAGE_S", 2.0)
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_S", 2.0)
     peer = await Peer.connect(small.port)
     await peer.event()
     hello = frame('{"type": "input_audio_buffer.clear"}')
@@ -314,7 +314,7 @@ async def test_whole_messages_have_no_deadline_together(
 async def test_time_in_which_the_server_does_not_read_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peers, "MESSAGE_S", 1.0)
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_S", 1.0)
     received: list[object] = []
 
     async def slow(websocket: WebSocket) -> None:
@@ -471,13 +471,13 @@ async def test_what_a_connection_held_is_freed_without_the_collector(
     how: str,
 ) -> None:
     made: list[weakref.ref[object]] = []
-    for kind in (peers.GuardedHttp, peers.GuardedWebSocket):
+    for kind in (guarded_http.GuardedHttp, guarded_websocket.GuardedWebSocket):
         begin = kind.connection_made
 
         def note(self: object, transport: object, begin: Callable[..., None] = begin) -> None:
             made.append(weakref.ref(self))
             begin(self, transport)
-            if isinstance(self, peers.GuardedWebSocket):
+            if isinstance(self, guarded_websocket.GuardedWebSocket):
                 made.extend((weakref.ref(self.conn), weakref.ref(self.conn.reader)))
 
         monkeypatch.setattr(kind, "connection_made", note)
