@@ -93,7 +93,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     _responding: RequestResponseCycle | None = None
     """The request that the application is answering, or has answered last."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.flow = self._flow = _TurnwiseFlow(transport)
         self._arm(HEAD_S)
@@ -159,7 +159,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
-        if self.parser.should_upgrade() and self._should_upgrade():  # type: ignore[union-attr]
+        if self.parser.should_upgrade() and self._should_upgrade():  # type: ignore[union-attr]  # uvicorn declares it Any or None
             self._check_upgrade()
         if len(self.pipeline) >= PIPELINED_MAX:
             message = f"{PIPELINED_MAX} requests wait for the answer to one before, the most."
@@ -197,7 +197,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         share = share_of(scope)
         if share is None:
             share = Share(self.incoming, self._refuse_for_room)
-            scope.setdefault("extensions", {})[INCOMING] = share  # type: ignore
+            scope.setdefault("extensions", {})[INCOMING] = share  # type: ignore[assignment]  # uvicorn has dicts
         return share
 
     def on_message_complete(self) -> None:
@@ -212,12 +212,12 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._disarm()
         self._hold_head(0)
         super().handle_websocket_upgrade()
-        self.parser = None  # type: ignore[assignment]  # which refers to us
+        self.parser = None  # which refers to us
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._responding = cycle
         transport = _CycleTransport(self.transport, self._close_behind)
-        cycle.transport = transport  # type: ignore[assignment]
+        cycle.transport = transport  # type: ignore[assignment]  # it has the two methods in use
         super()._start_asgi_task(cycle, partial(_run_and_release, app))
 
     def _close_behind(self) -> None:
@@ -303,7 +303,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             release(cycle.scope)
         self.pipeline.clear()
-        self.cycle = self._responding = None  # type: ignore[assignment]  # which refer to us
+        self.cycle = self._responding = None  # type: ignore[assignment]  # uvicorn: never None; they refer to us
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

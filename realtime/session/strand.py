@@ -267,7 +267,7 @@ class Strand:
         if isinstance(started, Turn):
             await self.cancel(started, drop=True)
             self.forget()
-        raise failed or started  # type: ignore[misc]
+        raise failed or started  # type: ignore[misc]  # without `failed` it is an exception
 
     def _compare(
         self, spans: tuple[Span, ...], wanted: Sequence[Span], tail: Sequence[int]

@@ -227,7 +227,7 @@ async def test_streaming_sessions_are_append_only(letters: Path) -> None:
             "after": {"after": "t"},
         }.items():
             with pytest.raises(BadRequest, match=f"append-only: it takes no {field}") as caught:
-                await engine.append(session, [3], **options)  # type: ignore[arg-type]
+                await engine.append(session, [3], **options)
             assert caught.value.field == field
         said = await read(turn)
         assert await engine.append(session, [3], offset=0) == 8

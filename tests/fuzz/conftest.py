@@ -26,7 +26,7 @@ def roomy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = Tokenizer.from_file(file)
     words = pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated")
     spelt = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, spelt])  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, spelt])
     tokenizer.add_special_tokens([AddedToken(f"<|{'x' * 124}|>", special=True)])
     tokenizer.save(file)
     return folder

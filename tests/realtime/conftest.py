@@ -45,8 +45,8 @@ def chat_folder(folder: Path, *, bytes: bool = False, endless: bool = False) -> 
     if endless:
         names += special
     tokenizer = Tokenizer(BPE({name: n for n, name in enumerate(names)}, [], unk_token="~0"))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = ByteLevelDecoder()
     tokenizer.add_special_tokens([AddedToken(name, special=True) for name in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(

@@ -5,6 +5,7 @@ import contextlib
 import json
 import ssl
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 from starlette.applications import Starlette
 from websockets.asyncio.client import ClientConnection
@@ -30,7 +31,7 @@ class Running:
 
     @property
     def registry(self) -> Registry:
-        return self.server.config.app.state.registry  # type: ignore[union-attr]
+        return cast("Starlette", self.server.config.app).state.registry
 
     async def get(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -91,5 +92,5 @@ async def closed(socket: ClientConnection) -> int:
         return end.rcvd.code if end.rcvd else 1006
 
 
-async def first(socket: ClientConnection) -> dict[str, object]:
+async def first(socket: ClientConnection) -> dict[str, Any]:
     return json.loads(await asyncio.wait_for(socket.recv(), 20))

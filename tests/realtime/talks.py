@@ -1,6 +1,7 @@
 """A session, and somebody who talks with it."""
 
 import asyncio
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from engine import Engine
@@ -61,7 +62,7 @@ class Talk:
         asked, header = self.session.conversation.asked()
         return oracle(asked.ids() + header, tokens, stop_ids=[0])
 
-    async def respond(self, tokens: int | None = 6, **more: object) -> None:
+    async def respond(self, tokens: int | None = 6, **more: Any) -> None:
         """None: one that goes on while something is done to it, on a machine however loaded."""
         if tokens is None:
             self.bench.runner.step_s = SLOW_S
@@ -70,7 +71,7 @@ class Talk:
             tools=self.session.settings.tools,
             max_output_tokens=tokens,
         )
-        await self.session.do(core.Respond(settings=wish, **more))  # type: ignore[arg-type]
+        await self.session.do(core.Respond(settings=wish, **more))
 
     async def ended(self) -> core.Answer:
         self._answers += 1

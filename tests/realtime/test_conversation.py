@@ -191,6 +191,6 @@ def test_conversations_are_values(template: ChatTemplate) -> None:
     conversation.add(user("b"))
     conversation.drop("a")
     with pytest.raises(AttributeError):
-        conversation.spans = ()  # type: ignore[misc]
+        conversation.spans = ()  # type: ignore[misc]  # read-only, which is tested
     assert conversation.ids() == before
     assert msgspec.structs.replace(conversation).ids() == before

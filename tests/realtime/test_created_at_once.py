@@ -102,7 +102,7 @@ async def test_response_created_over_realtime(running: Running, bench: Bench) ->
         while ended != {main["id"], beside["id"]}:
             event = await first(socket)
             if event["type"] == "response.done":
-                ended.add(event["response"]["id"])  # type: ignore[index]
+                ended.add(event["response"]["id"])
 
 
 async def test_response_created_over_responses(running: Running, bench: Bench) -> None:

@@ -266,7 +266,7 @@ async def test_who_does_not_read_costs_a_bound_and_is_gone(bench: Bench, bytes_r
     async with serve(bench, Settings(limits=limits)) as running:
         peer = await Peer.connect(running.port)
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        peer.reader._limit = 1024  # type: ignore[attr-defined]
+        peer.reader._limit = 1024  # type: ignore[attr-defined]  # set by no public method
         asked = frame(f'{{"type": "response.cancel", "event_id": "{"e" * 500}"}}') * 100
 
         async def ask_on() -> None:

@@ -6,6 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
 
 import pytest
 from starlette.applications import Starlette
@@ -362,13 +363,14 @@ async def test_fragments_within_the_bound_are_one_message(
 async def test_pings_of_a_peer_that_does_not_read_are_not_stored_up(small: Running) -> None:
     peer = await Peer.connect(small.port)
     await peer.event()
-    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    reading = cast("asyncio.Transport", peer.writer.transport)
+    reading.pause_reading()
     (served,) = small.server.server_state.connections
     transport = served.transport
     for _ in range(40):
         await peer.send(frame(b"x" * 125, PING) * 4000)
     assert transport.get_write_buffer_size() < MIB, "of 20 MB of pings"
-    peer.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    reading.resume_reading()
     await peer.say(type="input_audio_buffer.clear")
     assert (await peer.until("input_audio_buffer.cleared"))["type"]
     peer.close()

@@ -11,7 +11,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from engine import ChatTemplate, TooLong
-from realtime.errors import Refusal
+from realtime.errors import Fault, Refusal
 from realtime.limits import REQUEST_CHARS_MAX, Limits
 from realtime.protocol import core
 from realtime.server.settings import Settings
@@ -221,8 +221,8 @@ def left(allowed: Allowance) -> dict[str, int]:
     return {level.name: level.remaining for level in allowed.levels()}
 
 
-def refusal(kind: str) -> Refusal:
-    return Refusal("no", code="c", kind=kind)  # type: ignore[arg-type]
+def refusal(kind: Fault) -> Refusal:
+    return Refusal("no", code="c", kind=kind)
 
 
 def test_a_request_that_is_refused_counts_unless_the_fault_is_ours() -> None:

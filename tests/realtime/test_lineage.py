@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator
+from typing import cast
 
 import msgspec
 import pytest
@@ -202,7 +203,7 @@ class Refusing:
 
 
 async def test_without_the_store_it_says_that_it_is_not_kept(bench: Bench) -> None:
-    async with answering(bench, store=Refusing()) as responses:  # type: ignore[arg-type]
+    async with answering(bench, store=cast("Store", Refusing())) as responses:
         answer = await turn(responses, wish("hello", keep=True))
         assert (answer.status in ("completed", "incomplete"), answer.kept) == (True, False)
         with pytest.raises(Refusal) as refused:

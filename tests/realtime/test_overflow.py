@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -15,8 +16,8 @@ LIMIT = 400
 """Of the bench."""
 
 
-async def configure(talk: Talk, **truncation: object) -> None:
-    wish = core.Settings(instructions="be kind", truncation=core.Truncation(**truncation))  # type: ignore[arg-type]
+async def configure(talk: Talk, **truncation: Any) -> None:
+    wish = core.Settings(instructions="be kind", truncation=core.Truncation(**truncation))
     await talk.session.do(core.Configure(wish))
 
 

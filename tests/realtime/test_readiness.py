@@ -106,7 +106,7 @@ async def test_not_while_its_store_refuses_writes(
             await until_refused(socket, f"item_{n}", at_once=n > 4 or refusal.name != "eviction")
         await until(running, NO_STORE)
         async with connect(running.url) as other:
-            assert (await first(other))["error"]["code"] == "store_unavailable"  # type: ignore[index]
+            assert (await first(other))["error"]["code"] == "store_unavailable"
         await run(redis, refusal.mend)
         await until(running, READY)
         for n in range(4, 8):
@@ -139,8 +139,8 @@ async def until_refused(socket: ClientConnection, name: str, *, at_once: bool) -
         assert not at_once, "accepted"
         name += "_"
         await asyncio.sleep(0.05)
-    assert event["error"]["code"] == "store_unavailable", event  # type: ignore[index]
-    assert event["error"]["type"] == "server_error"  # type: ignore[index]
+    assert event["error"]["code"] == "store_unavailable", event
+    assert event["error"]["type"] == "server_error"
 
 
 async def test_an_embedded_store_that_cannot_be_written(

@@ -5,8 +5,10 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import pytest
+from starlette.applications import Starlette
 
 from realtime.limits import Limits
 from realtime.protocol.core import Settings as Wishes
@@ -69,7 +71,8 @@ def sequence(events: list[Event]) -> list[int]:
 
 async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
     socket = FakeSocket()
-    responses: Responses = running.server.config.app.state.responses  # type: ignore[union-attr]
+    app = cast("Starlette", running.server.config.app)
+    responses: Responses = app.state.responses
     connection = ResponsesConnection(socket, responses, "default", lambda name: name or "demo")
     serving = asyncio.create_task(connection.run())
     frame = json.dumps({"type": "response.cancel"})

@@ -89,7 +89,7 @@ async def test_edits_rewind_to_the_first_changed_token(
     running: Running, bench: Bench, edit: Any
 ) -> None:
     async with connect(running.url, additional_headers=BEARER) as socket:
-        name = (await first(socket))["session"]["id"]  # type: ignore[index]
+        name = (await first(socket))["session"]["id"]
         await configure(socket, instructions="be brief")
         for item in ("one", "two", "three"):
             assert "rewind" not in await say(socket, item, f"this is {item} of three things")
@@ -126,7 +126,7 @@ async def test_what_changes_nothing_that_was_read_says_no_counts(running: Runnin
 
 async def test_dropping_the_oldest_says_what_is_read_again(running: Running) -> None:
     async with connect(running.url, additional_headers=BEARER) as socket:
-        name = (await first(socket))["session"]["id"]  # type: ignore[index]
+        name = (await first(socket))["session"]["id"]
         await configure(socket, instructions="be brief")
         for n in range(40):
             added = await say(socket, f"u{n}", f"{n} is something to remember")

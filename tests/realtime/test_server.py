@@ -1,10 +1,12 @@
 """The web server over real sockets, in this process; the engine is real, its device a fake."""
 
 import socket
+from pathlib import Path
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from realtime.errors import SetupError
 from realtime.server.app import bind, build
@@ -83,16 +85,16 @@ async def test_an_unknown_path_is_404(running: Running) -> None:
     ],
 )
 async def test_the_subprotocol(
-    running: Running, offered: list[str] | None, chosen: str | None
+    running: Running, offered: list[Subprotocol] | None, chosen: str | None
 ) -> None:
-    async with connect(running.url, additional_headers=BEARER, subprotocols=offered) as socket:  # type: ignore[arg-type]
+    async with connect(running.url, additional_headers=BEARER, subprotocols=offered) as socket:
         assert socket.subprotocol == chosen
         assert (await first(socket))["type"] == "session.created"
 
 
 async def test_a_browser_shows_its_key_as_a_subprotocol(running: Running) -> None:
-    key = f"openai-insecure-api-key.{KEY}"
-    async with connect(running.url, subprotocols=["realtime", key]) as socket:  # type: ignore[list-item]
+    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{KEY}")]
+    async with connect(running.url, subprotocols=offered) as socket:
         assert socket.subprotocol == "realtime"
         assert KEY not in str(socket.response and socket.response.headers)
 
@@ -140,8 +142,8 @@ async def test_stopping_says_restart(bench: Bench) -> None:
     assert await bench.engine.list() == []
 
 
-async def test_a_model_that_cannot_converse_is_not_served(letters: object) -> None:
-    async with digest_engine(letters) as bench:  # type: ignore[arg-type]
+async def test_a_model_that_cannot_converse_is_not_served(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
         with pytest.raises(SetupError, match="no chat template"):
             build(bench.engine, Settings(), await store_of(bench))
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
 
 from realtime.errors import Refusal, SetupError
 from realtime.limits import Limits
@@ -180,12 +181,12 @@ async def test_client_secrets(running: Running) -> None:
     bearer = {"Authorization": f"Bearer {value}"}
     for headers, offered in (
         (bearer, None),
-        ({}, ["realtime", f"openai-insecure-api-key.{value}"]),
+        ({}, [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{value}")]),
     ):
         async with connect(
             running.url,
             additional_headers=headers,
-            subprotocols=offered,  # type: ignore[arg-type]
+            subprotocols=offered,
         ) as socket:
             session = await opened(socket)
             assert (session["instructions"], session["max_output_tokens"]) == ("be kind", 3)

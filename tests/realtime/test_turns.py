@@ -54,7 +54,7 @@ async def test_a_flood_of_frames_does_not_hold_up_a_single_one(
     handled: list[str | None] = []
     hear = connection.hear
 
-    def counting(event, *rest):  # type: ignore[no-untyped-def]
+    def counting(event, *rest):
         handled.append(event.event_id)
         return hear(event, *rest)
 

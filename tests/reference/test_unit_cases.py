@@ -21,6 +21,7 @@ test_streaming_session_backtrack      test_backtracking_*
 
 from array import array
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -52,8 +53,8 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def started(session: str, prompt: list[int], count: int, **options: int) -> Desk:
-    desk = Desk(**options)  # type: ignore[arg-type]
+def started(session: str, prompt: list[int], count: int, **options: Any) -> Desk:
+    desk = Desk(**options)
     desk.open(session)
     desk.append(session, list(prompt))
     desk.generate(session, count)

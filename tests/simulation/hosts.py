@@ -82,7 +82,7 @@ class EngineHost:
         scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)
         self._loop = TimedLoop(self.runner, self.cache, scheduler, counters, audit_every_step=True)
         self._loop.step_s = host.step_s
-        self._loop._device = _Here()  # type: ignore[assignment]
+        self._loop._device = _Here()  # type: ignore[assignment]  # has what the loop uses
 
         def clock() -> float:
             return host.loop.now + 1000.0

@@ -136,7 +136,7 @@ class NetworkLoop(VirtualLoop):
             raise ConnectionRefusedError(111, "connection refused")
         self._dialled[sock.fileno()] = server
 
-    async def create_connection(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:  # type: ignore[override]
+    async def create_connection(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
         server = self._dialled.pop(options["sock"].fileno())
         options["sock"].close()
         here = HERE.get()
@@ -149,7 +149,7 @@ class NetworkLoop(VirtualLoop):
         protocol.connection_made(transport)
         return transport, protocol
 
-    async def create_server(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:  # type: ignore[override]
+    async def create_server(self, protocol_factory: Any, *_: Any, **options: Any) -> Any:
         options["sock"].close()
         here = HERE.get()
         assert here is not None, "somebody listens"

@@ -73,7 +73,7 @@ class VirtualLoop(BaseEventLoop):
         return self.now
 
     def put_back(self, handles: list[asyncio.Handle]) -> None:
-        self._ready.extend(handles)  # type: ignore[attr-defined]
+        self._ready.extend(handles)  # type: ignore[attr-defined]  # private to asyncio
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:
         """At once: another thread would have a time of its own."""
@@ -88,8 +88,8 @@ class VirtualLoop(BaseEventLoop):
         pass
 
     def _run_once(self) -> None:
-        ready: Any = self._ready  # type: ignore[attr-defined]
-        timers: list[Any] = self._scheduled  # type: ignore[attr-defined]
+        ready: Any = self._ready  # type: ignore[attr-defined]  # private to asyncio
+        timers: list[Any] = self._scheduled  # type: ignore[attr-defined]  # private to asyncio
         while timers and (timers[0]._cancelled or not ready):
             if not timers[0]._cancelled:
                 self.now = max(self.now, timers[0]._when)
@@ -160,7 +160,7 @@ def bury(tasks: list["asyncio.Task[Any]"]) -> None:
     for task in tasks:
         if task.done():
             continue
-        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # private to asyncio
         with contextlib.suppress(BaseException):
             nowhere = Context()
-            nowhere.run(task.get_coro().close)  # type: ignore[union-attr]
+            nowhere.run(task.get_coro().close)

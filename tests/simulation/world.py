@@ -119,7 +119,7 @@ class World:
                 self._tell(f"{process.name} {what}")
                 hear(what)
 
-            ours._hear = noted  # type: ignore[method-assign]
+            ours._hear = noted
             return ours
 
         return dial

@@ -5,7 +5,7 @@ a clock: `now` stands still until a test moves it.
 """
 
 from collections import deque
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine.batch import Geometry, Sampled
 from engine.cache import SessionAwareCache
@@ -89,8 +89,8 @@ class Desk:
         self.do(Open(self.n(), session, streaming, timeout_s, capacity, scope))
         return self.sequence(session)
 
-    def append(self, session: str, ids: list[int], **options: object) -> Done:
-        return self.do(Append(self.n(), session, ids, **options))  # type: ignore[arg-type]
+    def append(self, session: str, ids: list[int], **options: Any) -> Done:
+        return self.do(Append(self.n(), session, ids, **options))
 
     def generate(self, session: str, count: int, turn: str = "turn") -> Done:
         return self.do(Generate(self.n(), session, turn, Sampling(max_tokens=count)))

@@ -34,7 +34,7 @@ def tiny_tokenizer() -> Tokenizer:
     )
     names = [*letters, *(f"~{n}" for n in range(VOCABULARY))][:VOCABULARY]
     tokenizer = Tokenizer(WordLevel({name: n for n, name in enumerate(names)}, unk_token="a"))
-    tokenizer.decoder = ByteLevelDecoder()  # type: ignore[assignment]
+    tokenizer.decoder = ByteLevelDecoder()
     return tokenizer
 
 

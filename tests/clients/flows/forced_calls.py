@@ -35,7 +35,7 @@ LIGHT = {
 
 async def with_tools(talk: Talk, **session: object) -> None:
     wish = {"type": "realtime", "tools": [WEATHER, LIGHT], **session}
-    await talk.connection.session.update(session=wish)  # type: ignore[arg-type]
+    await talk.connection.session.update(session=wish)
     said = (await talk.expect("session.updated"))["session"]
     assert said["tools"] == [WEATHER, LIGHT]
     for key, value in session.items():

@@ -301,7 +301,7 @@ def _with(change: Change, **changes: Any) -> Change:
 
 def run(url: str, examples: int, *phases: Phase) -> None:
     machine = type("Machine", (StoreMachine,), {"url": url})
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         machine,
         settings=settings(
             max_examples=examples,

@@ -17,6 +17,7 @@ from realtime.store import (
     default_url,
     open_store,
 )
+from realtime.store.durability import Durability
 from realtime.store.sqlite import SqliteStore
 from tests.realtime.store.making import append, entry, fresh_session
 from tests.realtime.store.redis_process import free_port
@@ -96,8 +97,10 @@ async def test_a_layout_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("strict", 2)])
-async def test_durability_is_synchronous(tmp_path: Path, durability: str, level: int) -> None:
-    store = await SqliteStore.open(tmp_path / "store.db", durability)  # type: ignore[arg-type]
+async def test_durability_is_synchronous(
+    tmp_path: Path, durability: Durability, level: int
+) -> None:
+    store = await SqliteStore.open(tmp_path / "store.db", durability)
     db = store._worker._db  # pyright: ignore[reportPrivateUsage]
     assert db.execute("PRAGMA synchronous").fetchone() == (level,)
     assert db.execute("PRAGMA journal_mode").fetchone() == ("wal",)
