@@ -322,11 +322,8 @@ def test_no_seams_at_all_still_equals_the_whole() -> None:
     assert extension.ids == template.render(said("One?", "1", "Two?"))
 
 
-@pytest.mark.parametrize("name", ["chatml", "qwen2_5", "qwen3", "llama3", "mistral_small"])
-def test_a_long_history_costs_no_more_than_a_short_one(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template = template_of(name)
+def count_written(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of messages in each rendering by `template` from now on."""
     writer = template._writer  # pyright: ignore[reportPrivateUsage]
     sizes: list[int] = []
     write = writer.write
@@ -336,6 +333,15 @@ def test_a_long_history_costs_no_more_than_a_short_one(
         return write(messages, *rest)
 
     monkeypatch.setattr(writer, "write", counted)
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["chatml", "qwen2_5", "qwen3", "llama3", "mistral_small"])
+def test_a_long_history_costs_no_more_than_a_short_one(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = template_of(name)
+    sizes = count_written(template, monkeypatch)
     history = [Message(role="system", content="Be brief."), *said(*map(str, range(1000)))]
     extension = template.extend(history, said("Next?"), answer=True)
     assert max(sizes) <= 4
@@ -398,14 +404,6 @@ def test_a_long_run_costs_no_more_than_a_short_one(
     if (name, shape) in UNSTABLE_RUNS:
         return
     template = template_of(name)
-    writer = template._writer  # pyright: ignore[reportPrivateUsage]
-    sizes: list[int] = []
-    write = writer.write
-
-    def counted(messages: Sequence[Message], *rest: Any) -> str:
-        sizes.append(len(messages))
-        return write(messages, *rest)
-
     ids = [f"call{n:05}" for n in range(1000)]
     results = [Message(role="tool", content="found", tool_call_id=id) for id in ids]
     calls = [Message(role="assistant", tool_calls=(call("x", id),)) for id in ids]
@@ -415,7 +413,7 @@ def test_a_long_run_costs_no_more_than_a_short_one(
         run = [message for pair in zip(calls, results, strict=True) for message in pair]
     else:
         run = [Message(role="assistant", content=id) for id in ids]
-    monkeypatch.setattr(writer, "write", counted)
+    sizes = count_written(template, monkeypatch)
     history = [Message(role="system", content="Be brief."), *said("What?"), *run[:-1]]
     extension = template.extend(history, run[-1:])
     assert max(sizes) <= 7

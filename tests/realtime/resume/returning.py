@@ -54,6 +54,14 @@ class Client:
         self.socket.put(type="response.create", response={"max_output_tokens": tokens})
 
 
+async def connected(registry: Registry) -> Client:
+    """A client with a new session."""
+    client = Client(registry)
+    client.connect()
+    await client.socket.until("session.created")
+    return client
+
+
 def told(events: list[Event]) -> list[str]:
     """What was said, without what tells of the resumption itself; deltas joined."""
     lines: list[str] = []

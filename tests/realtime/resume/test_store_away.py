@@ -13,7 +13,7 @@ from realtime.protocol import core
 from realtime.session import Registry
 from realtime.session.stored import entry_of, pieces_of
 from realtime.store import open_store
-from tests.realtime.resume.returning import Client, Event, resumed
+from tests.realtime.resume.returning import Event, connected, resumed
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
 from tests.realtime.talks import SLOW_S
 from tests.support.engines import Bench
@@ -38,13 +38,6 @@ async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]
     yield registry
     await registry.aclose()
     await store.aclose()
-
-
-async def connected(registry: Registry) -> Client:
-    client = Client(registry)
-    client.connect()
-    await client.socket.until("session.created")
-    return client
 
 
 async def test_an_answer_goes_on_and_appends_are_refused(

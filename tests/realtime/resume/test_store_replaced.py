@@ -11,7 +11,7 @@ from realtime.limits import Limits
 from realtime.protocol import core
 from realtime.session import Registry
 from realtime.store import open_store
-from tests.realtime.resume.returning import Client
+from tests.realtime.resume.returning import Client, connected
 from tests.support.engines import Bench
 
 
@@ -24,13 +24,6 @@ async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
     async with registry.running():
         yield registry
     await store.aclose()
-
-
-async def connected(registry: Registry) -> Client:
-    client = Client(registry)
-    client.connect()
-    await client.socket.until("session.created")
-    return client
 
 
 async def append(client: Client, *names: str) -> None:
