@@ -1,4 +1,4 @@
-"""What a client sends over HTTP."""
+"""Read the bodies of HTTP requests."""
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -9,17 +9,17 @@ from realtime.transport import paced
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """At most `limit` bytes of what is not too much to read. Raises Refusal."""
+    """Read a body of at most `limit` bytes that is not too complex to decode. Raises Refusal."""
     try:
         read = await _whole(request, limit)
         await paced(weigh(read, "body"))
     finally:
-        release(request.scope)  # whoever called decodes it at once
+        release(request.scope)  # the caller decodes the body at once
     return read
 
 
 async def _whole(request: Request, limit: int) -> bytes:
-    """Raises Refusal, before a byte is read if the length says so."""
+    """Read the whole body. Raises Refusal, before a byte is read if Content-Length is too long."""
     body = bytearray()
     try:
         _check(_length(request), limit)
@@ -37,6 +37,6 @@ def _check(size: int, limit: int) -> None:
 
 
 def _length(request: Request) -> int:
-    """The Content-Length of the request, 0 without one; the parser has seen that it is a number."""
+    """The Content-Length of the request. Returns 0 without one; the parser accepts only numbers."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else 0

@@ -47,7 +47,7 @@ RETRY_AFTER_S = 2
 
 
 class _Stopped(Exception):
-    """Ends the run of a parser whose connection has been refused."""
+    """Ends the run of a parser whose request has been refused."""
 
 
 class _TurnwiseFlow(TurnwiseReader, FlowControl):
@@ -89,7 +89,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     frame of a chunk."""
     _header_bytes = 0
     _refusal: bytes | None = None
-    """The last answer of this connection; what comes after its cause is thrown away."""
+    """The last answer of this connection; input after its cause is discarded."""
     _responding: RequestResponseCycle | None = None
     """The request that the application is answering, or has answered last."""
 
@@ -135,7 +135,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self._refusal is None:
             super().send_400_response(msg)
 
-    # ------------------------------------------------------------ what the parser reports
+    # ------------------------------------------------------------ callbacks of the parser
 
     def on_message_begin(self) -> None:
         if self._guard is None:
@@ -168,7 +168,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().on_headers_complete()
 
     def _check_upgrade(self) -> None:
-        """`websockets` reads the head again, and takes lines of MAX_LINE_LENGTH."""
+        """Refuse a head that `websockets`, which reads it again, would not take."""
         limit = http11.MAX_LINE_LENGTH
         if len(b"GET " + self.url + b" HTTP/1.1\r\n") > limit:
             message = f"The request line of a WebSocket upgrade is over {limit:,} bytes."
@@ -221,12 +221,12 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super()._start_asgi_task(cycle, partial(_run_and_release, app))
 
     def _close_behind(self) -> None:
-        """Close the connection behind a response. If the body of the request has not arrived, its
-        rest is thrown away for a while: unread, it would reset the response."""
+        """Close the connection after a response. If the body of the request has not arrived, its
+        rest is discarded for a while: unread, it would reset the response."""
         cycle = self._responding
         unread = cycle is not None and cycle.response_complete and cycle.more_body
         if unread and not self.transport.is_closing():
-            self._refusal = b""  # said when the response is complete, as any other
+            self._refusal = b""  # sent when the response is complete, as any other
         else:
             self.transport.close()
 
@@ -239,7 +239,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def _stop(self, status: int, code: str, message: str) -> NoReturn:
-        """Refuse what the parser is reading. Raises _Stopped, which ends its run."""
+        """Refuse the request under way. Raises _Stopped, which ends the run of the parser."""
         self._refuse(status, code, message)
         raise _Stopped
 
@@ -249,7 +249,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._refuse(503, "server_busy", message)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer what is arriving, after the requests before it, and close the connection."""
+        """Answer the request under way, after those before it, and close the connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         kind = "server_error" if status == 503 else "invalid_request_error"

@@ -42,13 +42,13 @@ FRAGMENTS_MAX = 1024
 FRAGMENT_BYTES_MEAN = 64
 """A smaller fragment takes less memory than the object that keeps it."""
 FREE_BYTES = 4 * 1024
-"""Bytes of a WebSocket that are not charged, so that ordinary messages cost no bookkeeping."""
+"""Bytes of a connection that are not charged, so that ordinary messages cost no bookkeeping."""
 _MIDDLE, _LONG = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Heads of frames, by how their size is written."""
 CORKED_BYTES_MAX = 64 * 1024
-"""More is written at once."""
+"""With more bytes corked, they are written at once."""
 BEAT_S = 0.25
-"""Between pings."""
+"""Pings are sent at multiples of it."""
 _ASKED = b"are you there?"
 _NO_UPGRADE = (400, "invalid_upgrade", "The request is not a WebSocket upgrade that can be read.")
 
@@ -58,17 +58,17 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     all unfinished messages together."""
 
     message_bytes_max: ClassVar[Mapping[str, int]] = {}
-    """By path, where it is not what the configuration says."""
+    """Limits by path, where they differ from the configured one."""
     corked: ClassVar[list["GuardedWebSocket"]] = []
-    """Peers that something was said to in this turn of the event loop. It goes out at its end:
-    together, which wakes a reader of many once. Each server has its own."""
+    """Connections with frames to write at the end of this round of the event loop: together, which
+    wakes a reader of many once. Each server has its own list."""
     _corked: bytes = b""
     incoming: ClassVar[IncomingBytes]
     turns: ClassVar[Turns]
     _share: Share | None = None
     """Set while more than FREE_BYTES wait for the rest of their message, or for the application."""
     _waiting: "deque[int]"
-    """Bytes of each whole message that the application has not received."""
+    """Bytes of each whole message that is queued for the application."""
     _waiting_bytes = 0
     """Their sum."""
     _received_bytes = 0
@@ -95,7 +95,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             extensions[ASK] = {"ask": self.ask}
 
     def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
-        """As `send`, where that would not wait, nor raise."""
+        """Send frames if that needs no waiting and cannot raise. Returns False if it would."""
         if not (self.writable.is_set() and self.handshake_complete and self._open):
             return False
         if not self._corked:
@@ -136,7 +136,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         super().shutdown()
 
     def ask(self) -> "asyncio.Future[bool]":
-        """Sends a ping. True: it is answered. False: the connection has ended."""
+        """Send a ping. The future returns True for an answer, False if the connection has ended."""
         self._asked = self.loop.create_future()
         if self._open:
             self.conn.send_ping(_ASKED)
@@ -152,7 +152,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def handle_ping(self) -> None:
-        """While the peer does not read, only its last ping is answered (RFC 6455, 5.5.3)."""
+        """Answer a ping; only the last one while the client does not read (RFC 6455, 5.5.3)."""
         pongs = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(pongs))
@@ -172,8 +172,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self._forget()
 
     def _forget(self) -> None:
-        """Break the reference cycles between the connection, its parser and what failed in it, so
-        that its bytes are freed at once."""
+        """Break the reference cycles between the connection, its parser and their exceptions, so
+        that the bytes are freed at once."""
         self.conn.parser.close()
         self.conn.parser_exc = None
         self.conn.reader.buffer = bytearray()
@@ -184,8 +184,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._asked.set_result(answer)
 
     def schedule_ping(self) -> None:
-        """At a beat common to all: thousands of pings, and of answers, wake us a few times a
-        second."""
+        """Send pings at a beat common to all connections: thousands of pings, and of answers, wake
+        the process a few times a second."""
         due_s = self.loop.time() + max(0.0, (self.ping_interval or 0.0) - self.last_ping_rtt)
         beat_s = math.ceil(due_s / BEAT_S) * BEAT_S
         self.ping_timer = self.loop.call_at(beat_s, self.send_keepalive_ping)
@@ -216,18 +216,18 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         return FRAGMENTS_MAX + (self.conn.current_size or 0) // FRAGMENT_BYTES_MEAN
 
     def _read_head(self, head: bytes) -> None:
-        """The head that GuardedHttp has read. `websockets` may refuse it: then its answer is sent,
-        which uvicorn leaves out, or ours if there is none."""
+        """Parse the head that GuardedHttp has read. If `websockets` refuses it, send the answer of
+        `websockets`, which uvicorn leaves out, or a 400 if it has none."""
         super().data_received(head)
         if not self.handshake_initiated:
             said = b"".join(self.conn.data_to_send())
             self.transport.write(said or last_answer(answers.error(*_NO_UPGRADE)))
             self.transport.close()
 
-    # ------------------------------------------------------------ what waits
+    # ------------------------------------------------------------ accounting
 
     def _count(self) -> None:
-        """Charge what waits, and hold the message under way to its deadline."""
+        """Charge the bytes that wait, and arm or disarm the deadline of the message under way."""
         if self.disconnected or self._lingering:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
@@ -256,7 +256,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._waiting_bytes += size
 
     async def receive(self) -> ASGIReceiveEvent:
-        """The next message. The application has finished with the one before."""
+        """Return the next message. The application has finished with the one before."""
         self._received_bytes = 0
         if self._share is not None:
             self._count()
@@ -301,8 +301,9 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def handle_parser_exception(self) -> None:
-        """Over-long, not masked, no UTF-8: says why, ends its own side, reads on for a while."""
-        assert self.conn.close_sent is not None, "what the parser refused is said"
+        """Close after a frame that is too long, not masked or not UTF-8: send the close code, close
+        the sending side, and read on for a while."""
+        assert self.conn.close_sent is not None, "the parser has a close code"
         self._release()
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -322,7 +323,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
 
 def frame_head(size: int, binary: bool) -> bytes:
-    """Of a whole frame from a server, a text one or a binary one (RFC 6455, 5.2)."""
+    """The head of an unfragmented frame from a server, text or binary (RFC 6455, 5.2)."""
     first = 0x82 if binary else 0x81
     if size < 126:
         return bytes((first, size))

@@ -1,9 +1,9 @@
-"""The budget of incoming bytes: what peers have sent of messages and bodies that are not done with.
+"""The budget of incoming bytes: those of messages and bodies that the application still handles.
 
-A connection charges bytes when they arrive, never what a length announces, and gives them back when
-the application has taken the message over, or the connection goes. Over the budget the share with
-the most unfinished bytes is refused, so that small messages go through while it is full of large
-ones. Pure.
+A connection charges bytes when they arrive, never a length that is only announced. The bytes are
+released when the application has finished with the message, or when the connection is lost. Over
+the budget the share with the most unfinished bytes is refused, so that small messages are accepted
+while large ones fill the budget. Pure.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ INCOMING = "continuo.incoming"
 
 
 class Share:
-    """The bytes of one message or body. `refuse` ends its connection; the bytes are given back."""
+    """The bytes of one message or body. `refuse` closes its connection; the bytes are released."""
 
     def __init__(self, budget: "IncomingBytes", refuse: Callable[[], None]) -> None:
         self._budget = budget
@@ -25,7 +25,7 @@ class Share:
         """All bytes charged, those of whole messages that the application still reads included."""
 
     def hold(self, unfinished: int, whole: int = 0) -> None:
-        """Replace what is charged. May refuse this share, or others."""
+        """Replace the charge of this share. May refuse this share, or others."""
         held = unfinished + whole
         if held != self.bytes or unfinished != self.unfinished:
             self._budget.charge(self, unfinished, held)
@@ -70,7 +70,7 @@ def share_of(scope: Mapping[str, object]) -> Share | None:
 
 
 def release(scope: Mapping[str, object]) -> None:
-    """Give back what the body of this request is charged."""
+    """Release the bytes charged for the body of this request."""
     share = _extensions(scope).pop(INCOMING, None)
     if share is not None:
         share.release()

@@ -2,9 +2,9 @@
 
 A read takes up to 256 KiB, which holds hundreds of messages, and hundreds of connections may be
 readable at the same time. A connection whose last read was large waits for its turn before the next
-one; so does a connection whose next message has arrived before it asks for it. PER_ROUND of them go
-on in each round of the event loop, first come, first served; a connection that sends little never
-waits.
+one; so does a connection whose next message is queued before the application receives it. PER_ROUND
+of them continue in each round of the event loop, in order of arrival; a connection that sends
+little never waits.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Turns:
         self._scheduled = False
 
     def take(self, act: Callable[[], None]) -> None:
-        """Call `act` in its turn."""
+        """Queue `act` and call it in its turn."""
         self._waiting.append(act)
         self._schedule()
 
