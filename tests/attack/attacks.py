@@ -7,6 +7,7 @@ the server answered. The bounds that hold against them: docs/reliability.md, "At
 import asyncio
 import contextlib
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,6 +23,8 @@ CHUNK = 64 * 1024
 MIB = 1024 * 1024
 ANSWER_S = 60.0
 """How long an attacker waits for an answer."""
+HOLD_S = float(os.environ.get("CONTINUO_ATTACK_HOLD_S", 10.0))
+"""How long an attacker holds a connection that the server does not end."""
 SUCCEEDED = "succeeded: "
 """Begins what a tally says of an attack that reached what it must not reach."""
 
@@ -116,14 +119,8 @@ async def _half_frame(server: Address, tally: Tally) -> None:
             peer = Peer(reader, writer)
             ended = asyncio.create_task(_end(peer))
             writer.write(frame(b"", BINARY, length=19 * MIB))
-            for _ in range(19 * 16 - 1):
-                if ended.done():
-                    break
-                writer.write(b"x" * CHUNK)
-                await writer.drain()
-            done, _ = await asyncio.wait([ended], timeout=10)
-            tally[ended.result() if done else "held"] += 1
-            ended.cancel()
+            await _send_while_open(writer, b"x", 19 * 16 - 1, ended)
+            await _count_end(ended, tally)
     except (OSError, asyncio.IncompleteReadError):
         tally["closed"] += 1
 
@@ -137,14 +134,19 @@ async def _half_body(server: Address, tally: Tally) -> None:
         answer = asyncio.create_task(_status(reader))
         writer.write(head.encode())
         with contextlib.suppress(ConnectionError):
-            for _ in range(15 * 16 - 1):
-                if answer.done():
-                    break
-                writer.write(b" " * CHUNK)
-                await writer.drain()
-        done, _ = await asyncio.wait([answer], timeout=10)
-        tally[answer.result() if done else "held"] += 1
-        answer.cancel()
+            await _send_while_open(writer, b" ", 15 * 16 - 1, answer)
+        await _count_end(answer, tally)
+
+
+async def _send_while_open(
+    writer: asyncio.StreamWriter, byte: bytes, chunks: int, ended: "asyncio.Task[str]"
+) -> None:
+    """Send chunks until the server ends the connection."""
+    for _ in range(chunks):
+        if ended.done():
+            break
+        writer.write(byte * CHUNK)
+        await writer.drain()
 
 
 async def empty_continuations(server: Address, random: Random, tally: Tally) -> None:
@@ -159,9 +161,7 @@ async def empty_continuations(server: Address, random: Random, tally: Tally) -> 
                 break
             await peer.send(many)
             await asyncio.sleep(0)
-    done, _ = await asyncio.wait([ended], timeout=5)
-    tally[ended.result() if done else "held"] += 1
-    ended.cancel()
+    await _count_end(ended, tally)
     peer.reset()
 
 
@@ -193,9 +193,7 @@ async def spoilt_frames(server: Address, random: Random, tally: Tally) -> None:
             at = random.randrange(len(good))
             spoilt = good[:at] + random.choice(['"', "{", "\x00", "[" * 20_000, ""]) + good[at:]
             await peer.send(frame(spoilt.encode(), random.choice([TEXT, BINARY])))
-    done, _ = await asyncio.wait([ended], timeout=10)
-    tally[ended.result() if done else "held"] += 1
-    ended.cancel()
+    await _count_end(ended, tally)
     peer.reset()
 
 
@@ -218,7 +216,7 @@ async def _deaf(server: Address, tally: Tally) -> None:
     metadata = {"type": "session.update", "session": {"type": "realtime"}}
     event = json.dumps({**metadata, "event_id": "e" * 500}).encode()
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(HOLD_S):
             for _ in range(4_000):
                 await peer.send(frame(event))
                 tally["frames"] += 1
@@ -286,6 +284,13 @@ async def _status(reader: asyncio.StreamReader) -> str:
         return "no answer"
     except ConnectionError:
         return "reset"
+
+
+async def _count_end(ended: "asyncio.Task[str]", tally: Tally) -> None:
+    """Count how the server ended a connection, or that the server still holds it after HOLD_S."""
+    done, _ = await asyncio.wait([ended], timeout=HOLD_S)
+    tally[ended.result() if done else "held"] += 1
+    ended.cancel()
 
 
 async def _end(peer: Peer) -> str:
