@@ -11,8 +11,8 @@ from typing import Any
 import uvloop
 import websockets
 
-from bench import session_latency, wire
-from bench.report import Report, Row, median
+from continuo.bench import session_latency, live_server
+from continuo.bench.report import Report, Row, median
 
 WAYS = ("goes on", "sends all")
 TOOLS = [
@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> Report:
 
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.folder_of(options.model)
-    async with wire.served(folder, max_model_len=options.max_model_len) as url:
+    async with live_server.served(folder, max_model_len=options.max_model_len) as url:
         address = url.removesuffix("realtime") + "responses"
         await _loop(address, "goes on", 4)
         runs = {way: await _loop(address, way, options.turns) for way in WAYS}
@@ -77,7 +77,7 @@ async def _loop(address: str, way: str, turns: int) -> list[Row]:
                     "tool_choice": "none",
                     "store": False,
                     "previous_response_id": last if way == "goes on" else None,
-                    **wire.SAMPLING,
+                    **live_server.SAMPLING,
                     **wish,
                 }
             )
@@ -99,7 +99,7 @@ async def _loop(address: str, way: str, turns: int) -> list[Row]:
 
 
 def _given(turn: int) -> dict[str, Any]:
-    words = (wire.WORDS * 3)[turn % 7 :]
+    words = (live_server.WORDS * 3)[turn % 7 :]
     if turn == 0:
         return {"role": "user", "content": words}
     return {"type": "function_call_output", "call_id": f"call_{turn}", "output": words}

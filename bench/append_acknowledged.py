@@ -12,9 +12,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench import gateway, models
-from bench.processes import FSYNC, RedisProcess
-from bench.report import Report, Row
+from continuo.bench import gateway, random_checkpoints
+from continuo.bench.processes import FSYNC, RedisProcess
+from continuo.bench.report import Report, Row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +32,7 @@ async def _run(seconds: float) -> Report:
         redis = RedisProcess(folder, fsync)
         try:
             await redis.start()
-            async with gateway.served(models.folder("S"), 0, redis.url, durability) as served:
+            async with gateway.served(random_checkpoints.folder("S"), 0, redis.url, durability) as served:
                 found = await gateway.appends(served, seconds)
         finally:
             redis.kill()

@@ -8,9 +8,9 @@ import time
 
 import uvloop
 
-from bench import live, session_latency
-from bench.report import Report, Row, median, percentile
-from engine.front import Engine
+from continuo.bench import live_engine, session_latency
+from continuo.bench.report import Report, Row, median, percentile
+from continuo.engine.client.engine_client import Engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> Report:
 
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.folder_of(options.model)
-    async with live.engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
+    async with live_engine.engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
         rows = [await _row(engine, options, history) for history in (500, 2000, 8000)]
     return Report("Barge-in: cancel, cut to what was heard, next turn of 16 ids", rows)
 
@@ -37,7 +37,7 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
     for _ in range(options.turns):
         await engine.append(session, [source.randrange(1, vocabulary) for _ in range(16)])
         asked = (await engine.info(session)).length
-        turn = await engine.generate(session, live.greedy(64))
+        turn = await engine.generate(session, live_engine.greedy(64))
         await _interrupt(engine, session, turn.id, turn, source.randint(2, 60))
         assert turn.ended is not None
         heard = source.randint(1, turn.ended.output_tokens)
@@ -45,8 +45,8 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
         before = await engine.stats()
         ids = [source.randrange(1, vocabulary) for _ in range(16)]
         began = time.perf_counter()
-        firsts.append(await live.first_id(await live.ask(engine, session, ids, 1), began))
-        prefilled.append(live.computed(before, await engine.stats()))
+        firsts.append(await live_engine.first_id(await live_engine.ask(engine, session, ids, 1), began))
+        prefilled.append(live_engine.computed(before, await engine.stats()))
     await engine.close(session)
     return {
         "history_ids": history,
@@ -57,7 +57,7 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
     }
 
 
-async def _interrupt(engine: Engine, session: str, name: str, turn: live.Turn, after: int) -> None:
+async def _interrupt(engine: Engine, session: str, name: str, turn: live_engine.Turn, after: int) -> None:
     said = 0
     async for piece in turn:
         said += len(piece.ids)

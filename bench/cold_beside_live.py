@@ -10,9 +10,9 @@ import time
 
 import uvloop
 
-from bench import live, session_latency
-from bench.report import Report, Row, median, percentile
-from engine.front import Engine
+from continuo.bench import live_engine, session_latency
+from continuo.bench.report import Report, Row, median, percentile
+from continuo.engine.client.engine_client import Engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> Report:
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.folder_of(options.model)
     alone, beside, cold, ratios = list[float](), list[float](), list[float](), list[float]()
-    async with live.engine(folder, dtype=options.dtype, max_model_len=options.cold + 64) as engine:
+    async with live_engine.engine(folder, dtype=options.dtype, max_model_len=options.cold + 64) as engine:
         await _live(engine, options, "warm-up")
         for number in range(options.runs):
             alone.append(median(await _live(engine, options, f"alone {number}")))
@@ -54,7 +54,7 @@ async def _run(options: argparse.Namespace) -> Report:
 
 
 async def _live(engine: Engine, options: argparse.Namespace, scope: str) -> list[float]:
-    prompts = live.prompts(options.sessions, options.turns, 16, engine.ready.vocab_size)
+    prompts = live_engine.prompts(options.sessions, options.turns, 16, engine.ready.vocab_size)
     found = await asyncio.gather(*(_turns(engine, p, scope) for p in prompts))
     return [seconds for one in found for seconds in one]
 
@@ -63,7 +63,7 @@ async def _turns(engine: Engine, prompts: list[list[int]], scope: str) -> list[f
     session, spent = await engine.open(cache_scope=scope), list[float]()
     for ids in prompts:
         began = time.perf_counter()
-        await live.read(await live.ask(engine, session, ids, 1))
+        await live_engine.read(await live_engine.ask(engine, session, ids, 1))
         spent.append(time.perf_counter() - began)
     await engine.close(session, keep_prefix=False)
     return spent[1:]
@@ -72,9 +72,9 @@ async def _turns(engine: Engine, prompts: list[list[int]], scope: str) -> list[f
 async def _cold(engine: Engine, options: argparse.Namespace, stop: asyncio.Event) -> list[float]:
     spent: list[float] = []
     while not stop.is_set():
-        [[ids]] = live.prompts(1, 1, options.cold, engine.ready.vocab_size, seed=len(spent))
+        [[ids]] = live_engine.prompts(1, 1, options.cold, engine.ready.vocab_size, seed=len(spent))
         began = time.perf_counter()
-        turn = await engine.complete(ids, live.greedy(1), cache_scope=f"cold {began}")
-        await live.read(turn)
+        turn = await engine.complete(ids, live_engine.greedy(1), cache_scope=f"cold {began}")
+        await live_engine.read(turn)
         spent.append(time.perf_counter() - began)
     return spent

@@ -12,9 +12,9 @@ import time
 
 import uvloop
 
-from bench import live, session_latency
-from bench.report import Report, Row, median, percentile
-from engine.front import Engine
+from continuo.bench import live_engine, session_latency
+from continuo.bench.report import Report, Row, median, percentile
+from continuo.engine.client.engine_client import Engine
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> Report:
 
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.folder_of(options.model)
-    async with live.engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
+    async with live_engine.engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
         rows = [await _row(engine, options, spoken) for spoken in (True, False, True, False)]
     title = f"Turns of {options.words} words, one every {options.pause_ms:.0f} ms"
     return Report(title, rows)
@@ -47,9 +47,9 @@ async def _row(engine: Engine, options: argparse.Namespace, spoken: bool) -> Row
         before = await engine.stats()
         ids = [id for word in words for id in word]
         began = time.perf_counter()
-        turn = await live.ask(engine, session, [*ids, 2, 3], 1, "commit" if spoken else "firm")
-        firsts.append(await live.first_id(turn, began))
-        prefilled.append(live.computed(before, await engine.stats()))
+        turn = await live_engine.ask(engine, session, [*ids, 2, 3], 1, "commit" if spoken else "firm")
+        firsts.append(await live_engine.first_id(turn, began))
+        prefilled.append(live_engine.computed(before, await engine.stats()))
     return {
         "words": "while spoken" if spoken else "at the end",
         "prefilled_after_commit_median": median(prefilled),

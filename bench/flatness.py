@@ -8,8 +8,8 @@ import argparse
 
 import uvloop
 
-from bench import live, session_latency
-from bench.report import Report, median
+from continuo.bench import live_engine, session_latency
+from continuo.bench.report import Report, median
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -27,9 +27,9 @@ def run(options: argparse.Namespace) -> Report:
 
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.folder_of(options.model)
-    async with live.engine(folder, **session_latency.settings_for(options)) as engine:
+    async with live_engine.engine(folder, **session_latency.settings_for(options)) as engine:
         vocabulary = engine.ready.vocab_size
-        prompts = live.prompts(options.sessions, options.turns, 16, vocabulary)
+        prompts = live_engine.prompts(options.sessions, options.turns, 16, vocabulary)
         await session_latency.measure(engine, "streaming", [p[:5] for p in prompts], "warm-up")
         runs = [
             await session_latency.measure(engine, "streaming", prompts, str(number))

@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 
 import uvloop
 
-from bench import models
-from bench.gateway_clients import Asker, Listener, Wire
-from bench.report import Report, Row, median, percentile
+from continuo.bench import random_checkpoints
+from continuo.bench.raw_websocket_clients import Asker, Listener, Wire
+from continuo.bench.report import Report, Row, median, percentile
 
 RATE = 50.0
 PROBES = 2
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder, seconds = models.folder("S"), options.seconds
+    folder, seconds = random_checkpoints.folder("S"), options.seconds
     rows: list[Row] = []
     for count in options.streams:
         async with served(folder, RATE) as gateway:
@@ -101,7 +101,7 @@ async def served(
     os.sched_setaffinity(0, CORES[1:] or CORES)
     file = Path(tempfile.mkdtemp()) / "told"
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.gateway_server", str(folder), str(rate), str(file)),
+        *(sys.executable, "-m", "continuo.bench.gateway_server", str(folder), str(rate), str(file)),
         *(store or f"sqlite:///{file.parent}/store.db", durability, str(CORES[0])),
         stdout=asyncio.subprocess.PIPE,
     )

@@ -1,4 +1,4 @@
-"""python -m bench.gateway_server FOLDER RATE TOLD STORE DURABILITY CORE: the gateway before an
+"""python -m continuo.bench.gateway_server FOLDER RATE TOLD STORE DURABILITY CORE: the gateway before an
 engine that is scripted.
 
 As `continuo serve` runs it, in a process of its own; its event loop runs on the core CORE, its
@@ -16,12 +16,12 @@ import sys
 import msgspec
 import uvloop
 
-from engine.front import Engine
-from realtime.limits import Limits
-from realtime.server import logs
-from realtime.server.app import Server, bind, build
-from realtime.server.settings import Settings
-from realtime.store import Durability, open_store
+from continuo.engine.client.engine_client import Engine
+from continuo.realtime.limits import Limits
+from continuo.realtime.server import logging_setup
+from continuo.realtime.server.http.app import Server, bind, build
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import Durability, open_store
 
 KEY = "bench"
 SESSIONS_MAX = 20_000
@@ -30,13 +30,13 @@ SESSIONS_MAX = 20_000
 async def main(
     folder: str, rate: str, told: str, store: str, durability: Durability, core: int
 ) -> None:
-    logs.configure("warning", (KEY,))
+    logging_setup.configure("warning", (KEY,))
 
     async def launch() -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "bench.scripted_engine"),
+                *(sys.executable, "-m", "continuo.bench.scripted_engine"),
                 *("beats", str(theirs.fileno()), folder, rate, told),
                 pass_fds=(theirs.fileno(),),
             )

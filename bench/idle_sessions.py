@@ -12,8 +12,8 @@ from pathlib import Path
 
 import uvloop
 
-from bench import live, session_latency
-from bench.report import Report, Row, median, percentile
+from continuo.bench import live_engine, session_latency
+from continuo.bench.report import Report, Row, median, percentile
 
 CONTEXT = 512
 
@@ -41,7 +41,7 @@ async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> l
     found: dict[str, list[float]] = defaultdict(list)
     source = random.Random(0)
     pages = options.sessions * CONTEXT // 16 // options.times
-    async with live.engine(
+    async with live_engine.engine(
         folder,
         dtype=options.dtype,
         num_gpu_blocks_override=pages,
@@ -49,11 +49,11 @@ async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> l
         kv_offloading_size=host_gib,
     ) as engine:
         vocabulary = engine.ready.vocab_size
-        prompts = live.prompts(options.sessions, 1, CONTEXT, vocabulary)
+        prompts = live_engine.prompts(options.sessions, 1, CONTEXT, vocabulary)
         sessions = [await engine.open() for _ in prompts]
         for session, [ids] in zip(sessions, prompts, strict=True):
             await engine.append(session, ids)
-            await live.read(await engine.generate(session, live.greedy(1)))
+            await live_engine.read(await engine.generate(session, live_engine.greedy(1)))
         for _ in range(options.wakes):
             # most wakes come from a few sessions, as in life
             index = min(int(source.expovariate(4 / options.sessions)), options.sessions - 1)
@@ -62,8 +62,8 @@ async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> l
             await engine.rewind(session, min(length, CONTEXT))
             ids = [source.randrange(1, vocabulary) for _ in range(16)]
             began = time.perf_counter()
-            turn = await live.ask(engine, session, ids, 1)
-            seconds = await live.first_id(turn, began)
+            turn = await live_engine.ask(engine, session, ids, 1)
+            seconds = await live_engine.first_id(turn, began)
             assert turn.ended is not None
             found[turn.ended.residency].append(seconds)
         stats = await engine.stats()

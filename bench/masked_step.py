@@ -17,14 +17,14 @@ from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel as Bytes
 
-import engine
-from bench.report import Report, Row, median, percentile
-from engine.batch import Sample
-from engine.config import BUNDLED
-from engine.device.sampling import draw
-from engine.messages import Grammar
-from engine.text import Grammars, Text
-from engine.text.tokenizer import Tokenizer
+from continuo import engine
+from continuo.bench.report import Report, Row, median, percentile
+from continuo.engine.batch import Sample
+from continuo.engine.config import BUNDLED
+from continuo.engine.device.sampling import draw
+from continuo.engine.wire.messages import Grammar
+from continuo.engine.text import Grammars, Text
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 LARGE = 151_936
 END = 0

@@ -2,7 +2,7 @@
 
 import itertools
 
-from engine.batch import Batch, Drawn, Geometry, Runner, Sampled
+from continuo.engine.batch import Batch, Drawn, Geometry, Runner, Sampled
 
 
 class NullRunner(Runner[Sampled]):

@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 import uvloop
 
-from bench import live_talks
-from bench.processes import RedisProcess, continuo
-from bench.report import Report, median, percentile
-from realtime.limits import Limits
-from realtime.store import Change, NewSession, Snapshot, Store, keys, open_store, sweep_overdue
+from continuo.bench import realtime_client
+from continuo.bench.processes import RedisProcess, continuo
+from continuo.bench.report import Report, median, percentile
+from continuo.realtime.limits import Limits
+from continuo.realtime.store import Change, NewSession, Snapshot, Store, keys, open_store, sweep_overdue
 
 WRITERS = 24
 SETTLED = 6
@@ -90,7 +90,7 @@ async def _conversation(folder: Path, redis: RedisProcess, turns: int) -> tuple[
     server = continuo(folder, "serve", "--port", "0", "--no-web", "--store", redis.url)
     try:
         url = await server.said(r"Listening on +(\S+)")
-        client = await live_talks.Client.connect(url)
+        client = await realtime_client.Client.connect(url)
         for turn in range(turns):
             await client.say(QUESTIONS[turn % len(QUESTIONS)])
             await client.ask(max_output_tokens=24)

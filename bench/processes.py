@@ -68,7 +68,7 @@ class Process:
 
 
 def continuo(folder: Path, command: str, *options: str) -> Process:
-    return Process(folder, sys.executable, "-m", "realtime.server.cli", command, *options)
+    return Process(folder, sys.executable, "-m", "continuo.realtime.server.cli", command, *options)
 
 
 class RedisProcess:

@@ -26,9 +26,9 @@ from pathlib import Path
 import uvloop
 from websockets.exceptions import WebSocketException
 
-from bench.live_talks import Client
-from bench.processes import Process, RedisProcess, continuo
-from bench.report import Report, Row, median
+from continuo.bench.realtime_client import Client
+from continuo.bench.processes import Process, RedisProcess, continuo
+from continuo.bench.report import Report, Row, median
 
 STORY = "Tell me a short story."
 LONG = {"max_output_tokens": 300, "ignore_eos": True}

@@ -25,10 +25,10 @@ from typing import Any
 
 import uvloop
 
-from bench import models
-from bench.gateway_clients import Wire
-from bench.processes import Process, RedisProcess, continuo
-from bench.report import Report, median, percentile
+from continuo.bench import random_checkpoints
+from continuo.bench.raw_websocket_clients import Wire
+from continuo.bench.processes import Process, RedisProcess, continuo
+from continuo.bench.report import Report, median, percentile
 
 QUESTIONS = 20
 """Different ones, each asked once more of the other gateway, as a witness."""
@@ -76,8 +76,8 @@ async def _run(sessions: int, tokens: int, rate: float) -> Report:
 def _engine(folder: Path, rate: float) -> tuple[Process, str]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.set_inheritable(True)
-        words = ("context", str(sock.fileno()), str(models.folder("S")), str(rate))
-        line = (sys.executable, "-m", "bench.scripted_engine", *words, str(folder / "asked"))
+        words = ("context", str(sock.fileno()), str(random_checkpoints.folder("S")), str(rate))
+        line = (sys.executable, "-m", "continuo.bench.scripted_engine", *words, str(folder / "asked"))
         address = f"127.0.0.1:{sock.getsockname()[1]}"
         return Process(folder, *line, pass_fds=(sock.fileno(),)), address
 

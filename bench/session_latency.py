@@ -20,10 +20,10 @@ from typing import Any
 
 import uvloop
 
-from bench import live, models, wire
-from bench.report import Report, Row, median
-from bench.turns import Turns
-from engine.front import Engine
+from continuo.bench import live_engine, random_checkpoints, live_server
+from continuo.bench.report import Report, Row, median
+from continuo.bench.turn_stats import Turns
+from continuo.engine.client.engine_client import Engine
 
 MODES = ("no_session", "regular", "streaming")
 IDS_IN, IDS_OUT = 16, 8
@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 def folder_of(name: str) -> Path:
-    return models.folder(name) if name in models.SHAPES else Path(name)
+    return random_checkpoints.folder(name) if name in random_checkpoints.SHAPES else Path(name)
 
 
 def settings_for(options: argparse.Namespace) -> dict[str, Any]:
@@ -67,11 +67,11 @@ def settings_for(options: argparse.Namespace) -> dict[str, Any]:
 async def _run(options: argparse.Namespace) -> Report:
     folder, settings = folder_of(options.model), settings_for(options)
     runs: dict[str, list[Turns]] = {mode: [] for mode in MODES}
-    prompts: live.Prompts = []
+    prompts: live_engine.Prompts = []
     for number, mode in itertools.product(range(options.runs), MODES):
-        async with live.engine(folder, **settings) as engine:  # what others published is gone
+        async with live_engine.engine(folder, **settings) as engine:  # what others published is gone
             vocabulary = engine.ready.vocab_size
-            prompts = live.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
+            prompts = live_engine.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
             await measure(engine, mode, [p[:5] for p in prompts], "warm-up")
             runs[mode].append(await measure(engine, mode, prompts, f"{mode} {number}"))
         print(f"{mode}, run {number + 1} of {options.runs}", flush=True)
@@ -91,7 +91,7 @@ async def _run(options: argparse.Namespace) -> Report:
     return Report(title, rows, key="modes", notes=notes, facts=facts)
 
 
-async def measure(engine: Engine, mode: str, prompts: live.Prompts, scope: str) -> Turns:
+async def measure(engine: Engine, mode: str, prompts: live_engine.Prompts, scope: str) -> Turns:
     """All sessions at once, each with a client of its own; `scope` keeps runs from sharing."""
     lives = await asyncio.gather(*(_session(engine, mode, p, scope) for p in prompts))
     return Turns.of(list(lives))
@@ -107,10 +107,10 @@ async def _session(
     for ids in prompts:
         began = time.perf_counter()
         if mode == "no_session":
-            turn = await engine.complete(log + ids, live.greedy(IDS_OUT), cache_scope=scope)
+            turn = await engine.complete(log + ids, live_engine.greedy(IDS_OUT), cache_scope=scope)
         else:
-            turn = await live.ask(engine, session, ids, IDS_OUT)
-        answer = await live.read(turn)
+            turn = await live_engine.ask(engine, session, ids, IDS_OUT)
+        answer = await live_engine.read(turn)
         wall.append(time.perf_counter() - began)
         assert turn.ended is not None
         outside.append(wall[-1] - turn.ended.model_s)
@@ -131,11 +131,11 @@ async def _over_the_wire(
         name: 2 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
     }
     runs: dict[str, list[Turns]] = {"no_session": [], "streaming": []}
-    async with wire.served(folder, **settings) as url:
-        await wire.measure(url, "streaming", options.sessions, 5, "warm-up")
+    async with live_server.served(folder, **settings) as url:
+        await live_server.measure(url, "streaming", options.sessions, 5, "warm-up")
         for number, mode in itertools.product(range(options.runs), runs):
             scope = f"run {number}"
-            found = await wire.measure(url, mode, options.sessions, options.turns, scope)
+            found = await live_server.measure(url, mode, options.sessions, options.turns, scope)
             runs[mode].append(found)
             print(f"{mode} over the WebSocket, run {number + 1} of {options.runs}", flush=True)
     return runs
@@ -179,11 +179,11 @@ def _equal(runs: dict[str, list[Turns]]) -> bool:
 
 
 def _peers(
-    options: argparse.Namespace, folder: Path, prompts: live.Prompts, said: list[list[list[int]]]
+    options: argparse.Namespace, folder: Path, prompts: live_engine.Prompts, said: list[list[list[int]]]
 ) -> list[Row]:
-    from bench import peers
+    from continuo.bench import competitors
 
-    found = peers.measure(
+    found = competitors.measure(
         folder,
         sessions=options.sessions,
         turns=options.turns,

@@ -9,14 +9,14 @@ import argparse
 import time
 from pathlib import Path
 
-import engine
-from bench.null_device import NullRunner
-from bench.report import Report, Row, median, percentile
-from engine.batch import Geometry
-from engine.config import BUNDLED, EngineConfig
-from engine.messages import Append, Generate, Open, Sampling
-from engine.parts import assemble
-from engine.text import Text
+from continuo import engine
+from continuo.bench.null_device import NullRunner
+from continuo.bench.report import Report, Row, median, percentile
+from continuo.engine.batch import Geometry
+from continuo.engine.config import BUNDLED, EngineConfig
+from continuo.engine.wire.messages import Append, Generate, Open, Sampling
+from continuo.engine.server.assembly import assemble
+from continuo.engine.text import Text
 
 PAGE = 16
 TEXT = Text(str(Path(engine.__file__).parent / "bundled" / BUNDLED))

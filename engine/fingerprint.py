@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from engine.errors import ModelError
+from continuo.engine.errors import ModelError
 
 DIGITS = 16
 """Hexadecimal, of the digest: there are few models, and none is made to collide with another."""

@@ -14,19 +14,19 @@ import msgspec
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Drawn, Geometry, Runner, Sample, Sampled
-from engine.config import EngineConfig
-from engine.device import inputs, kv, weights
-from engine.device.attention.base import Backend
-from engine.device.attention.reference import Reference
-from engine.device.inputs import Step
-from engine.device.kv import KVPool
-from engine.device.models import rope
-from engine.device.models.decoder import SHAPES, Decoder, KVShape, empty
-from engine.device.models.layers import Attend
-from engine.device.sampling import Draw, draw
-from engine.device.weights import Progress
-from engine.errors import ModelError
+from continuo.engine.batch import Batch, Drawn, Geometry, Runner, Sample, Sampled
+from continuo.engine.config import EngineConfig
+from continuo.engine.device import step_inputs, kv_pool, weights
+from continuo.engine.device.attention.backend import Backend
+from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.step_inputs import Step
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models import rope
+from continuo.engine.device.models.llama_decoder import SHAPES, Decoder, KVShape, empty
+from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.sampling import Draw, draw
+from continuo.engine.device.weights import Progress
+from continuo.engine.errors import ModelError
 
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
 CPU_FP32_PARAMETERS_MAX = 20_000_000
@@ -41,7 +41,7 @@ counts as eight."""
 class Model(Protocol):
     """What the runner asks of a model: our own decoder, or one of transformers'."""
 
-    kv: list[KVShape]
+    kv_pool: list[KVShape]
     """What each layer keeps per token."""
     vocab: int
 
@@ -99,7 +99,7 @@ class TorchRunner(Runner[Any]):
         """`parameters` of the model tell light steps from heavy ones."""
         self.model, self.pool, self.attention, self.device = model, pool, attention, device
         self.parameters, self.threads = parameters, torch.get_num_threads()
-        self.token_bytes = kv.bytes_per_token(pool.shapes, pool.keys[0].dtype)
+        self.token_bytes = kv_pool.bytes_per_token(pool.shapes, pool.keys[0].dtype)
         self._geometry = geometry
         self._previous = Previous(None, {})
 
@@ -118,7 +118,7 @@ class TorchRunner(Runner[Any]):
         events = self._events()
         if batch.moves:
             self.pool.move(batch.moves)
-        step = inputs.build(batch, self.pool.page_size, self.device, self.model.vocab)
+        step = step_inputs.build(batch, self.pool.page_size, self.device, self.model.vocab)
         self._feed(step)
         if events is None:
             torch.set_num_threads(1 if self._light(step) else self.threads)
@@ -152,7 +152,7 @@ class TorchRunner(Runner[Any]):
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """[S, vocab], of the rows that draw an id: what `launch` draws from."""
-        return self.forward(inputs.build(batch, self.pool.page_size, self.device, self.model.vocab))
+        return self.forward(step_inputs.build(batch, self.pool.page_size, self.device, self.model.vocab))
 
     def collect(self, ticket: Ticket | Batch) -> Sampled:
         if isinstance(ticket, Batch):
@@ -185,7 +185,7 @@ class TorchRunner(Runner[Any]):
         assert self._previous.ids is not None, "a row is fed, and the step before drew nothing"
         places = [self._previous.place[row] for _, row in step.fed]
         where = torch.tensor([[token for token, _ in step.fed], places])
-        where = inputs.upload(where.numpy(), self.device)
+        where = step_inputs.upload(where.numpy(), self.device)
         step.tokens.index_copy_(0, where[0], self._previous.ids[where[1]])
 
     def _events(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
@@ -214,9 +214,9 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
     dtype = _dtype(config, stored, device)
     with torch.inference_mode():
         model, limit = _load(config, folder, found, empty(dtype, device), progress)
-        token_bytes = kv.bytes_per_token(model.kv, dtype)
-        pages, length = kv.size(config, token_bytes, limit, device)
-        spare = kv.host_pages(config, token_bytes)
+        token_bytes = kv_pool.bytes_per_token(model.kv, dtype)
+        pages, length = kv_pool.size(config, token_bytes, limit, device)
+        spare = kv_pool.host_pages(config, token_bytes)
         pool = _pool(model, pages, config.block_size, empty(dtype, device), spare)
     geometry = _geometry(config, device, pages, length, model.vocab, spare)
     loaded = Loaded(
@@ -233,8 +233,8 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
 
 def _native(model: Model, pool: KVPool, *others: Any) -> TorchRunner | None:
     """Our own C, where it does this model and no step runs ahead."""
-    from engine.device.native.decoder import NativeDecoder
-    from engine.device.native.runner import NativeRunner
+    from continuo.engine.device.native.native_decoder import NativeDecoder
+    from continuo.engine.device.native.native_runner import NativeRunner
 
     geometry: Geometry = others[1]
     threads = torch.get_num_threads()
@@ -277,10 +277,10 @@ def _load(
         model = Decoder(mapping(found), found, min(config.max_model_len or limit, limit), like)
         weights.fill(folder, model.slots(), progress)
         return model, limit
-    from engine.device.models import hf  # transformers' model code is slow to import
+    from continuo.engine.device.models import transformers_model  # transformers' model code is slow to import
 
     progress("loading weights", 0.0)
-    model = hf.load(folder, found, like.dtype, like.device)
+    model = transformers_model.load(folder, found, like.dtype, like.device)
     limit = model.limit() or config.max_model_len
     if limit is None:
         raise ModelError(f"{folder}: config.json has no context length; give max_model_len")
@@ -324,7 +324,7 @@ def _attention(device: torch.device) -> Backend:
     """Triton's kernels on CUDA, whose torch brings triton along; else the reference."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return Reference()
-    from engine.device.attention.paged_triton import PagedTriton
+    from continuo.engine.device.attention.triton_backend import PagedTriton
 
     return PagedTriton(4 * torch.cuda.get_device_properties(device).multi_processor_count)
 

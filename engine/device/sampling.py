@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.batch import Drawn, Logprobs, Sample
-from engine.device.inputs import upload
+from continuo.engine.batch import Drawn, Logprobs, Sample
+from continuo.engine.device.step_inputs import upload
 
 NARROW = 512
 """On a CPU so many of the likeliest candidates are tried before the whole vocabulary is sorted."""

@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from engine.config import BUNDLED
-from engine.device.models.decoder import Slot
-from engine.errors import ModelError
+from continuo.engine.config import BUNDLED
+from continuo.engine.device.models.llama_decoder import Slot
+from continuo.engine.errors import ModelError
 
 Progress = Callable[[str, float], None]
 """(what is being done, how far it is in [0, 1])."""

@@ -1,21 +1,13 @@
 """Text of one model: its tokenizer, its chat template, its detokenizer. Knows no torch."""
 
-from engine.text.calling import Asked, Callee
-from engine.text.detokenizer import Detokenizer
-from engine.text.grammar import Grammars, Matcher, SchemaError, schema_problem
-from engine.text.message import Message, Role, Tool, ToolCall
-from engine.text.stop import Holdback, StopWatch
-from engine.text.template import ChatTemplate, Extension
-from engine.text.text import Text
-from engine.text.tools import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
-    TextDelta,
-    ToolEvent,
-    ToolFormat,
-    ToolParser,
-)
+from continuo.engine.text.tool_grammar import Asked, Callee
+from continuo.engine.text.tokenizer.detokenizer import Detokenizer
+from continuo.engine.text.grammar import Grammars, Matcher, SchemaError, schema_problem
+from continuo.engine.text.chat_template.message import Message, Role, Tool, ToolCall
+from continuo.engine.text.stop import Holdback, StopWatch
+from continuo.engine.text.chat_template.template import ChatTemplate, Extension
+from continuo.engine.text.model_text import Text
+from continuo.engine.text.tool_parser import ArgumentsDelta, CallDone, CallStarted, TextDelta, ToolEvent, ToolFormat, ToolParser
 
 __all__ = [
     "ArgumentsDelta",

@@ -18,9 +18,9 @@ from typing import NamedTuple, cast
 
 import llguidance
 
-from engine.errors import BadRequest
-from engine.messages import Grammar
-from engine.text.tokenizer import Tokenizer
+from continuo.engine.errors import BadRequest
+from continuo.engine.wire.messages import Grammar
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 SOURCE_BYTES_MAX = 256 * 1024
 """A longer grammar is refused."""

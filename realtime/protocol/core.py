@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from engine import Sampling
+from continuo.engine import Sampling
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 AnswerStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import uvloop
 
-from realtime.errors import SetupError
-from realtime.server import options
-from realtime.server.settings import DEFAULT_PORT, make, make_engine, make_gateway
+from continuo.realtime.errors import SetupError
+from continuo.realtime.server.config import options
+from continuo.realtime.server.config.settings import DEFAULT_PORT, make, make_engine, make_gateway
 
 _CHAT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}"
 
@@ -101,25 +101,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from realtime.server.serving import serve
+    from continuo.realtime.server.process.run_gateway import serve
 
     return uvloop.run(serve(make(options.load(arguments))))
 
 
 def _gateway(arguments: argparse.Namespace) -> int:
-    from realtime.server.serving import gateway
+    from continuo.realtime.server.process.run_gateway import gateway
 
     return uvloop.run(gateway(make_gateway(options.load(arguments))))
 
 
 def _engine(arguments: argparse.Namespace) -> int:
-    from realtime.server.hosting import host
+    from continuo.realtime.server.process.run_engine import host
 
     return uvloop.run(host(make_engine(options.load(arguments))))
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    from realtime.server.chat import Wishes, chat
+    from continuo.realtime.server.chat_client import Wishes, chat
 
     return uvloop.run(
         chat(
@@ -135,14 +135,14 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _models() -> int:
-    from realtime.server.models import show
+    from continuo.realtime.server.list_models import show
 
     show()
     return 0
 
 
 def _bench(arguments: list[str]) -> int:
-    from bench import main as bench
+    from continuo.bench import main as bench
 
     return bench.main(arguments)
 

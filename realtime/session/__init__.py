@@ -4,16 +4,16 @@ what was said and can be said again (`transcript`), and the shell that does it (
 that go on from each other without a session (`responses`). Knows no wire: it hears Asks and says
 Tells."""
 
-from realtime.session.guests import Access, Fork, Guest, Return
-from realtime.session.making import Making, Visitor
-from realtime.session.position import aside_of
-from realtime.session.recording import Recording
-from realtime.session.registry import Registry
-from realtime.session.responses import Responses
-from realtime.session.session import Session
-from realtime.session.status import Status
-from realtime.session.strand import Door
-from realtime.session.transcript import Line
+from continuo.realtime.registry.access import Access, Fork, Guest, Return
+from continuo.realtime.responses.run import Making, Visitor
+from continuo.realtime.event_log.event_id import aside_of
+from continuo.realtime.responses.event_stream import Recording
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.responses.service import Responses
+from continuo.realtime.session.session import Session
+from continuo.realtime.session.status import Status
+from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.event_log.event_log import Line
 
 __all__ = [
     "Access",

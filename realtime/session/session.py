@@ -14,30 +14,30 @@ from typing import Unpack, assert_never
 
 import msgspec
 
-from engine import EngineError, EngineLost, SessionInfo, UnknownSession
-from engine import StaleFence as OtherFront
-from realtime.errors import Refusal
-from realtime.limits import TEXT_CHARS_MAX, Limits
-from realtime.protocol import core
-from realtime.session.again import say_again
-from realtime.session.answers import Answers
-from realtime.session.calls import vet
-from realtime.session.conversation import Conversation
-from realtime.session.history import Change, Edit, History, Origin
-from realtime.session.journal import Scribe
-from realtime.session.position import Position
-from realtime.session.rates import Allowance, is_ours
-from realtime.session.refusals import no_answer, not_kept, refusal_of
-from realtime.session.rendering import chars_of, chars_of_head
-from realtime.session.requests import Requests
-from realtime.session.state import Action, Event, Standing, State
-from realtime.session.status import KV, Status
-from realtime.session.strand import Door, Strand
-from realtime.session.text_bounds import TextBounds, written
-from realtime.session.transcript import Gap, Listener
-from realtime.session.truncating import shortened, spoken
-from realtime.session.window import Window
-from realtime.store import Answer, Once, StaleFence, StoreError
+from continuo.engine import EngineError, EngineLost, SessionInfo, UnknownSession
+from continuo.engine import StaleFence as OtherFront
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import TEXT_CHARS_MAX, Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.session.idempotency import say_again
+from continuo.realtime.session.active_responses import Answers
+from continuo.realtime.generation.tool_calls import vet
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.session.unit_of_work import Change, Edit, History, Origin
+from continuo.realtime.persistence.token_journal import Scribe
+from continuo.realtime.event_log.event_id import Position
+from continuo.realtime.rate_limit import Allowance, is_ours
+from continuo.realtime.generation.error_mapping import no_answer, not_kept, refusal_of
+from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+from continuo.realtime.session.idempotency_keys import Requests
+from continuo.realtime.session.state import Action, Event, Standing, State
+from continuo.realtime.session.status import KV, Status
+from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.conversation.text_limits import TextBounds, written
+from continuo.realtime.event_log.event_log import Gap, Listener
+from continuo.realtime.conversation.item_truncation import shortened, spoken
+from continuo.realtime.conversation.context_window import Window
+from continuo.realtime.store import Answer, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)
 

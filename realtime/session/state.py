@@ -10,7 +10,7 @@ the answer's; the edit is acknowledged at once and reaches the engine when the a
 
 from enum import Enum
 
-from realtime.errors import Refusal
+from continuo.realtime.errors import Refusal
 
 
 class State(Enum):

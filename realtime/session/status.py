@@ -4,9 +4,9 @@ from typing import Literal
 
 import msgspec
 
-from engine import SessionInfo
-from realtime.protocol.core import Residency
-from realtime.session.conversation import Conversation
+from continuo.engine import SessionInfo
+from continuo.realtime.protocol.core import Residency
+from continuo.realtime.conversation.conversation import Conversation
 
 
 class KV(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,39 +4,10 @@
 neither wire nor engine: settings, items and events are bytes here.
 """
 
-from realtime.store.base import (
-    Answer,
-    Begun,
-    Card,
-    Change,
-    Entry,
-    Events,
-    Kept,
-    Lease,
-    NewSession,
-    Once,
-    Repeated,
-    Snapshot,
-    Spoken,
-    Store,
-    Swept,
-    Written,
-)
-from realtime.store.errors import (
-    Conflict,
-    SessionBehind,
-    SessionEnded,
-    SessionExists,
-    StaleFence,
-    StoreError,
-    StoreLost,
-    StoreRefused,
-    StoreUnavailable,
-    UnknownAnswer,
-    UnknownSession,
-)
-from realtime.store.opening import Durability, default_url, open_store
-from realtime.store.sweeping import sweep_overdue
+from continuo.realtime.store.base import Answer, Begun, Card, Change, Entry, Events, Kept, Lease, NewSession, Once, Repeated, Snapshot, Spoken, Store, Swept, Written
+from continuo.realtime.store.errors import Conflict, SessionBehind, SessionEnded, SessionExists, StaleFence, StoreError, StoreLost, StoreRefused, StoreUnavailable, UnknownAnswer, UnknownSession
+from continuo.realtime.store.factory import Durability, default_url, open_store
+from continuo.realtime.store.expiry import sweep_overdue
 
 __all__ = [
     "Answer",

@@ -14,7 +14,7 @@ StoreError            a RealtimeError. Nothing changed, except after StoreUnavai
 └── UnknownAnswer     no such answer is being made
 """
 
-from realtime.errors import RealtimeError
+from continuo.realtime.errors import RealtimeError
 
 
 class StoreError(RealtimeError):

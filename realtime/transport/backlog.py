@@ -3,8 +3,8 @@ their concatenation is all that a reader who is behind can still want."""
 
 import msgspec
 
-from realtime.protocol.realtime_api import JSON, Codec, ServerEvent
-from realtime.protocol.realtime_api.server import ArgumentsDelta, TextDelta
+from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
+from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, TextDelta
 
 _ENVELOPE_BYTES = 256
 """Of a delta, besides its text."""

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from realtime.errors import Hangup
-from realtime.limits import Limits
-from realtime.protocol.closing import CloseCode
-from realtime.protocol.realtime_api import JSON, Codec, ServerEvent
-from realtime.transport.backlog import Backlog
-from realtime.transport.socket import Socket
+from continuo.realtime.errors import Hangup
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
+from continuo.realtime.transport.backlog import Backlog
+from continuo.realtime.transport.socket import Socket
 
 _HARD = 4
 """Times the bound, at which we do not wait any longer."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from realtime.protocol.closing import CloseCode
+from continuo.realtime.protocol.close_codes import CloseCode
 
 _CLOSE_S = 3.0
 """How long a close may wait for a peer that does not read."""

@@ -5,11 +5,12 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
-from realtime.errors import Refusal
-from realtime.names import fresh
-from realtime.protocol import core
-from realtime.protocol.responses_api import ServerEvent, Steer, Voice, decode_input, steering
-from realtime.session import Making, Responses, Visitor
+from continuo.realtime.errors import Refusal
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.responses_api import ServerEvent, Steer, Voice, decode_input, steering
+from continuo.realtime.responses.run import Making, Visitor
+from continuo.realtime.responses.service import Responses
 
 Send = Callable[[ServerEvent], Awaitable[None]]
 

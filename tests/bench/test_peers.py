@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import models, peers
-from bench.peers.checkpoint import parameters, tensors
-from bench.peers.turns import Ids, Job, OneByOne, Prompts, play
+from continuo.bench import random_checkpoints, competitors
+from continuo.bench.competitors.checkpoint import parameters, tensors
+from continuo.bench.competitors.workload import Ids, Job, OneByOne, Prompts, play
 
 TINY = {
     "hidden_size": 32,
@@ -23,12 +23,12 @@ PROMPTS: Prompts = [[[7, 300, 21], [9, 9, 4000]], [[1, 2, 3], [4, 5, 6]]]
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
-    models.save(TINY, folder)
+    random_checkpoints.save(TINY, folder)
     return folder
 
 
-def measure(folder: Path, names: list[str]) -> list[peers.PeerResult]:
-    return peers.measure(
+def measure(folder: Path, names: list[str]) -> list[competitors.PeerResult]:
+    return competitors.measure(
         folder, sessions=2, turns=2, ids_in=3, ids_out=4, prompts=PROMPTS, names=names, threads=1
     )
 
@@ -48,15 +48,15 @@ def test_transformers_says_the_same_with_and_without_a_cache(tiny: Path) -> None
 def test_a_peer_that_is_not_installed_says_how_to_install_it(
     tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "interpreter", lambda needs: None)
+    monkeypatch.setattr(competitors, "interpreter", lambda needs: None)
     for result in measure(tiny, ["llama-cpp-python"]):
         assert result.mean_all_ms is None
         assert "not installed: python3 -m venv .venv-peers" in result.note
 
 
 def test_a_peer_that_fails_says_why(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = peers.PEERS[0]._replace(module="bench.peers.nowhere")
-    monkeypatch.setattr(peers, "PEERS", (broken,))
+    broken = competitors.PEERS[0]._replace(module="continuo.bench.competitors.nowhere")
+    monkeypatch.setattr(competitors, "PEERS", (broken,))
     (result,) = measure(tiny, ["transformers resend"])
     assert result.mean_all_ms is None
     assert result.note.startswith("failed (1): ")
@@ -64,7 +64,7 @@ def test_a_peer_that_fails_says_why(tiny: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_llama_cpp_says_what_transformers_says(tiny: Path) -> None:
-    if peers.interpreter(["llama_cpp", "gguf"]) is None:
+    if competitors.interpreter(["llama_cpp", "gguf"]) is None:
         pytest.skip(f"llama-cpp-python: {peers.HOW_TO_INSTALL['llama-cpp-python']}")
     expected, *results = measure(tiny, ["transformers resend", "llama-cpp-python"])
     assert expected.outputs is not None
@@ -80,12 +80,12 @@ for tensor in gguf.GGUFReader(sys.argv[1]).tensors:
 
 
 def test_the_gguf_file_holds_the_checkpoint(tiny: Path, tmp_path: Path) -> None:
-    python = peers.interpreter(["gguf"])
+    python = competitors.interpreter(["gguf"])
     if python is None:
         pytest.skip("gguf is not installed: pip install gguf")
     path = tmp_path / "tiny.gguf"
-    command = [python, "-m", "bench.peers.to_gguf", tiny, path]
-    subprocess.run(command, check=True, cwd=peers.ROOT)
+    command = [python, "-m", "continuo.bench.competitors.to_gguf", tiny, path]
+    subprocess.run(command, check=True, cwd=competitors.ROOT)
     command = [python, "-c", READ_BACK, path]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = {line.split()[0]: line.split()[1:] for line in answer.splitlines()}
@@ -97,7 +97,7 @@ def test_the_gguf_file_holds_the_checkpoint(tiny: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_the_same_each_time(tiny: Path, tmp_path: Path) -> None:
-    models.save(TINY, tmp_path)
+    random_checkpoints.save(TINY, tmp_path)
     name = "model.safetensors"
     assert (tmp_path / name).read_bytes() == (tiny / name).read_bytes()
     assert parameters(tiny) == sum(array.size for _, array in tensors(tiny))

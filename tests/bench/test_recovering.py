@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import main
-from bench.resume_storm import QUESTIONS
+from continuo.bench import main
+from continuo.bench.resume_storm import QUESTIONS
 from tests.realtime.store.redis_process import needs_redis
 
 pytestmark = [needs_redis, pytest.mark.timeout(200)]

@@ -11,9 +11,9 @@ import signal
 import tempfile
 from pathlib import Path
 
-from realtime.limits import Limits
-from realtime.server.settings import Settings
-from realtime.store import open_store
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
 from tests.realtime.served import serving
 from tests.support.engines import digest_engine

@@ -3,9 +3,9 @@ one has told a story before anybody could do something in the middle of it."""
 
 import sys
 
-from engine import process
-from realtime.server.cli import main
+from continuo.engine.client import engine_process
+from continuo.realtime.server.cli import main
 
 if __name__ == "__main__":
-    process.MODULE = "tests.browser.paced_boot"
+    engine_process.MODULE = "tests.browser.paced_boot"
     sys.exit(main())

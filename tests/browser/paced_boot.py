@@ -3,11 +3,12 @@
 import time
 from collections.abc import Callable
 
-from engine import boot, child
-from engine.batch import Batch, Sampled
-from engine.config import EngineConfig
-from engine.device.runner import Ticket, TorchRunner
-from engine.messages import Ready
+from continuo.engine import __main__
+from continuo.engine.server import process
+from continuo.engine.batch import Batch, Sampled
+from continuo.engine.config import EngineConfig
+from continuo.engine.device.runner import Ticket, TorchRunner
+from continuo.engine.wire.messages import Ready
 
 STEP_S = 0.001
 
@@ -21,10 +22,10 @@ class Paced(TorchRunner):
 def build(
     config: EngineConfig, progress: Callable[[str, float], None]
 ) -> tuple[TorchRunner, Ready]:
-    runner, ready = boot._build(config, progress)  # pyright: ignore[reportPrivateUsage]
+    runner, ready = __main__._build(config, progress)  # pyright: ignore[reportPrivateUsage]
     runner.__class__ = Paced
     return runner, ready
 
 
 if __name__ == "__main__":
-    child.main(build)
+    process.main(build)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.server.page import BUILT
+from continuo.realtime.server.http.page import BUILT
 
 WEB = Path(__file__).parents[2] / "web"
 CHROMIUM = os.environ.get("CONTINUO_CHROMIUM", "/usr/bin/chromium")

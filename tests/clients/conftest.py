@@ -33,7 +33,7 @@ class Server(NamedTuple):
 def start(*options: str, env: dict[str, str] | None = None) -> Server:
     """Starts `continuo serve` and returns when it listens."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "realtime.server.cli", "serve", "--port", "0", *options],
+        [sys.executable, "-m", "continuo.realtime.server.cli", "serve", "--port", "0", *options],
         cwd=ROOT,
         env={"CONTINUO_STORE": "memory", **os.environ, **(env or {})},
         stdout=subprocess.PIPE,

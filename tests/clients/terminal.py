@@ -9,7 +9,7 @@ import sys
 
 from tests.clients.conftest import ROOT
 
-CONTINUO = [sys.executable, "-m", "realtime.server.cli"]
+CONTINUO = [sys.executable, "-m", "continuo.realtime.server.cli"]
 
 
 class Terminal:

@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from realtime.server.app import Server, bind
-from realtime.server.settings import Settings
+from continuo.realtime.server.http.app import Server, bind
+from continuo.realtime.server.config.settings import Settings
 
 PYTHON = os.environ.get("CONTINUO_AUTOBAHN")
 RUN = """

@@ -165,7 +165,7 @@ def test_it_stops_cleanly_when_all_its_processes_are_told(
 
 
 def test_make_is_not_told_of_an_error(tmp_path: Path, model: str) -> None:
-    recipe = f"@{sys.executable} -m realtime.server.cli serve --port 0 --model {model}"
+    recipe = f"@{sys.executable} -m continuo.realtime.server.cli serve --port 0 --model {model}"
     (tmp_path / "Makefile").write_text(f"demo:\n\t{recipe} --store memory\n")
     make = subprocess.Popen(
         ["make", "-f", tmp_path / "Makefile"],

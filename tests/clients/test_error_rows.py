@@ -16,14 +16,14 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from engine import Engine
-from engine.batch import Batch, Geometry, Sampled
-from realtime.limits import Limits
-from realtime.server import answers
-from realtime.server.app import build
-from realtime.server.entrance import Entrance
-from realtime.server.settings import Settings
-from realtime.store import Kept, Store
+from continuo.engine import Engine
+from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.realtime.limits import Limits
+from continuo.realtime.server import replies
+from continuo.realtime.server.http.app import build
+from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import Kept, Store
 from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
 from tests.clients.cutting import Wire
@@ -72,7 +72,7 @@ class WithoutWebSockets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            refusal = answers.error(426, "use_http", "WebSockets do not get through here.")
+            refusal = replies.error(426, "use_http", "WebSockets do not get through here.")
             await WebSocket(scope, receive, send).send_denial_response(refusal)
         else:
             await self._app(scope, receive, send)

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from engine.batch import Geometry
-from realtime.limits import Limits
-from realtime.server.app import build
-from realtime.server.settings import Settings
+from continuo.engine.batch import Geometry
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.http.app import build
+from continuo.realtime.server.config.settings import Settings
 from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
 from tests.clients.parallel_rows import PARALLEL

@@ -109,7 +109,7 @@ class Stack:
                 here, there, *_ = volume.split(":")
                 command = [str(ROOT / here) if word == there else word for word in command]
             return [shutil.which("haproxy") or "/usr/sbin/haproxy", *command[1:]]
-        return [sys.executable, "-m", "realtime.server.cli", *command]
+        return [sys.executable, "-m", "continuo.realtime.server.cli", *command]
 
     def _here(self, service: str, text: str) -> str:
         """What it says of containers, said of this machine."""

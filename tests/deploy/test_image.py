@@ -132,7 +132,7 @@ APART = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"
 COMPILE = """
 import logging
 logging.basicConfig()
-from engine.device.native import build
+from continuo.engine.device.native import build
 print(build.library("decoder.c", "-DDIM=16", "-DSLOTS=16", "-DBF16=0"))
 """
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine import fingerprint as module
-from engine.errors import EngineLost, ModelError
-from engine.fingerprint import fingerprint
-from engine.front import Engine
-from engine.messages import Attach, Done, Open, Refused
+from continuo.engine import fingerprint as module
+from continuo.engine.errors import EngineLost, ModelError
+from continuo.engine.fingerprint import fingerprint
+from continuo.engine.client.engine_client import Engine
+from continuo.engine.wire.messages import Attach, Done, Open, Refused
 from tests.engine.test_outside_ids import stranger
 from tests.support.engines import digest_engine
 

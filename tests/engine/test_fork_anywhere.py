@@ -3,7 +3,7 @@ the parent both go on from what is theirs, and next to nothing is computed again
 
 import pytest
 
-from engine.messages import Fork
+from continuo.engine.wire.messages import Fork
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words

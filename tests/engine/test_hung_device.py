@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from engine import peer, routing
-from engine.batch import Batch, Geometry, Sampled
-from engine.messages import Sampling
+from continuo.engine.client import connection, router
+from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, DigestRunner, oracle
 from tests.support.engines import Bench, engine_on
 
@@ -31,8 +31,8 @@ class Hanging(DigestRunner):
 @pytest.fixture
 async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """Asked often, so that a test takes no minute."""
-    monkeypatch.setattr(routing, "PING_S", 0.05)
-    monkeypatch.setattr(peer, "STEP_S_MAX", 0.5)
+    monkeypatch.setattr(router, "PING_S", 0.05)
+    monkeypatch.setattr(connection, "STEP_S_MAX", 0.5)
     async with engine_on(letters, lambda: Hanging(GEOMETRY, step_s=0.01)) as bench:
         try:
             yield bench
@@ -79,7 +79,7 @@ async def test_it_is_as_good_as_silent(bench: Bench) -> None:
 async def test_one_that_hangs_for_long_is_started_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer, "HUNG_S", 2.0)
+    monkeypatch.setattr(connection, "HUNG_S", 2.0)
     saying = await begun(bench, Sampling(max_tokens=60))
     hung = bench.runner
     (child,) = bench.engine._routing.peers

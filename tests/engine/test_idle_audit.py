@@ -8,22 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.batch import Geometry, Sampled
-from engine.config import EngineConfig
-from engine.messages import (
-    AnyEvent,
-    Append,
-    Done,
-    Generate,
-    LoopCommand,
-    Open,
-    Sampling,
-    Stats,
-    Tokens,
-    TurnEnded,
-)
-from engine.parts import Parts, assemble
-from engine.text import Text
+from continuo.engine.batch import Geometry, Sampled
+from continuo.engine.config import EngineConfig
+from continuo.engine.wire.messages import AnyEvent, Append, Done, Generate, LoopCommand, Open, Sampling, Stats, Tokens, TurnEnded
+from continuo.engine.server.assembly import Parts, assemble
+from continuo.engine.text import Text
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
@@ -88,7 +77,7 @@ async def living(house: House) -> AsyncIterator[None]:
 
 @pytest.fixture(autouse=True)
 def due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.loop.AUDIT_EVERY_S", 0.0)
+    monkeypatch.setattr("continuo.engine.core.loop.AUDIT_EVERY_S", 0.0)
 
 
 @AHEAD

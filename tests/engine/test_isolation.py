@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import TurnFailed
-from engine.messages import Attach, Cancel, Generate, Open, Sampling
+from continuo.engine.errors import TurnFailed
+from continuo.engine.wire.messages import Attach, Cancel, Generate, Open, Sampling
 from tests.support.desk import Desk
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import digest_engine

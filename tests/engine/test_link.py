@@ -6,8 +6,8 @@ import threading
 
 import msgspec
 
-from engine.link import Link
-from engine.messages import AnyCommand, AnyEvent, Tokens
+from continuo.engine.wire.link import Link
+from continuo.engine.wire.messages import AnyCommand, AnyEvent, Tokens
 
 MESSAGES = 20_000
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.messages import Sampling, TurnEnded
+from continuo.engine.wire.messages import Sampling, TurnEnded
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine

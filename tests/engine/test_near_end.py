@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.messages import Append, Cancel, Pause, Sampling
+from continuo.engine.wire.messages import Append, Cancel, Pause, Sampling
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine

@@ -11,29 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from engine.config import BUNDLED, EngineConfig
-from engine.errors import BadRequest, CommandFailed, EngineError, TooLong, UnknownSession
-from engine.front import Engine, Unfinished
-from engine.greeting import FrontGreeting
-from engine.link import Link
-from engine.messages import (
-    AnyCommand,
-    AnyEvent,
-    Append,
-    Attach,
-    Done,
-    Fork,
-    Generate,
-    Grammar,
-    ListSessions,
-    Open,
-    Ping,
-    Pong,
-    Refused,
-    Rewind,
-    Sampling,
-)
-from engine.turn import Turn
+from continuo.engine.config import BUNDLED, EngineConfig
+from continuo.engine.errors import BadRequest, CommandFailed, EngineError, TooLong, UnknownSession
+from continuo.engine.client.engine_client import Engine, Unfinished
+from continuo.engine.wire.handshake import FrontGreeting
+from continuo.engine.wire.link import Link
+from continuo.engine.wire.messages import AnyCommand, AnyEvent, Append, Attach, Done, Fork, Generate, Grammar, ListSessions, Open, Ping, Pong, Refused, Rewind, Sampling
+from continuo.engine.client.turn_stream import Turn
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import Bench, digest_engine
 
@@ -372,7 +356,7 @@ async def test_a_fault_at_an_attach_leaves_no_session(
             raise ZeroDivisionError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr("engine.sessions.common_prefix", fault)
+            patch.setattr("continuo.engine.core.sessions.common_prefix", fault)
             with pytest.raises(CommandFailed):
                 await engine.attach("s", [4, 5, 6])
         assert (await engine.stats()).sessions == 1, "the bystander's"

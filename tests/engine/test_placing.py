@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.messages import Load
-from engine.placing import Candidate, choose
+from continuo.engine.wire.messages import Load
+from continuo.engine.client.placement import Candidate, choose
 
 
 def engine(

@@ -11,20 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from engine import process, routing
-from engine.config import EngineConfig, Listening
-from engine.errors import SessionQuarantined, TurnFailed
-from engine.flight_recorder import FlightRecorder, mark_of, memory_file, size_for
-from engine.front import Engine
-from engine.messages import Predecessor, Sampling
-from engine.quarantine import (
-    PROOF_IDS,
-    QUARANTINED_MAX,
-    UNEXPLAINED_MAX,
-    WINDOW_S,
-    Quarantine,
-)
-from engine.turn import Turn
+from continuo.engine.client import engine_process, router
+from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.errors import SessionQuarantined, TurnFailed
+from continuo.engine.wire.flight_recorder import FlightRecorder, mark_of, memory_file, size_for
+from continuo.engine.client.engine_client import Engine
+from continuo.engine.wire.messages import Predecessor, Sampling
+from continuo.engine.client.quarantine import PROOF_IDS, QUARANTINED_MAX, UNEXPLAINED_MAX, WINDOW_S, Quarantine
+from continuo.engine.client.turn_stream import Turn
 from tests.support.digest_runner import VOCABULARY, oracle
 
 DEADLY = VOCABULARY
@@ -37,7 +31,7 @@ PATIENCE_S = 60
 
 @pytest.fixture(autouse=True)
 def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MODULE", "tests.support.deadly_boot")
+    monkeypatch.setattr(engine_process, "MODULE", "tests.support.deadly_boot")
     monkeypatch.setenv("DEADLY_IDS", str(DEADLY))
 
 
@@ -201,7 +195,7 @@ async def test_two_engines_that_run_apart(
     letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, return_s: float
 ) -> None:
     """Sessions go to the other engine after `return_s`, or wait until the dead one is back."""
-    monkeypatch.setattr(routing, "RETURN_S", return_s)
+    monkeypatch.setattr(router, "RETURN_S", return_s)
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with two_engines(letters) as (front, hosts):
         turns = [await begin(front, name, prompt) for name, prompt in PROMPTS.items()]

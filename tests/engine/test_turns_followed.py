@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import StaleFence, TurnFailed
-from engine.messages import Reason, Sampling, Tokens, TurnEnded
-from engine.text import Text
-from engine.turn import Piece, Turn
+from continuo.engine.errors import StaleFence, TurnFailed
+from continuo.engine.wire.messages import Reason, Sampling, Tokens, TurnEnded
+from continuo.engine.text import Text
+from continuo.engine.client.turn_stream import Piece, Turn
 
 
 @pytest.fixture

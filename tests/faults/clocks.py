@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Protocol
 
-from realtime.store import Store, open_store
+from continuo.realtime.store import Store, open_store
 from tests.faults.caller import Caller
 from tests.faults.deaths import begun
 from tests.faults.row import Row

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from urllib.parse import urlsplit
 
-from realtime.protocol.closing import CloseCode
-from realtime.store import open_store
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.store import open_store
 from tests.faults.caller import Caller, Event
 from tests.faults.house import Expected
 from tests.faults.processes import until_ready

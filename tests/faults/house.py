@@ -9,13 +9,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from engine import Security, Text
-from realtime.limits import Limits
-from realtime.server.addresses import Address
-from realtime.server.engines import elsewhere
-from realtime.server.settings import Settings
-from realtime.session import Session
-from realtime.store import Durability, open_store
+from continuo.engine import Security, Text
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.addresses import Address
+from continuo.realtime.server.process.engine_discovery import elsewhere
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.session.session import Session
+from continuo.realtime.store import Durability, open_store
 from tests.faults.caller import Caller
 from tests.faults.proxy import Proxy
 from tests.realtime.conftest import chat_folder

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
 
-from engine import EngineError
-from engine.messages import Cancel, Sampling, TurnEnded
+from continuo.engine import EngineError
+from continuo.engine.wire.messages import Cancel, Sampling, TurnEnded
 from tests.faults.caller import Caller, item
 from tests.faults.house import House, house
 from tests.faults.row import Row

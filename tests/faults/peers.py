@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from realtime.server import app
+from continuo.realtime.server.http import app
 from tests.faults.caller import Caller, item
 from tests.faults.house import House, house, until
 from tests.faults.proxy import Proxy

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 READY_S = 120
 
 
-CONTINUO = "realtime.server.cli"
+CONTINUO = "continuo.realtime.server.cli"
 
 
 class Process:

@@ -8,7 +8,7 @@ from random import Random
 
 from websockets.exceptions import ConnectionClosed
 
-from realtime.limits import Limits
+from continuo.realtime.limits import Limits
 from tests.faults.caller import Caller, Refused, item
 from tests.faults.house import House, house, until
 from tests.faults.row import Row

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from engine import Text
+from continuo.engine import Text
 from tests.faults.caller import Caller
 from tests.faults.house import Expected
 from tests.faults.processes import Process, address_of, until_ready, url_of

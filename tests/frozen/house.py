@@ -23,11 +23,11 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from engine import Engine
-from engine.text import Text
-from realtime.server.app import build
-from realtime.server.settings import Settings
-from realtime.store import Store, open_store
+from continuo.engine import Engine
+from continuo.engine.text import Text
+from continuo.realtime.server.http.app import build
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import Store, open_store
 from tests.simulation.hosts import EngineHost, Host
 from tests.simulation.network import Network, NetworkLoop
 from tests.simulation.virtual import Process, bury, virtual

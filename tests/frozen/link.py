@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from engine.config import Start
-from engine.flight_recorder import FlightRecorder, mark_of, size_for
-from engine.greeting import EngineGreeting, FrontGreeting
-from engine.messages import AnyCommand, AnyEvent
+from continuo.engine.config import Start
+from continuo.engine.wire.flight_recorder import FlightRecorder, mark_of, size_for
+from continuo.engine.wire.handshake import EngineGreeting, FrontGreeting
+from continuo.engine.wire.messages import AnyCommand, AnyEvent
 from tests.frozen.shapes import example_of, members
 
 FILE = Path(__file__).parent / "data" / "link.json"

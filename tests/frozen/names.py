@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BY_CODE
-from realtime.protocol import core, realtime_api, responses_api
-from realtime.protocol.closing import EXPLANATIONS
-from realtime.protocol.responses_api import Cancel, Create, Steer
-from realtime.server.options import COMMANDS, OPTIONS, PREFIX
-from realtime.server.stats import ServerStats
-from realtime.session.stored import Asked, State
-from realtime.store import Begun, keys, open_store
+from continuo.engine.errors import BY_CODE
+from continuo.realtime.protocol import core, realtime_api, responses_api
+from continuo.realtime.protocol.close_codes import EXPLANATIONS
+from continuo.realtime.protocol.responses_api import Cancel, Create, Steer
+from continuo.realtime.server.config.options import COMMANDS, OPTIONS, PREFIX
+from continuo.realtime.server.http.stats_routes import ServerStats
+from continuo.realtime.persistence.session_codec import Asked, State
+from continuo.realtime.store import Begun, keys, open_store
 from tests.frozen.shapes import shape_of
 
 ROOT = Path(__file__).parents[2]

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.messages import AnyCommand, AnyEvent
+from continuo.engine.wire.messages import AnyCommand, AnyEvent
 from tests.frozen import link
 
 

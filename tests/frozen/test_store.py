@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.server.client_secrets import SealedSecrets
+from continuo.realtime.server.auth.client_secrets import SealedSecrets
 from tests.frozen import names, store
 from tests.frozen.house import Event
 from tests.realtime.store.redis_process import RedisProcess, needs_redis

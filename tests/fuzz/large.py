@@ -3,7 +3,7 @@
 import json
 import random
 
-from realtime.limits import TEXT_CHARS_MAX, Limits
+from continuo.realtime.limits import TEXT_CHARS_MAX, Limits
 
 SHAPES = (
     *("a", "\U0001f600\u0301", " ", "\n", " \n\t", "\u4f60\u597d", "1", "!?", "word ", "aB"),

@@ -5,9 +5,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from realtime.limits import Limits
-from realtime.server import logs
-from realtime.server.settings import Settings
+from continuo.realtime.limits import Limits
+from continuo.realtime.server import logging_setup
+from continuo.realtime.server.config.settings import Settings
 from tests.fuzz.large import CONTEXT
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
@@ -26,7 +26,7 @@ FLEETING = Limits(
 @contextlib.asynccontextmanager
 async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Running]:
     """Nothing may be left in the engine when it is put away."""
-    logs.configure("warning", ())
+    logging_setup.configure("warning", ())
     async with digest_engine(
         folder,
         pages=max(256, max_model_len // 4),

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from realtime.errors import BadFrame, Refusal
-from realtime.names import fresh
-from realtime.protocol.core import Settings
-from realtime.protocol.realtime_api import client, decode, event_id_of, hear
+from continuo.realtime.errors import BadFrame, Refusal
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.realtime_api import client_events, decode, event_id_of, hear
 from tests.fuzz import hostile
 from tests.fuzz.corpus import EVENTS
 
@@ -40,14 +40,14 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 PLACES = [(event, place) for event in EVENTS for place in places(event)]
 
 
-def read(frame: str | bytes) -> client.ClientEvent | BadFrame:
+def read(frame: str | bytes) -> client_events.ClientEvent | BadFrame:
     try:
         return decode(frame)
     except BadFrame as refusal:
         return refusal
 
 
-def check(read: client.ClientEvent | BadFrame) -> None:
+def check(read: client_events.ClientEvent | BadFrame) -> None:
     if isinstance(read, BadFrame):
         assert read.message
         assert read.code
@@ -86,7 +86,7 @@ def test_one_wrong_value_is_named(place: tuple[Any, tuple[Any, ...]], value: Any
 
 @given(st.sampled_from(EVENTS), st.text(max_size=20))
 def test_keys_of_tomorrow_are_ignored(event: dict[str, Any], key: str) -> None:
-    if key in event or key in client.Event.__struct_fields__:
+    if key in event or key in client_events.Event.__struct_fields__:
         return
     before = decode(msgspec.json.encode(event))
     frame = msgspec.json.encode({**event, f"x_{key}": [1, {"a": None}]})
@@ -113,5 +113,5 @@ def test_too_many_values_are_refused_before_they_are_made() -> None:
 def test_commas_in_a_text_are_not_values() -> None:
     text = 'well, "quoted", \\ and, ' * 20_000
     event = decode(msgspec.json.encode({"type": "input_text_buffer.append", "text": text}))
-    assert isinstance(event, client.TextAppend)
+    assert isinstance(event, client_events.TextAppend)
     assert event.text == text

@@ -12,12 +12,12 @@ import msgspec
 import pytest
 import torch
 
-from engine.batch import Move, Sample
-from engine.device import inputs
-from engine.device.attention.reference import Reference
-from engine.device.kv import KVPool
-from engine.device.models.decoder import KVShape
-from engine.device.sampling import draw
+from continuo.engine.batch import Move, Sample
+from continuo.engine.device import step_inputs
+from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.sampling import draw
 from tests.engine.device import attention_oracle as cases
 from tests.engine.device.test_sampling import Only
 from tests.parity import oracle
@@ -37,13 +37,13 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 def test_kernels_against_the_obvious_way(
     rows: list[tuple[int, int]], window: int | None, page_size: int, dtype: torch.dtype
 ) -> None:
-    from engine.device.attention.paged_triton import PagedTriton
+    from continuo.engine.device.attention.triton_backend import PagedTriton
 
     device = torch.device("cuda")
     made, pages = cases.batch(rows, page_size)
     torch.manual_seed(0)
     like = torch.empty(0, dtype=dtype, device=device)
-    step = inputs.build(made, page_size, device)
+    step = step_inputs.build(made, page_size, device)
     for shape, heads in ((KVShape(2, 64, 64), 6), (KVShape(1, 48, 80), 3)):
         pool = cases.filled(made, pages, page_size, shape, like)
         query = torch.randn(sum(row.count for row in made.rows), heads, shape.key_dim).to(like)
@@ -131,7 +131,7 @@ def test_page_moves_wait_for_nothing() -> None:
 
 LOSE_THE_CONTEXT = """
 import torch
-from engine.device.runner import TorchRunner
+from continuo.engine.device.runner import TorchRunner
 
 runner = TorchRunner.__new__(TorchRunner)
 runner.device = torch.device("cuda")

@@ -23,9 +23,9 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.errors import TooLong
-from engine.front import Turn
-from engine.messages import Sampling
+from continuo.engine.errors import TooLong
+from continuo.engine.client.engine_client import Turn
+from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine, tiny_text
 

@@ -15,9 +15,9 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from engine.batch import Batch, Row, Sample
-from engine.config import EngineConfig
-from engine.device.runner import TorchRunner, build
+from continuo.engine.batch import Batch, Row, Sample
+from continuo.engine.config import EngineConfig
+from continuo.engine.device.runner import TorchRunner, build
 
 VOCAB = 131
 SMALL: dict[str, Any] = {

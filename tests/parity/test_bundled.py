@@ -7,9 +7,9 @@ import itertools
 import torch
 import transformers as tf
 
-from engine.config import BUNDLED, EngineConfig
-from engine.device.runner import build
-from engine.device.weights import resolve
+from continuo.engine.config import BUNDLED, EngineConfig
+from continuo.engine.device.runner import build
+from continuo.engine.device.weights import resolve
 from tests.parity import oracle
 
 LOGITS_TOLERANCE = 2e-4

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers as tf
 
-from engine.errors import ModelError
+from continuo.engine.errors import ModelError
 from tests.parity import oracle
 
 LOGITS_TOLERANCE = 2e-4

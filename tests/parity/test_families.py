@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.device.native.runner import NativeRunner
+from continuo.engine.device.native.native_runner import NativeRunner
 from tests.parity import oracle
 
 LOGITS_TOLERANCE = 2e-4

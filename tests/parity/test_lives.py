@@ -18,10 +18,10 @@ import oracle
 import pytest
 import torch
 
-from engine.device.native import runner as native
-from engine.device.native.runner import NativeRunner
-from engine.front import Engine
-from engine.messages import Sampling
+from continuo.engine.device.native import native_runner as native
+from continuo.engine.device.native.native_runner import NativeRunner
+from continuo.engine.client.engine_client import Engine
+from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY
 from tests.support.disturbed import DisturbedScheduler
 from tests.support.engines import Bench, engine_on

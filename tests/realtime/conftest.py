@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from realtime.server.settings import Settings
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import KEY, Running, serve
 from tests.realtime.store.redis_process import PROGRAM, RedisProcess
 from tests.realtime.talks import Talk, open_talk

@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from engine import Engine
-from realtime.server.app import Server, bind, build
-from realtime.server.entrance import Entrance
-from realtime.server.settings import Settings
-from realtime.session import Registry
-from realtime.store import Store
+from continuo.engine import Engine
+from continuo.realtime.server.http.app import Server, bind, build
+from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.store import Store
 from tests.realtime.talks import store_of
 from tests.support.engines import Bench
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from realtime.protocol.closing import CloseCode
-from realtime.transport import SocketClosed
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.transport import SocketClosed
 
 
 def read(frame: str | bytes) -> dict[str, Any]:

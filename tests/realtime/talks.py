@@ -4,11 +4,13 @@ import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from engine import Engine
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Line, Registry, Session
-from realtime.store import Store, open_store
+from continuo.engine import Engine
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.event_log.event_log import Line
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.session import Session
+from continuo.realtime.store import Store, open_store
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 from starlette.datastructures import Headers
 
-from realtime.server.auth import Denied, Gate, offered
-from realtime.server.client_secrets import KeptSecrets
-from realtime.server.logs import Redacting
-from realtime.session import Guest
+from continuo.realtime.server.auth.gate import Denied, Gate, offered
+from continuo.realtime.server.auth.client_secrets import KeptSecrets
+from continuo.realtime.server.logging_setup import Redacting
+from continuo.realtime.registry.access import Guest
 
 OPEN = Gate({}, frozenset(), KeptSecrets())
 CLOSED = Gate(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.batch import Geometry
-from realtime.server.settings import Settings
+from continuo.engine.batch import Geometry
+from continuo.realtime.server.config.settings import Settings
 from tests.engine.text.text_fixtures import family, family_folder
 from tests.realtime.response_talks import ENDS, Caller, cached, calling, text_of
 from tests.realtime.served import KEY, serve

@@ -6,19 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import Grammar, Sampling, ToolParser
-from realtime.errors import Refusal
-from realtime.protocol.core import Settings, Tool, ToolChoice
-from realtime.session.calls import CallReader, grammar_of, reader_for, vet
-from realtime.session.output import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Chunk,
-    PlainReader,
-    Reader,
-    Said,
-)
+from continuo.engine import Grammar, Sampling, ToolParser
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol.core import Settings, Tool, ToolChoice
+from continuo.realtime.generation.tool_calls import CallReader, grammar_of, reader_for, vet
+from continuo.realtime.generation.output_items import CallArguments, CallBegun, CallEnded, Chunk, PlainReader, Reader, Said
 from tests.engine.text.text_fixtures import template_of
 
 ANSWER = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'

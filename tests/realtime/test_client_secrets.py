@@ -18,14 +18,14 @@ from starlette.datastructures import Headers
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from realtime.limits import Limits
-from realtime.protocol.core import Settings as Wishes
-from realtime.server.auth import Denied, Gate
-from realtime.server.client_secrets import PREFIX, KeptSecrets, SealedSecrets
-from realtime.server.settings import Settings
-from realtime.session import Access, Guest, Return
-from realtime.session.guests import hashed, secret_of
-from realtime.store import open_store
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.core import Settings as Wishes
+from continuo.realtime.server.auth.gate import Denied, Gate
+from continuo.realtime.server.auth.client_secrets import PREFIX, KeptSecrets, SealedSecrets
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.registry.access import Access, Guest, Return
+from continuo.realtime.registry.access import hashed, secret_of
+from continuo.realtime.store import open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client
 from tests.realtime.served import Running, closed, first, serving

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.errors import BadFrame, Refusal
-from realtime.protocol.core import Settings
-from realtime.protocol.realtime_api import client, decode, event_id_of, hear
+from continuo.realtime.errors import BadFrame, Refusal
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.realtime_api import client_events, decode, event_id_of, hear
 
 GOOD: dict[str, str] = {
     "session.update": '"session": {"type": "realtime"}',
@@ -32,12 +32,12 @@ GOOD: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("type", client.EVENT_TYPES)
+@pytest.mark.parametrize("type", client_events.EVENT_TYPES)
 def test_every_event_of_the_protocol_parses(type: str) -> None:
     event = decode(f'{{"event_id": "e", "type": "{type}", {GOOD[type]}, "tomorrow": {{"x": []}}}}')
     assert event.event_id == "e"
     assert decode(f'{{"type": "{type}", "event_id": null, {GOOD[type]}}}').event_id is None
-    assert set(GOOD) == set(client.EVENT_TYPES)
+    assert set(GOOD) == set(client_events.EVENT_TYPES)
 
 
 def session(fields: str) -> str:
@@ -143,9 +143,9 @@ def test_a_bad_frame_is_explained(frame: str, code: str, param: str | None, word
 
 
 def test_the_limit_itself_is_not_over_it() -> None:
-    assert isinstance(decode(text(512 * 1024)), client.ItemCreate)
+    assert isinstance(decode(text(512 * 1024)), client_events.ItemCreate)
     event = decode(session(f'"type": "realtime", "stop": {json.dumps(["x" * 256] * 16)}'))
-    assert isinstance(event, client.SessionUpdate)
+    assert isinstance(event, client_events.SessionUpdate)
 
 
 @pytest.mark.parametrize(
@@ -173,12 +173,12 @@ KEYS = st.sampled_from(
     ["type", "event_id", "session", "item", "response", "item_id", "role", "content", "tools"]
 )
 EVENTS = st.fixed_dictionaries(
-    {"type": st.sampled_from(client.EVENT_TYPES)},
+    {"type": st.sampled_from(client_events.EVENT_TYPES)},
     optional={
         "event_id": JSON,
         "session": st.dictionaries(KEYS | st.text(), JSON, max_size=6) | JSON,
         "item": st.fixed_dictionaries(
-            {"type": st.sampled_from(client.ITEM_TYPES)},
+            {"type": st.sampled_from(client_events.ITEM_TYPES)},
             optional={"role": st.just("user"), "content": JSON, "id": JSON, "name": JSON},
         ),
         "item_id": JSON,

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from realtime.server import collection
-from realtime.server.collection import collect
+from continuo.realtime.server import garbage_collection
+from continuo.realtime.server.garbage_collection import collect
 
 
 class Node:
@@ -21,7 +21,7 @@ class Node:
 @pytest.fixture
 async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """The collection of a server, a hundred times as fast."""
-    monkeypatch.setattr(collection, "FREEZE_S", 0.01)
+    monkeypatch.setattr(garbage_collection, "FREEZE_S", 0.01)
     thresholds = gc.get_threshold()
     task = asyncio.create_task(collect())
     await asyncio.sleep(0)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.protocol.closing import CloseCode
-from realtime.session import Registry
-from realtime.session.state import State
-from realtime.transport import Connection
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.state import State
+from continuo.realtime.transport import Connection
 from tests.realtime.sockets import FakeSocket
 from tests.realtime.talks import registry_of
 from tests.support.engines import Bench

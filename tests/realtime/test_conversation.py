@@ -8,18 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import ChatTemplate, Message, Text
-from realtime.protocol.core import (
-    ROOT,
-    CallItem,
-    CallOutputItem,
-    Item,
-    MessageItem,
-    Part,
-    Settings,
-    Tool,
-)
-from realtime.session.conversation import Conversation
+from continuo.engine import ChatTemplate, Message, Text
+from continuo.realtime.protocol.core import ROOT, CallItem, CallOutputItem, Item, MessageItem, Part, Settings, Tool
+from continuo.realtime.conversation.conversation import Conversation
 
 SAMPLED = (11, 12, 13, 0)
 """Letters, and the id that ends a message."""

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from engine.batch import Batch, Geometry, Sampled
-from realtime.server.settings import Settings
+from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.response_talks import ENDS, calling
 from tests.realtime.served import BEARER, KEY, Running, first, serve
 from tests.support.digest_runner import VOCABULARY, DigestRunner
@@ -41,7 +41,7 @@ class Holding(DigestRunner):
 
 @pytest.fixture
 async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr("engine.peer.SILENT_S", 600.0)  # it is not taken for dead
+    monkeypatch.setattr("continuo.engine.client.connection.SILENT_S", 600.0)  # it is not taken for dead
     async with engine_on(chatty, Holding) as bench:
         try:
             yield bench

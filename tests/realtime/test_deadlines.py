@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engine import peer
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.protocol import core
+from continuo.engine.client import connection
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
 from tests.realtime.talks import Talk, open_talk
 from tests.support.engines import Bench
 
@@ -86,7 +86,7 @@ async def test_nobody_waits_for_an_engine_that_is_not_there(
     alone: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not answered is not begun either; what had begun goes on when it is back."""
-    monkeypatch.setattr(peer, "AWAY_S", 0.05)
+    monkeypatch.setattr(connection, "AWAY_S", 0.05)
     await alone.respond(None)
     await alone.ears.until(core.TextDelta)
     alone.bench.kill()

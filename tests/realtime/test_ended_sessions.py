@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from realtime.limits import Limits
-from realtime.server.settings import Settings
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
 from tests.support.frames import Peer, frame

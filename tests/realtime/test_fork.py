@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.errors import Refusal
-from realtime.protocol import core
-from realtime.server.settings import Settings
-from realtime.session import Fork, Registry
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol import core
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.registry.access import Fork
+from continuo.realtime.registry.registry import Registry
 from tests.realtime.served import closed, first, serve
 from tests.realtime.talks import Ears, Talk, registry_of
 from tests.support.engines import Bench

@@ -5,11 +5,11 @@ import json
 import msgspec
 import pytest
 
-from engine import Sampling
-from realtime.errors import Refusal
-from realtime.protocol import core
-from realtime.protocol.realtime_api import Farewell, NoAudio, decode, hear
-from realtime.protocol.realtime_api.extras import Extras
+from continuo.engine import Sampling
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.realtime_api import Farewell, NoAudio, decode, hear
+from continuo.realtime.protocol.realtime_api.extras import Extras
 
 NOW = core.Settings(
     instructions="be kind",

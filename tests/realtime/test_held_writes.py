@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator, Coroutine
 
 import pytest
 
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Registry, Return
-from realtime.session.stored import Asked
-from realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.registry.access import Return
+from continuo.realtime.persistence.session_codec import Asked
+from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client
 from tests.realtime.talks import Ears, Talk
 from tests.support.engines import Bench

@@ -11,11 +11,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from realtime.limits import Limits
-from realtime.server import app, guarded_http, guards, logs
-from realtime.server.app import bind
-from realtime.server.guarded_websocket import frame_head
-from realtime.server.settings import Settings
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.http import app
+from continuo.realtime.server.hardening import guarded_http, guards
+from continuo.realtime.server import logging_setup
+from continuo.realtime.server.http.app import bind
+from continuo.realtime.server.hardening.guarded_websocket import frame_head
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench
 from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade
@@ -114,7 +116,7 @@ async def test_who_sends_for_ever_is_not_read_for_ever(
 
 async def test_invalid_utf8_closes(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
     handlers = logging.getLogger().handlers[:]
-    logs.configure("warning", ())
+    logging_setup.configure("warning", ())
     async with connect(running.url, additional_headers=BEARER) as socket:
         await first(socket)
         await socket.send(b"\xff\xfe", text=True)

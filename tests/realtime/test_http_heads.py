@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.server import guarded_http, guards
+from continuo.realtime.server.hardening import guarded_http, guards
 from tests.realtime.served import KEY, Running
 from tests.support.frames import upgrade
 
@@ -257,7 +257,7 @@ async def test_an_upgrade_that_cannot_be_read_is_answered(
 async def gateway(folder: Path, model: Path) -> AsyncIterator[tuple[int, int]]:
     """A server in a process of its own: its port and its process id."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "bench.gateway_server", str(model), "0", str(folder / "told")),
+        *(sys.executable, "-m", "continuo.bench.gateway_server", str(model), "0", str(folder / "told")),
         *(f"sqlite:///{folder}/store.db", "normal", "0"),
         stdout=asyncio.subprocess.PIPE,
     )

@@ -14,11 +14,11 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
-from realtime.limits import Limits
-from realtime.server import guarded_http, guarded_websocket
-from realtime.server.app import Server, bind
-from realtime.server.incoming import IncomingBytes, Share
-from realtime.server.settings import Settings
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.hardening import guarded_http, guarded_websocket
+from continuo.realtime.server.http.app import Server, bind
+from continuo.realtime.server.hardening.incoming_budget import IncomingBytes, Share
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import KEY, Running, first, serve
 from tests.support.engines import Bench
 from tests.support.frames import CLOSE, CONT, PING, Peer, frame, upgrade

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from realtime.session.journal import Journal, Scribe
-from realtime.session.ledger import Ledger
-from realtime.store import Change, Spoken
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.persistence.token_journal import Journal, Scribe
+from continuo.realtime.persistence.session_writer import Ledger
+from continuo.realtime.store import Change, Spoken
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import answer, fresh_session
 
 COUNT = 8

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from engine import ChatTemplate, TooLong
-from realtime.errors import Fault, Refusal
-from realtime.limits import REQUEST_CHARS_MAX, Limits
-from realtime.protocol import core
-from realtime.server.settings import Settings
-from realtime.session.conversation import Conversation
-from realtime.session.rates import Allowance, Rates
-from realtime.session.text_bounds import TextBounds
+from continuo.engine import ChatTemplate, TooLong
+from continuo.realtime.errors import Fault, Refusal
+from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.rate_limit import Allowance, Rates
+from continuo.realtime.conversation.text_limits import TextBounds
 from tests.realtime.served import KEY, Running, first, serve
 from tests.realtime.talks import Talk, message
 from tests.realtime.test_tenants import ask

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from realtime.protocol.core import Settings
-from realtime.session.ledger import Ledger, News, Whole
-from realtime.session.stored import Piece, Place, Words, entry_of
-from realtime.store import Change, Conflict, Lease, Once, Repeated, StoreUnavailable, Written
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.persistence.session_writer import Ledger, News, Whole
+from continuo.realtime.persistence.session_codec import Piece, Place, Words, entry_of
+from continuo.realtime.store import Change, Conflict, Lease, Once, Repeated, StoreUnavailable, Written
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import fresh_session
 
 A, B, C, PLACE = Words("a"), Words("b"), Words("c"), Place("resp_1")

@@ -9,12 +9,13 @@ from typing import cast
 import msgspec
 import pytest
 
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Responses, Visitor
-from realtime.session.recording import Recording
-from realtime.store import Store, StoreUnavailable, open_store
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.responses.service import Responses
+from continuo.realtime.responses.run import Visitor
+from continuo.realtime.responses.event_stream import Recording
+from continuo.realtime.store import Store, StoreUnavailable, open_store
 from tests.realtime.talks import message
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench

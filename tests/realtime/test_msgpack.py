@@ -12,11 +12,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
-from realtime.errors import BadFrame, Refusal
-from realtime.limits import FRAME_ELEMENTS_MAX
-from realtime.names import fresh
-from realtime.protocol import core
-from realtime.protocol.realtime_api import CODECS, JSON, Voice, hear
+from continuo.realtime.errors import BadFrame, Refusal
+from continuo.realtime.limits import FRAME_ELEMENTS_MAX
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.realtime_api import CODECS, JSON, Voice, hear
 from tests.fuzz.corpus import EVENTS, TOOL
 from tests.realtime.served import BEARER, Running
 from tests.realtime.test_codec import BAD

@@ -8,19 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import realtime
-from realtime.errors import Hangup
-from realtime.limits import Limits
-from realtime.protocol.closing import EXPLANATIONS, CloseCode
-from realtime.protocol.realtime_api import ServerEvent
-from realtime.protocol.realtime_api.server import (
-    ArgumentsDelta,
-    AudioCleared,
-    ItemDeleted,
-    TextDelta,
-)
-from realtime.transport.backlog import Backlog
-from realtime.transport.outbox import Outbox
+from continuo import realtime
+from continuo.realtime.errors import Hangup
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.close_codes import EXPLANATIONS, CloseCode
+from continuo.realtime.protocol.realtime_api import ServerEvent
+from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, AudioCleared, ItemDeleted, TextDelta
+from continuo.realtime.transport.backlog import Backlog
+from continuo.realtime.transport.outbox import Outbox
 from tests.realtime.sockets import FakeSocket
 
 

@@ -5,17 +5,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from realtime.protocol import core
-from realtime.protocol.realtime_api import Voice, encode
-from realtime.session.output import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Chunk,
-    Output,
-    PlainReader,
-    Said,
-)
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.realtime_api import Voice, encode
+from continuo.realtime.generation.output_items import CallArguments, CallBegun, CallEnded, Chunk, Output, PlainReader, Said
 
 
 class Place:

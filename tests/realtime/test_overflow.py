@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from realtime.errors import Refusal
-from realtime.protocol import core
-from realtime.protocol.realtime_api import Voice, decode, encode, hear
-from realtime.session.state import State
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.realtime_api import Voice, decode, encode, hear
+from continuo.realtime.session.state import State
 from tests.realtime.talks import Talk
 
 LIMIT = 400

@@ -7,7 +7,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
-from realtime.server.page import Page
+from continuo.realtime.server.http.page import Page
 
 INDEX = "<!doctype html>" + "page " * 200
 

@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
-from realtime.protocol import responses_api
-from realtime.protocol.realtime_api.client import EVENT_TYPES
+from continuo.realtime.protocol import responses_api
+from continuo.realtime.protocol.realtime_api.client_events import EVENT_TYPES
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs/protocol.md").read_text()

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine, EngineConfig, process
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Registry
-from realtime.store import open_store
+from continuo.engine import Engine, EngineConfig
+from continuo.engine.client import engine_process
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
 from tests.realtime.talks import Ears, message
 from tests.support.digest_runner import VOCABULARY
@@ -23,7 +24,7 @@ PATIENCE_S = 60
 
 @pytest.fixture
 async def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Engine]:
-    monkeypatch.setattr(process, "MODULE", "tests.support.deadly_boot")
+    monkeypatch.setattr(engine_process, "MODULE", "tests.support.deadly_boot")
     monkeypatch.setenv("DEADLY_IDS", str(VOCABULARY))
     engine = await Engine.start(EngineConfig(model=str(chat_folder(tmp_path, bytes=True))))
     yield engine

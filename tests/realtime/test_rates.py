@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.errors import Refusal, SetupError
-from realtime.limits import Limits
-from realtime.protocol.core import Usage
-from realtime.server.settings import Settings, make
-from realtime.session.rates import Allowance, Rates
+from continuo.realtime.errors import Refusal, SetupError
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.core import Usage
+from continuo.realtime.server.config.settings import Settings, make
+from continuo.realtime.rate_limit import Allowance, Rates
 from tests.realtime.served import Running, first, serve
 from tests.support.engines import Bench
 

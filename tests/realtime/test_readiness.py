@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.server.app import build
-from realtime.server.entrance import Entrance
-from realtime.server.settings import Settings
-from realtime.store import open_store, pulse
+from continuo.realtime.server.http.app import build
+from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import open_store, health_probe
 from tests.realtime.served import Running, first, listening
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
 from tests.realtime.store.refusals import REFUSALS, Refusal, run, with_a_user
@@ -95,7 +95,7 @@ async def test_not_while_its_store_refuses_writes(
 ) -> None:
     """What is sent meanwhile is refused as what the store cannot take, never as a fault of ours,
     and accepted when it can. What was accepted before is there."""
-    monkeypatch.setattr(pulse, "IDLE_S", 0.1)
+    monkeypatch.setattr(health_probe, "IDLE_S", 0.1)
     await until(running, READY)
     async with connect(running.url) as socket:
         await first(socket)
@@ -147,7 +147,7 @@ async def test_an_embedded_store_that_cannot_be_written(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file is where it was, and its folder is not."""
-    monkeypatch.setattr(pulse, "IDLE_S", 0.1)
+    monkeypatch.setattr(health_probe, "IDLE_S", 0.1)
     folder = tmp_path / "state"
     async with served(bench, f"sqlite:///{folder / 'store.db'}") as running:
         await until(running, READY)

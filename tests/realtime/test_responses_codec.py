@@ -9,10 +9,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.errors import Refusal
-from realtime.names import fresh
-from realtime.protocol import chat_api, core, responses_api
-from realtime.protocol.responses_api import client, decode, decode_input, stream_id_of
+from continuo.realtime.errors import Refusal
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol import chat_api, core, responses_api
+from continuo.realtime.protocol.responses_api import client_events, decode, decode_input, stream_id_of
 
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 FRAMES: list[dict[str, Any]] = [
@@ -61,14 +61,14 @@ def mutated(value: Any, rng: random.Random) -> Any:
             return value
 
 
-def understood(event: client.ClientEvent) -> None:
+def understood(event: client_events.ClientEvent) -> None:
     match event:
-        case client.Create():
+        case client_events.Create():
             asked = responses_api.hear(event, core.Settings(), "demo", fresh)
             assert isinstance(asked, core.GoOn)
-        case client.Steer(input=raw):
+        case client_events.Steer(input=raw):
             responses_api.steering(decode_input(raw), fresh)
-        case client.Cancel():
+        case client_events.Cancel():
             pass
 
 

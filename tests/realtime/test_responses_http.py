@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from engine import peer
-from realtime.limits import Limits
-from realtime.server.settings import Settings
-from realtime.store import Store, open_store
+from continuo.engine.client import connection
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import Store, open_store
 from tests.realtime.response_talks import ENDS, Event, cached, calling, text_of
 from tests.realtime.served import Running, serve
 from tests.realtime.test_tenants import ONE, TWO, ask
@@ -401,7 +401,7 @@ async def test_a_fault_of_ours_is_500(
 async def test_nothing_is_begun_without_an_engine(
     running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer, "AWAY_S", 0.05)
+    monkeypatch.setattr(connection, "AWAY_S", 0.05)
     bench.may_launch.clear()
     bench.kill()
     while bench.engine.expected:

@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 from starlette.applications import Starlette
 
-from realtime.limits import Limits
-from realtime.protocol.core import Settings as Wishes
-from realtime.server.settings import Settings
-from realtime.session import Responses
-from realtime.store import open_store
-from realtime.transport.responses import ResponsesConnection
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.core import Settings as Wishes
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.responses.service import Responses
+from continuo.realtime.store import open_store
+from continuo.realtime.transport.responses_connection import ResponsesConnection
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of
 from tests.realtime.served import Running, serve
 from tests.realtime.sockets import FakeSocket

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from realtime.limits import Limits
-from realtime.server.settings import Settings
-from realtime.store import Store, open_store
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.store import Store, open_store
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of
 from tests.realtime.served import Running, closed, serve
 from tests.support.engines import Bench, digest_engine

@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine import EngineLost, Sampling
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session.conversation import Conversation
-from realtime.session.state import State
+from continuo.engine import EngineLost, Sampling
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.session.state import State
 from tests.realtime.talks import Talk, kinds, message, open_talk
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine

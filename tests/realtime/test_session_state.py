@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from realtime.errors import Refusal
-from realtime.session.state import TABLE, Action, Event, State, step
+from continuo.realtime.errors import Refusal
+from continuo.realtime.session.state import TABLE, Action, Event, State, step
 
 ALL = list(itertools.product(State, Event))
 

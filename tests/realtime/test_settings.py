@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from realtime.errors import SetupError
-from realtime.server.options import COMMANDS, OPTIONS, Value, add_options, read
-from realtime.server.settings import make, make_engine, make_gateway
+from continuo.realtime.errors import SetupError
+from continuo.realtime.server.config.options import COMMANDS, OPTIONS, Value, add_options, read
+from continuo.realtime.server.config.settings import make, make_engine, make_gateway
 
 
 def parse(*argv: str, command: str = "serve") -> dict[str, object]:

@@ -14,12 +14,12 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from realtime.errors import Refusal, SetupError
-from realtime.limits import Limits
-from realtime.protocol.core import Settings as Wishes
-from realtime.server import client_secrets, keys
-from realtime.server.client_secrets import KeptSecrets, SealedSecrets
-from realtime.server.settings import Settings, make
+from continuo.realtime.errors import Refusal, SetupError
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.core import Settings as Wishes
+from continuo.realtime.server.auth import client_secrets, api_keys
+from continuo.realtime.server.auth.client_secrets import KeptSecrets, SealedSecrets
+from continuo.realtime.server.config.settings import Settings, make
 from tests.realtime.served import Running, closed, first, serve
 from tests.support.engines import Bench
 
@@ -78,9 +78,9 @@ async def answer(socket: ClientConnection) -> None:
 def test_a_keys_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nkey-one = acme\n\"key-two\" = 'umbrella'  # toml too\nkey-3=acme\n")
-    assert keys.read(file) == {"key-one": "acme", "key-two": "umbrella", "key-3": "acme"}
+    assert api_keys.read(file) == {"key-one": "acme", "key-two": "umbrella", "key-3": "acme"}
     made = make({"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"})
-    assert made.tenants == {**keys.read(file), "mine": "default"}
+    assert made.tenants == {**api_keys.read(file), "mine": "default"}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +96,10 @@ def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(SetupError, match=problem) as caught:
-        keys.read(file)
+        api_keys.read(file)
     assert "secret-1" not in str(caught.value)
     with pytest.raises(SetupError, match="cannot be read"):
-        keys.read(tmp_path / "none")
+        api_keys.read(tmp_path / "none")
 
 
 # ---------------------------------------------------------------- sessions over HTTP

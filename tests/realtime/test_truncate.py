@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import engine
-from engine import Text
-from realtime.errors import Refusal
-from realtime.protocol import core
-from realtime.session.conversation import Conversation
-from realtime.session.truncating import heard
+from continuo import engine
+from continuo.engine import Text
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol import core
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.item_truncation import heard
 from tests.realtime.talks import Talk
 
 FOLDER = next(Path(engine.__file__).parent.joinpath("bundled").iterdir())

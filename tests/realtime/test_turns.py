@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from realtime.server.turns import Turns
-from realtime.transport import connection
+from continuo.realtime.server.hardening.read_turns import Turns
+from continuo.realtime.transport import connection
 from tests.realtime.served import KEY, Running
 from tests.support.frames import Peer, frame
 

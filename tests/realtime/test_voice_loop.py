@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from engine import Engine, EngineConfig, Sampling
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.names import fresh
-from realtime.protocol import core
-from realtime.session import Registry, Session
-from realtime.store import open_store
+from continuo.engine import Engine, EngineConfig, Sampling
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.session import Session
+from continuo.realtime.store import open_store
 from tests.realtime.talks import Ears
 
 PARTIAL_S = 0.15

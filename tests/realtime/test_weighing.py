@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from realtime.errors import BadFrame, Refusal
-from realtime.limits import BODY_ELEMENTS_MAX, BODY_ESCAPES_MAX, TEXT_CHARS_MAX
-from realtime.names import fresh
-from realtime.protocol import core, weighing
-from realtime.protocol.responses_api import decode_body, hear
-from realtime.protocol.weighing import elements, weigh
+from continuo.realtime.errors import BadFrame, Refusal
+from continuo.realtime.limits import BODY_ELEMENTS_MAX, BODY_ESCAPES_MAX, TEXT_CHARS_MAX
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol import core, complexity_limits
+from continuo.realtime.protocol.responses_api import decode_body, hear
+from continuo.realtime.protocol.complexity_limits import elements, weigh
 
 VALUES = st.recursive(
     st.integers() | st.text(alphabet='ab\\",[]{}é'),
@@ -30,13 +30,13 @@ def values(value: object) -> int:
             return 1
 
 
-@pytest.mark.parametrize("slice", [1, 2, 3, 7, weighing.SLICE])
+@pytest.mark.parametrize("slice", [1, 2, 3, 7, complexity_limits.SLICE])
 @given(value=VALUES)
 def test_what_is_weighed(slice: int, value: object) -> None:
     """In pieces of any size: none too few, and one more at most for an empty one."""
     text = json.dumps(value, ensure_ascii=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weighing, "SLICE", slice)
+        patch.setattr(complexity_limits, "SLICE", slice)
         counted = {elements(text, 0), elements(text.encode(), 0)}
     empty = sum(text.count(each) for each in ("[]", "{}"))
     (count,) = counted

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from realtime.session import Registry
-from realtime.session.status import KV
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.status import KV
 from tests.realtime.resume.returning import Client, resumed
 from tests.realtime.talks import registry_of
 from tests.support.engines import Bench, digest_engine

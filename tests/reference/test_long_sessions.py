@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from engine.front import Engine
-from engine.messages import Sampling
+from continuo.engine.client.engine_client import Engine
+from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import digest_engine
 from tests.support.talks import Talk, is_healthy, read, words

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from engine.cache.radix import Node, RadixTree
+from continuo.engine.core.cache.radix_tree import Node, RadixTree
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words

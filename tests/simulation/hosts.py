@@ -7,23 +7,24 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from engine import Engine
-from engine.batch import Geometry
-from engine.cache import SessionAwareCache
-from engine.config import EngineConfig, Listening
-from engine.fronts import Fronts
-from engine.listening import listen
-from engine.loop import Flight, Loop
-from engine.metrics import Counters
-from engine.schedule import Scheduler
-from engine.sessions import Sessions
-from engine.text import StopWatch, Text
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.protocol.closing import CloseCode
-from realtime.server.app import PING_S
-from realtime.session import Fork, Guest, Registry, Return
-from realtime.transport import Connection, SocketClosed
+from continuo.engine import Engine
+from continuo.engine.batch import Geometry
+from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.server.clients import Fronts
+from continuo.engine.server.listener import listen
+from continuo.engine.core.loop import Flight, Loop
+from continuo.engine.core.counters import Counters
+from continuo.engine.core.schedule import Scheduler
+from continuo.engine.core.sessions import Sessions
+from continuo.engine.text import StopWatch, Text
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.server.http.app import PING_S
+from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.transport import Connection, SocketClosed
 from tests.simulation.network import End
 from tests.simulation.storage import Handle
 from tests.simulation.virtual import Process, VirtualLoop

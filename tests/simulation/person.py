@@ -8,8 +8,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from realtime.protocol.closing import CloseCode
-from realtime.session import Return
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.registry.access import Return
 from tests.simulation.network import End
 from tests.simulation.replica import Fact
 from tests.simulation.storage import Storage

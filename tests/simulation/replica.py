@@ -5,9 +5,9 @@ import json
 import sqlite3
 from collections import Counter
 
-from realtime.session.stored import first_of
-from realtime.store.packing import unpack_entry
-from realtime.store.sqlite_file import connect
+from continuo.realtime.persistence.session_codec import first_of
+from continuo.realtime.store.codec import unpack_entry
+from continuo.realtime.store.sqlite.file import connect
 
 Fact = tuple[str, str]
 """Its kind, and of what: the words of an `item`, the `owner` of a session, that there is an

@@ -6,10 +6,10 @@ from contextvars import Context
 from random import Random
 from typing import Any, TypeVar
 
-from realtime.store import StoreLost, StoreUnavailable, keys
-from realtime.store.sqlite import SqliteStore
-from realtime.store.sqlite_file import connect, transaction
-from realtime.store.sqlite_tables import Tables
+from continuo.realtime.store import StoreLost, StoreUnavailable, keys
+from continuo.realtime.store.sqlite.store import SqliteStore
+from continuo.realtime.store.sqlite.file import connect, transaction
+from continuo.realtime.store.sqlite.tables import Tables
 from tests.simulation.replica import Fact, Replica, facts
 from tests.simulation.virtual import HERE, VirtualLoop
 

@@ -2,12 +2,12 @@
 
 from collections import Counter
 
-from realtime.protocol.core import MessageItem, Part
-from realtime.session.layout import Span
-from realtime.session.stored import entry_of, first_of
-from realtime.store import Begun, Change, NewSession, Once
-from realtime.store.sqlite_file import connect
-from realtime.store.sqlite_tables import Tables
+from continuo.realtime.protocol.core import MessageItem, Part
+from continuo.realtime.conversation.tokenization import Span
+from continuo.realtime.persistence.session_codec import entry_of, first_of
+from continuo.realtime.store import Begun, Change, NewSession, Once
+from continuo.realtime.store.sqlite.file import connect
+from continuo.realtime.store.sqlite.tables import Tables
 from tests.simulation.replica import Replica, facts
 
 

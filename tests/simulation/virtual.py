@@ -18,7 +18,7 @@ from contextvars import Context, ContextVar, copy_context
 from functools import lru_cache
 from typing import Any
 
-from engine import front
+from continuo.engine.client import engine_client
 
 HERE: "ContextVar[Process | None]" = ContextVar("HERE", default=None)
 BEGAN_S = 1_800_000_000.0
@@ -123,7 +123,7 @@ def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
         (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
         (secrets, "randbits", chance.getrandbits),
         (random, "uniform", chance.uniform),
-        (front, "_text_of", _text_of),
+        (engine_client, "_text_of", _text_of),
     ]
     before = [(where, name, getattr(where, name)) for where, name, _ in replaced]
     collects = gc.isenabled()
@@ -142,7 +142,7 @@ def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
             gc.enable()
 
 
-_made_text: Callable[[dict[str, bytes], int], Any] = front._text_of  # pyright: ignore[reportPrivateUsage]
+_made_text: Callable[[dict[str, bytes], int], Any] = engine_client._text_of  # pyright: ignore[reportPrivateUsage]
 
 
 def _text_of(files: dict[str, bytes], tokens_max: int) -> Any:

@@ -12,9 +12,11 @@ from typing import Any
 
 import msgspec
 
-from engine.text import Text
-from realtime.session import Fork, Registry, Return, Session
-from realtime.session.stored import entry_of, pieces_of
+from continuo.engine.text import Text
+from continuo.realtime.registry.access import Fork, Return
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.session import Session
+from continuo.realtime.persistence.session_codec import entry_of, pieces_of
 from tests.simulation.hosts import LIMITS, EngineHost, GatewayHost, Host
 from tests.simulation.network import End, Network, NetworkLoop
 from tests.simulation.person import Person

@@ -7,10 +7,10 @@ import secrets
 import signal
 from collections.abc import Callable
 
-from engine import child
-from engine.batch import Batch, Geometry, Sampled
-from engine.config import EngineConfig
-from engine.messages import Ready
+from continuo.engine.server import process
+from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.engine.config import EngineConfig
+from continuo.engine.wire.messages import Ready
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 DEADLY = {int(id) for id in os.environ["DEADLY_IDS"].split(",")}
@@ -42,4 +42,4 @@ def _build(config: EngineConfig, progress: Callable[[str, float], None]) -> tupl
 
 
 if __name__ == "__main__":
-    child.main(_build)
+    process.main(_build)

@@ -7,30 +7,16 @@ a clock: `now` stands still until a test moves it.
 from collections import deque
 from typing import Any, TypeVar
 
-from engine.batch import Geometry, Sampled
-from engine.cache import SessionAwareCache
-from engine.loop import Loop, Order
-from engine.messages import (
-    AnyEvent,
-    Append,
-    Close,
-    Done,
-    Fork,
-    Generate,
-    LoopCommand,
-    Open,
-    Refused,
-    Rewind,
-    Sampling,
-    Tokens,
-    TurnEnded,
-)
-from engine.metrics import Counters
-from engine.schedule import Scheduler
-from engine.sequence import Sequence
-from engine.sessions import Sessions
-from engine.text import Grammars, StopWatch
-from engine.text.tokenizer import Tokenizer
+from continuo.engine.batch import Geometry, Sampled
+from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.core.loop import Loop, Order
+from continuo.engine.wire.messages import AnyEvent, Append, Close, Done, Fork, Generate, LoopCommand, Open, Refused, Rewind, Sampling, Tokens, TurnEnded
+from continuo.engine.core.counters import Counters
+from continuo.engine.core.schedule import Scheduler
+from continuo.engine.core.sequence import Sequence
+from continuo.engine.core.sessions import Sessions
+from continuo.engine.text import Grammars, StopWatch
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 from tests.support.engines import tiny_tokenizer
 

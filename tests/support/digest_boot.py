@@ -10,10 +10,10 @@ import os
 import secrets
 from collections.abc import Callable
 
-from engine import child
-from engine.batch import Geometry
-from engine.config import EngineConfig
-from engine.messages import Ready
+from continuo.engine.server import process
+from continuo.engine.batch import Geometry
+from continuo.engine.config import EngineConfig
+from continuo.engine.wire.messages import Ready
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 STEP_S = float(os.environ.get("DIGEST_STEP_S", "0.002"))
@@ -29,4 +29,4 @@ def _build(
 
 
 if __name__ == "__main__":
-    child.main(_build)
+    process.main(_build)

@@ -3,9 +3,9 @@ digests."""
 
 import sys
 
-from engine import process
-from realtime.server.cli import main
+from continuo.engine.client import engine_process
+from continuo.realtime.server.cli import main
 
 if __name__ == "__main__":
-    process.MODULE = "tests.support.digest_boot"
+    engine_process.MODULE = "tests.support.digest_boot"
     sys.exit(main())

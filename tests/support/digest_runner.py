@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-from engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Row, Runner, Sample, Sampled
-from engine.fingerprint import fingerprint
-from engine.messages import Ready
-from engine.text import Matcher
+from continuo.engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Row, Runner, Sample, Sampled
+from continuo.engine.fingerprint import fingerprint
+from continuo.engine.wire.messages import Ready
+from continuo.engine.text import Matcher
 
 VOCABULARY = 97
 Digest = bytes

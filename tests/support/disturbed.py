@@ -3,8 +3,8 @@
 import random
 from array import array
 
-from engine.schedule import Load, Plan, Scheduler
-from engine.sequence import Sequence
+from continuo.engine.core.schedule import Load, Plan, Scheduler
+from continuo.engine.core.sequence import Sequence
 
 RETRACT_EVERY = 3
 """Steps."""

@@ -13,17 +13,17 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import WordLevel
 
-from engine.batch import Geometry, Runner
-from engine.cache import SessionAwareCache
-from engine.config import EngineConfig, Listening
-from engine.front import Engine
-from engine.link import Link
-from engine.listening import listen
-from engine.loop import Loop
-from engine.messages import AnyCommand, AnyEvent, Ready, malformed
-from engine.parts import assemble
-from engine.schedule import Scheduler
-from engine.text import Text
+from continuo.engine.batch import Geometry, Runner
+from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.client.engine_client import Engine
+from continuo.engine.wire.link import Link
+from continuo.engine.server.listener import listen
+from continuo.engine.core.loop import Loop
+from continuo.engine.wire.messages import AnyCommand, AnyEvent, Ready, malformed
+from continuo.engine.server.assembly import assemble
+from continuo.engine.core.schedule import Scheduler
+from continuo.engine.text import Text
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 

@@ -1,7 +1,7 @@
 """A scheduler that retracts every decoding turn before each third step, whatever room there is."""
 
-from engine.schedule import Load, Plan, Scheduler
-from engine.sequence import Sequence
+from continuo.engine.core.schedule import Load, Plan, Scheduler
+from continuo.engine.core.sequence import Sequence
 
 RETRACT_EVERY = 3
 """Steps, as the reference's own kit forces it."""

@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
-from engine.batch import Batch, Geometry, Mask, Sample, Sampled
-from engine.text import Text
+from continuo.engine.batch import Batch, Geometry, Mask, Sample, Sampled
+from continuo.engine.text import Text
 from tests.support.digest_runner import Digest, DigestRunner, extend
 
 

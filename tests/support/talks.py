@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from engine.front import Engine, Turn
-from engine.messages import Sampling, TurnEnded
+from continuo.engine.client.engine_client import Engine, Turn
+from continuo.engine.wire.messages import Sampling, TurnEnded
 from tests.support.digest_runner import VOCABULARY, oracle
 
 

@@ -4,15 +4,15 @@ on and the bug must be planted anew."""
 from pathlib import Path
 from typing import NamedTuple
 
-CACHE = "engine/cache/session_aware.py"
-HOST = "engine/cache/host.py"
-RADIX = "engine/cache/radix.py"
-SCHEDULER = "engine/schedule/scheduler.py"
-BUDGET = "engine/schedule/budget.py"
-SESSIONS = "engine/sessions.py"
-HISTORY = "engine/history.py"
-LOG = "engine/log.py"
-LOOP = "engine/loop.py"
+CACHE = "engine/core/cache/session_aware_cache.py"
+HOST = "engine/core/cache/host_tier.py"
+RADIX = "engine/core/cache/radix_tree.py"
+SCHEDULER = "engine/core/schedule/scheduler.py"
+BUDGET = "engine/core/schedule/budget.py"
+SESSIONS = "engine/core/sessions.py"
+HISTORY = "engine/wire/turn_tree.py"
+LOG = "engine/wire/token_log.py"
+LOOP = "engine/core/loop.py"
 
 
 class Mutant(NamedTuple):

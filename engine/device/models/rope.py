@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from engine.errors import ModelError
+from continuo.engine.errors import ModelError
 
 
 def parameters(config: PretrainedConfig) -> dict:

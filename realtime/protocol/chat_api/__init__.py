@@ -4,8 +4,8 @@ body ──decode──▶ Create ──hear──▶ GoOn          (core)
 JSON, SSE ◀──────── chunk ◀──say─── Told        (core)
 """
 
-from realtime.protocol.chat_api.client import Create, decode
-from realtime.protocol.chat_api.hear import hear, worded
-from realtime.protocol.chat_api.say import Voice, failure
+from continuo.realtime.protocol.chat_api.requests import Create, decode
+from continuo.realtime.protocol.chat_api.decoder import hear, worded
+from continuo.realtime.protocol.chat_api.encoder import Voice, failure
 
 __all__ = ["Create", "Voice", "decode", "failure", "hear", "worded"]

@@ -4,19 +4,11 @@ frame ──codec──▶ client event ──hear──▶ Ask          (core)
 frame ◀─codec─── server event ◀──say─── Tell         (core)
 """
 
-from realtime.protocol.realtime_api.client import ClientEvent, SessionIn
-from realtime.protocol.realtime_api.codec import (
-    CODECS,
-    JSON,
-    Codec,
-    decode,
-    encode,
-    event_id_of,
-    explain,
-)
-from realtime.protocol.realtime_api.hear import Farewell, NoAudio, hear, settings_of
-from realtime.protocol.realtime_api.say import Voice
-from realtime.protocol.realtime_api.server import ServerEvent
+from continuo.realtime.protocol.realtime_api.client_events import ClientEvent, SessionIn
+from continuo.realtime.protocol.realtime_api.codec import CODECS, JSON, Codec, decode, encode, event_id_of, explain
+from continuo.realtime.protocol.realtime_api.decoder import Farewell, NoAudio, hear, settings_of
+from continuo.realtime.protocol.realtime_api.encoder import Voice
+from continuo.realtime.protocol.realtime_api.server_events import ServerEvent
 
 __all__ = [
     "CODECS",

@@ -7,19 +7,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from realtime.errors import BadFrame
-from realtime.limits import FRAME_ELEMENTS_MAX
-from realtime.protocol.explaining import Choices, explain
-from realtime.protocol.realtime_api.client import (
-    EVENT_TYPES,
-    ITEM_TYPES,
-    ClientEvent,
-    EventId,
-    ResponseCreate,
-    SessionUpdate,
-)
-from realtime.protocol.realtime_api.server import ServerEvent, SessionCreated, SessionUpdated
-from realtime.protocol.weighing import elements, packed_elements
+from continuo.realtime.errors import BadFrame
+from continuo.realtime.limits import FRAME_ELEMENTS_MAX
+from continuo.realtime.protocol.validation import Choices, explain
+from continuo.realtime.protocol.realtime_api.client_events import EVENT_TYPES, ITEM_TYPES, ClientEvent, EventId, ResponseCreate, SessionUpdate
+from continuo.realtime.protocol.realtime_api.server_events import ServerEvent, SessionCreated, SessionUpdated
+from continuo.realtime.protocol.complexity_limits import elements, packed_elements
 
 
 class _Envelope(msgspec.Struct):

@@ -4,18 +4,11 @@ frame, body ──codec──▶ Create ──hear──▶ GoOn          (core)
 frame, SSE  ◀─codec─── event  ◀──say─── Told          (core)
 """
 
-from realtime.protocol.responses_api.client import EVENT_TYPES, Cancel, Create, Steer
-from realtime.protocol.responses_api.codec import (
-    decode,
-    decode_body,
-    decode_input,
-    encode,
-    encode_sse,
-    stream_id_of,
-)
-from realtime.protocol.responses_api.hear import hear, steering
-from realtime.protocol.responses_api.say import Voice, error_out, response_out
-from realtime.protocol.responses_api.server import ServerEvent
+from continuo.realtime.protocol.responses_api.client_events import EVENT_TYPES, Cancel, Create, Steer
+from continuo.realtime.protocol.responses_api.codec import decode, decode_body, decode_input, encode, encode_sse, stream_id_of
+from continuo.realtime.protocol.responses_api.decoder import hear, steering
+from continuo.realtime.protocol.responses_api.encoder import Voice, error_out, response_out
+from continuo.realtime.protocol.responses_api.server_events import ServerEvent
 
 __all__ = [
     "EVENT_TYPES",

@@ -5,13 +5,13 @@ import re
 
 import msgspec
 
-from realtime.protocol.explaining import Choices, decoded
-from realtime.protocol.responses_api import client
-from realtime.protocol.responses_api.server import ResponseEvent, ResponseOut, ServerEvent
+from continuo.realtime.protocol.validation import Choices, decoded
+from continuo.realtime.protocol.responses_api import client_events
+from continuo.realtime.protocol.responses_api.server_events import ResponseEvent, ResponseOut, ServerEvent
 
-_frame = msgspec.json.Decoder(client.ClientEvent)
-_body = msgspec.json.Decoder(client.Create)
-_input = msgspec.json.Decoder(client.Input)
+_frame = msgspec.json.Decoder(client_events.ClientEvent)
+_body = msgspec.json.Decoder(client_events.Create)
+_input = msgspec.json.Decoder(client_events.Input)
 _encoder = msgspec.json.Encoder()
 _LOOKED_AT_CHARS_MAX = 1024 * 1024
 """A longer frame that was refused is not gone through once more."""
@@ -19,7 +19,7 @@ _STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
 
 _ROLES = ("user", "assistant", "system", "developer")
 _CHOICES: Choices = {
-    "type": client.EVENT_TYPES,
+    "type": client_events.EVENT_TYPES,
     "input[].role": _ROLES,
     "[].role": _ROLES,
     "tool_choice": ("auto", "none", "required", "an object"),
@@ -32,22 +32,22 @@ _CHOICES: Choices = {
 class _Envelope(msgspec.Struct):
     """What of a frame may be good even when the rest is bad."""
 
-    stream_id: client.StreamId | None = None
+    stream_id: client_events.StreamId | None = None
 
 
 _envelope = msgspec.json.Decoder(_Envelope)
 
 
-def decode(frame: str | bytes) -> client.ClientEvent:
+def decode(frame: str | bytes) -> client_events.ClientEvent:
     return decoded(_frame, frame, "frame", _CHOICES)
 
 
-def decode_body(body: bytes) -> client.Create:
+def decode_body(body: bytes) -> client_events.Create:
     """`type` may be missing there, and must be right if it is not."""
     return decoded(_body, body, "body", _CHOICES)
 
 
-def decode_input(raw: msgspec.Raw) -> client.Input:
+def decode_input(raw: msgspec.Raw) -> client_events.Input:
     return decoded(_input, bytes(raw), "input", _CHOICES)
 
 

@@ -2,7 +2,7 @@
 
 from array import array
 
-from engine.cache import Lease, SessionAwareCache
+from continuo.engine.core.cache import Lease, SessionAwareCache
 
 IDS = array("i", range(20))
 

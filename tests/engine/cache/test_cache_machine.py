@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from engine.cache import Lease, SessionAwareCache
+from continuo.engine.core.cache import Lease, SessionAwareCache
 from tests.support.digest_runner import carry_out
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=7)

@@ -2,7 +2,7 @@
 
 from array import array
 
-from engine.cache.radix import Node, RadixTree
+from continuo.engine.core.cache.radix_tree import Node, RadixTree
 
 SIZE = 2
 

@@ -9,10 +9,10 @@ from array import array
 import torch
 from torch import Tensor
 
-from engine.batch import Batch, Row
-from engine.device.attention.reference import FOLD_COUNT_MAX
-from engine.device.kv import KVPool
-from engine.device.models.decoder import KVShape
+from continuo.engine.batch import Batch, Row
+from continuo.engine.device.attention.sdpa_backend import FOLD_COUNT_MAX
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models.llama_decoder import KVShape
 
 ROWS = {
     "decode, much alike": [(50, 1), (52, 1), (49, 1), (64, 1)],

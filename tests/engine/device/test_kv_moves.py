@@ -4,9 +4,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.batch import Move
-from engine.device.kv import KVPool
-from engine.device.models.decoder import KVShape
+from continuo.engine.batch import Move
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models.llama_decoder import KVShape
 from tests.support.digest_runner import carry_out
 
 PAGES, HOST = 5, 3

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, Move, Row, Sample
-from engine.device.native import build
-from engine.device.native import decoder as native_decoder
-from engine.device.native import runner as native
-from engine.device.native.runner import NativeRunner
-from engine.device.runner import TorchRunner
+from continuo.engine.batch import Batch, Move, Row, Sample
+from continuo.engine.device.native import compile
+from continuo.engine.device.native import native_decoder as native_decoder
+from continuo.engine.device.native import native_runner as native
+from continuo.engine.device.native.native_runner import NativeRunner
+from continuo.engine.device.runner import TorchRunner
 from tests.parity import oracle
 
 needs_compiler = pytest.mark.skipif(
@@ -214,12 +214,12 @@ def test_without_a_compiler_torch_does_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
-    monkeypatch.setattr(build, "CACHE", folder / "cache")
-    build.library.cache_clear()
+    monkeypatch.setattr(compile, "CACHE", folder / "cache")
+    compile.library.cache_clear()
     try:
         runner = oracle.runner_of(folder)
     finally:
-        build.library.cache_clear()
+        compile.library.cache_clear()
     assert not isinstance(runner, NativeRunner)
     assert "slower" in caplog.text
     [ids] = oracle.prompts(3, [20])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engine.device import inputs
-from engine.device.attention.reference import Reference
-from engine.device.models.decoder import KVShape
+from continuo.engine.device import step_inputs
+from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.models.llama_decoder import KVShape
 from tests.engine.device import attention_oracle as oracle
 
 
@@ -22,7 +22,7 @@ def test_like_the_obvious_way_with_garbage_in_every_unowned_slot(
     torch.manual_seed(0)
     pool = oracle.filled(made, pages, page_size, KVShape(2, 8, 12), torch.empty(0))
     query = torch.randn(sum(row.count for row in made.rows), 6, 8)
-    step = inputs.build(made, page_size, torch.device("cpu"))
+    step = step_inputs.build(made, page_size, torch.device("cpu"))
     found = Reference().prepare(step, pool)(0, query, 0.3, window)
     wanted = oracle.obvious(made, pool, query, 0.3, window)
     assert found.shape == wanted.shape
@@ -38,6 +38,6 @@ def test_every_call_suits_torchs_fused_kernel(
     made, pages = oracle.batch(rows, 16)
     pool = oracle.filled(made, pages, 16, KVShape(2, 8, 8), torch.empty(0))
     query = torch.randn(sum(row.count for row in made.rows), 6, 8)
-    step = inputs.build(made, 16, torch.device("cpu"))
+    step = step_inputs.build(made, 16, torch.device("cpu"))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         assert Reference().prepare(step, pool)(0, query, 0.3, window).isfinite().all()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from engine.batch import Batch, Move, Row, Sample
-from engine.device.runner import Ticket, TorchRunner
-from engine.errors import ModelError
+from continuo.engine.batch import Batch, Move, Row, Sample
+from continuo.engine.device.runner import Ticket, TorchRunner
+from continuo.engine.errors import ModelError
 from tests.parity import oracle
 
 

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.batch import Drawn, Mask, Penalties, Sample
-from engine.device import sampling
-from engine.device.sampling import draw
+from continuo.engine.batch import Drawn, Mask, Penalties, Sample
+from continuo.engine.device import sampling
+from continuo.engine.device.sampling import draw
 
 
 def penalised(logits: list[float], sample: Sample) -> np.ndarray:

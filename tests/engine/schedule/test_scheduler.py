@@ -4,13 +4,13 @@ from array import array
 
 import pytest
 
-from engine.cache import SessionAwareCache
-from engine.log import Log
-from engine.messages import Sampling
-from engine.schedule import Plan, Scheduler
-from engine.schedule.budget import Load
-from engine.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TOKENS
-from engine.sequence import Sequence, Turn
+from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.wire.token_log import Log
+from continuo.engine.wire.messages import Sampling
+from continuo.engine.core.schedule import Plan, Scheduler
+from continuo.engine.core.schedule.budget import Load
+from continuo.engine.core.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TOKENS
+from continuo.engine.core.sequence import Sequence, Turn
 
 
 class Bureau:

@@ -6,9 +6,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from text_fixtures import byte_level, family_folder, sentencepiece_like
 
-from engine.config import BUNDLED
-from engine.text import Detokenizer
-from engine.text.tokenizer import Tokenizer
+from continuo.engine.config import BUNDLED
+from continuo.engine.text import Detokenizer
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 BYTE_LEVEL = Tokenizer(byte_level(["<|end|>", "<|tool|>"]))
 PIECES = Tokenizer(sentencepiece_like(["[INST]"]))

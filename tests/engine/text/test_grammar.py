@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import models
-from engine.errors import BadRequest
-from engine.messages import Grammar
-from engine.text import Grammars, Text, schema_problem
-from engine.text.grammar import CACHE_BYTES_MAX, Matcher
+from continuo.bench import random_checkpoints
+from continuo.engine.errors import BadRequest
+from continuo.engine.wire.messages import Grammar
+from continuo.engine.text import Grammars, Text, schema_problem
+from continuo.engine.text.grammar import CACHE_BYTES_MAX, Matcher
 from tests.engine.text.text_fixtures import NAMES, family
 
 SHORT = 25
@@ -191,11 +191,11 @@ def test_compiled_grammars_are_kept_up_to_a_bound() -> None:
 
 
 def test_a_tokenizer_of_neither_bytes_nor_fallback_serves_all_but_grammars(tmp_path: Path) -> None:
-    models.save_tokenizer(tmp_path)
+    random_checkpoints.save_tokenizer(tmp_path)
     text = Text(str(tmp_path))
     said = "two words, 两字"
     assert text.decode(text.encode(said)) == said
-    kept = text.grammars(models.VOCABULARY, lambda: None)
+    kept = text.grammars(random_checkpoints.VOCABULARY, lambda: None)
     with pytest.raises(BadRequest, match="none can with this model's tokenizer"):
         kept.matcher(Grammar("json", ""), (0,))
 

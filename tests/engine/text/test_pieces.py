@@ -10,9 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
-from engine.errors import TooLong
-from engine.text.pieces import Pieces
-from engine.text.tokenizer import Tokenizer, chars_of_token_max
+from continuo.engine.errors import TooLong
+from continuo.engine.text.tokenizer.chunked_encoding import Pieces
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer, chars_of_token_max
 from tests.engine.text.text_fixtures import (
     BYTES,
     CORPUS,

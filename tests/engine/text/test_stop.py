@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from engine.text import Holdback, StopWatch
+from continuo.engine.text import Holdback, StopWatch
 
 # Few letters, so that stop strings overlap with the text and with each other.
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=3)
@@ -81,8 +81,8 @@ def test_memory_is_bounded_by_the_longest_stop() -> None:
 def test_a_stop_string_across_real_tokens() -> None:
     from text_fixtures import byte_level
 
-    from engine.text.detokenizer import Detokenizer
-    from engine.text.tokenizer import Tokenizer
+    from continuo.engine.text.tokenizer.detokenizer import Detokenizer
+    from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
     tokenizer = Tokenizer(byte_level(["<|end|>"]))
     ids = tokenizer.encode("Hello 😀 world")

@@ -18,9 +18,9 @@ from text_fixtures import (
     write_checkpoint,
 )
 
-from engine.config import BUNDLED
-from engine.errors import BadRequest, ModelError
-from engine.text import ChatTemplate, Message, Role, Text, Tool, ToolCall
+from continuo.engine.config import BUNDLED
+from continuo.engine.errors import BadRequest, ModelError
+from continuo.engine.text import ChatTemplate, Message, Role, Text, Tool, ToolCall
 
 ANY_ORDER = ("chatml", "qwen2_5", "qwen3", "counting", "numbered", BUNDLED)
 WITH_TOOLS = (

@@ -7,8 +7,8 @@ import pytest
 from text_fixtures import byte_level, family, family_folder, write_checkpoint
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from engine.errors import ModelError
-from engine.text import Text
+from continuo.engine.errors import ModelError
+from continuo.engine.text import Text
 
 
 def test_ids_there_and_back() -> None:
@@ -110,7 +110,7 @@ def test_what_is_broken_is_named(
 def test_loading_stays_light() -> None:
     """The gateway starts fast and small: neither torch nor transformers comes along."""
     program = (
-        f"import sys; from engine.text import Text; Text({str(family_folder('qwen3'))!r});"
+        f"import sys; from continuo.engine.text import Text; Text({str(family_folder('qwen3'))!r});"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -7,19 +7,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from text_fixtures import family, template_of
 
-from engine.config import BUNDLED
-from engine.text import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
-    Message,
-    TextDelta,
-    ToolCall,
-    ToolEvent,
-    ToolFormat,
-    ToolParser,
-)
-from engine.text.tools import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
+from continuo.engine.config import BUNDLED
+from continuo.engine.text import ArgumentsDelta, CallDone, CallStarted, Message, TextDelta, ToolCall, ToolEvent, ToolFormat, ToolParser
+from continuo.engine.text.tool_parser import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 
 FORMATS = {format.name: format for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)

@@ -20,9 +20,9 @@ from tokenizers import (
     trainers,
 )
 
-import engine.text
-from engine.config import BUNDLED
-from engine.text import ChatTemplate, Text
+import continuo.engine.text
+from continuo.engine.config import BUNDLED
+from continuo.engine.text import ChatTemplate, Text
 
 CORPUS = [
     "Hello, world! This is a test of things: numbers 12345 and words, words, words.\n\n",

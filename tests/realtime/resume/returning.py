@@ -4,9 +4,10 @@ import asyncio
 import json
 from typing import Any
 
-from realtime.limits import Limits
-from realtime.session import Guest, Registry, Return
-from realtime.transport import Connection
+from continuo.realtime.limits import Limits
+from continuo.realtime.registry.access import Guest, Return
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.transport import Connection
 from tests.realtime.sockets import FakeSocket
 
 Event = dict[str, Any]

@@ -11,24 +11,16 @@ from typing import Any
 
 import pytest
 
-from bench import models
-from engine import Engine, EngineConfig, Sampling, Text
-from realtime.protocol import core
-from realtime.server.settings import Settings
-from realtime.session import Fork, Registry
-from realtime.session.conversation import Conversation
-from realtime.session.history import History
-from realtime.session.stored import unpack_state
-from realtime.store import (
-    Begun,
-    Change,
-    Entry,
-    Kept,
-    NewSession,
-    Store,
-    StoreUnavailable,
-    open_store,
-)
+from continuo.bench import random_checkpoints
+from continuo.engine import Engine, EngineConfig, Sampling, Text
+from continuo.realtime.protocol import core
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.registry.access import Fork
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.session.unit_of_work import History
+from continuo.realtime.persistence.session_codec import unpack_state
+from continuo.realtime.store import Begun, Change, Entry, Kept, NewSession, Store, StoreUnavailable, open_store
 from tests.parity import oracle as parity
 from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.response_talks import Caller, calling, text_of
@@ -482,7 +474,7 @@ def checkpoint(folder: Path, *, large: bool) -> Path:
     made = parity.FAMILIES["qwen3"](**parity.SIXTEENS | {"vocab_size": size, "eos_token_id": 0})
     made.save_pretrained(folder)
     if large:
-        models.save_tokenizer(folder)
+        random_checkpoints.save_tokenizer(folder)
     else:
         config = (folder / "config.json").read_text()
         chat_folder(folder)

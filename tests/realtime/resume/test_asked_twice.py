@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from realtime.session import Registry
+from continuo.realtime.registry.registry import Registry
 from tests.realtime.resume.returning import Client, Event
 from tests.realtime.talks import registry_of
 from tests.support.engines import Bench

@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Registry
-from realtime.session.ledger import Ledger, News, Whole
-from realtime.session.requests import Requests
-from realtime.session.stored import Piece, Words, entry_of
-from realtime.store import Change, Lease, Once, Repeated, StaleFence, StoreUnavailable, Written
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.persistence.session_writer import Ledger, News, Whole
+from continuo.realtime.session.idempotency_keys import Requests
+from continuo.realtime.persistence.session_codec import Piece, Words, entry_of
+from continuo.realtime.store import Change, Lease, Once, Repeated, StaleFence, StoreUnavailable, Written
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client, resumed
 from tests.realtime.store.making import fresh_session
 from tests.support.engines import Bench

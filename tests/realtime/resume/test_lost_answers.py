@@ -1,11 +1,11 @@
 """A store that does what it is asked, and is not heard: what was refused is undone."""
 
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Registry
-from realtime.session.stored import unpack_state
-from realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.persistence.session_codec import unpack_state
+from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client
 from tests.support.engines import Bench
 

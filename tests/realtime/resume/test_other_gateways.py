@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine import Engine
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.protocol.closing import CloseCode
-from realtime.session import Registry, Return
-from realtime.store import Store, open_store
+from continuo.engine import Engine
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.registry.access import Return
+from continuo.realtime.store import Store, open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client, resumed, told
 from tests.support.digest_runner import oracle

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from realtime.protocol.closing import CloseCode
-from realtime.session import Return
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.registry.access import Return
 from tests.realtime.resume.returning import Client
 from tests.realtime.resume.test_other_gateways import gates_on
 from tests.realtime.store.redis_process import RedisProcess

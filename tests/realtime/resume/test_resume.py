@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from realtime.limits import Limits
-from realtime.protocol.closing import CloseCode
-from realtime.session import Guest, Registry, Return
-from realtime.session.state import State
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.registry.access import Guest, Return
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.state import State
 from tests.realtime.resume.returning import Client, Event, resumed, told
 from tests.realtime.talks import SLOW_S, registry_of
 from tests.support.engines import Bench

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from engine import Engine
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.protocol.closing import CloseCode
-from realtime.server.settings import Settings
-from realtime.session import Fork, Guest, Registry, Return
-from realtime.session.status import Status
-from realtime.store import Store, open_store
+from continuo.engine import Engine
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.session.status import Status
+from continuo.realtime.store import Store, open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client, resumed
 from tests.realtime.served import Running, closed, first, serving

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from realtime.errors import Refusal
-from realtime.limits import Limits
-from realtime.server.settings import Settings
-from realtime.session import Guest, Registry, Return
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.registry.access import Guest, Return
+from continuo.realtime.registry.registry import Registry
 from tests.realtime.resume.returning import Client
 from tests.realtime.resume.test_other_gateways import gates
 from tests.realtime.served import Running, closed, serve

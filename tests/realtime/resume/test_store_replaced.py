@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from realtime.limits import Limits
-from realtime.protocol import core
-from realtime.session import Registry
-from realtime.store import open_store
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.store import open_store
 from tests.realtime.resume.returning import Client, connected
 from tests.support.engines import Bench
 

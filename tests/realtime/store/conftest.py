@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.store import Store, open_store
+from continuo.realtime.store import Store, open_store
 
 
 @pytest.fixture(params=["sqlite-file", "sqlite-memory", "redis"])

@@ -3,7 +3,7 @@
 import secrets
 from typing import Any
 
-from realtime.store import Begun, Change, Entry, Lease, NewSession, Store, Written
+from continuo.realtime.store import Begun, Change, Entry, Lease, NewSession, Store, Written
 
 
 def fresh_session(**changes: Any) -> NewSession:

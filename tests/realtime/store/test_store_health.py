@@ -16,18 +16,8 @@ from typing import Any, cast
 
 import pytest
 
-from realtime.store import (
-    Change,
-    Entry,
-    Lease,
-    Spoken,
-    Store,
-    StoreLost,
-    StoreUnavailable,
-    open_store,
-    pulse,
-)
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.store import Change, Entry, Lease, Spoken, Store, StoreLost, StoreUnavailable, open_store, health_probe
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import answer, append, entry, fresh_session
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
 from tests.realtime.store.refusals import (
@@ -44,7 +34,7 @@ NOTICED_S = 20.0
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pulse, "IDLE_S", 0.1)
+    monkeypatch.setattr(health_probe, "IDLE_S", 0.1)
 
 
 @pytest.fixture
@@ -123,7 +113,7 @@ async def test_redis_refuses_a_journal(
 ) -> None:
     """Many scripts in one round trip are refused in the same words. What has not been noticed yet
     is what the call itself finds."""
-    monkeypatch.setattr(pulse, "IDLE_S", 3600.0)
+    monkeypatch.setattr(health_probe, "IDLE_S", 3600.0)
     async with opened(await with_a_user(redis)) as store:
         lease = await store.create(fresh_session())
         await store.write(lease, Change(begins=(answer(),)))
@@ -345,7 +335,7 @@ async def test_a_probe_writes_to_the_disk(tmp_path: Path) -> None:
 
 async def test_a_disk_that_hangs(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that has the file does not return from a write, and no call fails."""
-    monkeypatch.setattr(pulse, "PROBE_S_MAX", 0.3)
+    monkeypatch.setattr(health_probe, "PROBE_S_MAX", 0.3)
     moves = threading.Event()
     hanging = asyncio.create_task(sqlite._worker.run(moves.wait))
     await until(sqlite, there=False)

@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from realtime.store import (
-    Change,
-    StoreLost,
-    StoreRefused,
-    StoreUnavailable,
-    UnknownSession,
-    default_url,
-    open_store,
-)
-from realtime.store.durability import Durability
-from realtime.store.sqlite import SqliteStore
+from continuo.realtime.store import Change, StoreLost, StoreRefused, StoreUnavailable, UnknownSession, default_url, open_store
+from continuo.realtime.store.durability import Durability
+from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import append, entry, fresh_session
 from tests.realtime.store.redis_process import free_port
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from realtime.store import Begun, Change, Entry, Events, Once, keys, open_store
+from continuo.realtime.store import Begun, Change, Entry, Events, Once, keys, open_store
 from tests.realtime.store.making import fresh_session
 from tests.realtime.store.redis_process import RedisProcess
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from realtime.store.errors import StoreLost, StoreUnavailable
-from realtime.store.sqlite_file import StoreFile
-from realtime.store.sqlite_worker import Worker
+from continuo.realtime.store.errors import StoreLost, StoreUnavailable
+from continuo.realtime.store.sqlite.file import StoreFile
+from continuo.realtime.store.sqlite.worker import Worker
 
 
 class Notes:

@@ -1,0 +1,222 @@
+"""Other servers on the workload of session-latency: the same weights, ids, threads and clients.
+
+    transformers      resend                generate on the whole context, nothing kept
+                      session-cache         generate with one DynamicCache kept for each session
+                      continuous-batching   the whole context sent again, its pages found by prefix
+    llama-cpp-python  resend                Llama.generate on the whole context, prefix kept
+                      resend-slots          a slot for each session, prefix kept, slots batched
+                      slots                 the same, and only the new ids are sent
+
+A peer runs in a process of its own, in whatever environment it is installed: that of Continuo,
+`.venv-peers` beside it, or the interpreter named by CONTINUO_PEERS_PYTHON.
+"""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from continuo.bench.competitors.checkpoint import parameters
+from continuo.bench.competitors.workload import Ids, Job, Played, Prompts
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 3600.0
+"""A mode that takes longer is stopped and reported as far as it came."""
+GRACE_S = 600.0
+"""For loading, and for the turns in flight when the limit is reached."""
+
+Outputs = list[list[Ids]]
+"""[session][turn] -> the ids said."""
+
+
+class Peer(NamedTuple):
+    name: str
+    mode: str
+    module: str
+    needs: tuple[str, ...]
+    note: str
+
+    def wanted(self, names: Sequence[str] | None) -> bool:
+        return names is None or self.name in names or f"{self.name} {self.mode}" in names
+
+
+ONE_BY_ONE = "sessions take turns, one at a time"
+_T = ("transformers", "continuo.bench.competitors.run_transformers", ("torch", "transformers"))
+_L = ("llama-cpp-python", "continuo.bench.competitors.run_llama_cpp", ("llama_cpp", "gguf"))
+PEERS = (
+    Peer(_T[0], "resend", _T[1], _T[2], ONE_BY_ONE),
+    Peer(_T[0], "session-cache", _T[1], _T[2], ONE_BY_ONE),
+    Peer(_T[0], "continuous-batching", _T[1], _T[2], "sessions batched, re-sent, prefix shared"),
+    Peer(_L[0], "resend", _L[1], _L[2], f"{ONE_BY_ONE}, a Llama for each; KV f16"),
+    Peer(_L[0], "resend-slots", _L[1], _L[2], "sessions batched, re-sent; KV f16"),
+    Peer(_L[0], "slots", _L[1], _L[2], "sessions batched; KV f16"),
+)
+HOW_TO_INSTALL = {
+    "transformers": "pip install transformers",
+    "llama-cpp-python": (
+        "python3 -m venv .venv-peers && "
+        ".venv-peers/bin/python -m pip install -r bench/peers/requirements.txt"
+    ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PeerResult:
+    """Milliseconds of client wall clock per turn, the first one dropped; None: no figure, and the
+    note says why."""
+
+    name: str
+    mode: str
+    mean_all_ms: float | None
+    mean_last10_ms: float | None
+    outputs_equal: bool | None
+    """With the ids expected, or with those of the first peer that ran."""
+    note: str
+    outputs: Outputs | None = dataclasses.field(default=None, repr=False)
+
+
+def measure(
+    model_folder: Path,
+    *,
+    sessions: int,
+    turns: int,
+    ids_in: int,
+    ids_out: int,
+    prompts: Prompts,
+    names: Sequence[str] | None,
+    threads: int,
+    dtype: str = "auto",
+    expected: Outputs | None = None,
+    limit_s: float = LIMIT_S,
+) -> list[PeerResult]:
+    """Plays `prompts[session][turn]` on each peer. `names` picks peers ("transformers") or modes
+    ("transformers resend"); None: all. `dtype` auto: what Continuo takes for this model on a CPU.
+    """
+    assert len(prompts) == sessions, "one list of turns for each session"
+    assert all(len(ids) == ids_in for session in prompts for ids in session)
+    assert all(len(session) == turns > 1 for session in prompts)
+    if dtype == "auto":
+        dtype = _auto_dtype(model_folder)
+    results: list[PeerResult] = []
+    for peer in PEERS:
+        if not peer.wanted(names):
+            continue
+        job = Job(str(model_folder), peer.mode, dtype, threads, ids_out, prompts, limit_s)
+        result = _run(peer, job, expected)
+        results.append(result)
+        expected = expected or result.outputs
+    return results
+
+
+def interpreter(needs: Sequence[str]) -> Path | None:
+    """The first environment in which all these modules can be found."""
+    named = os.environ.get("CONTINUO_PEERS_PYTHON")
+    places = [Path(named)] if named else []
+    script = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
+    for python in [*places, Path(sys.executable), ROOT / ".venv-peers" / "bin" / "python"]:
+        # Not in the root of the tree: a folder there must not pass for a package.
+        if (
+            python.exists()
+            and not subprocess.run(
+                [python, "-I", "-c", script, *needs], check=False, capture_output=True
+            ).returncode
+        ):
+            return python
+    return None
+
+
+def _run(peer: Peer, job: Job, expected: Outputs | None) -> PeerResult:
+    python = interpreter(peer.needs)
+    if python is None:
+        return _without(peer, f"not installed: {HOW_TO_INSTALL[peer.name]}")
+    try:
+        played = _play(python, peer.module, job)
+    except _PeerFailed as error:
+        return _without(peer, str(error))
+    notes = [played.version, job.dtype, peer.note]
+    turns, done = len(job.prompts[0]), min(len(row) for row in played.seconds)
+    if done < turns:
+        notes.append(f"stopped after {done} of {turns} turns ({job.limit_s:.0f} s)")
+    if done < 2:
+        return _without(peer, "; ".join(notes))
+    rows = [row[1:] for row in played.seconds]
+    equal = None
+    if expected is not None:
+        differs = _first_difference(played.said, expected)
+        equal = differs is None
+        if differs is not None:
+            notes.append(f"ids differ from turn {differs + 1} on")
+    return PeerResult(
+        peer.name,
+        peer.mode,
+        _mean_ms(rows),
+        _mean_ms([row[-10:] for row in rows]),
+        equal,
+        "; ".join(notes),
+        played.said,
+    )
+
+
+def _play(python: Path, module: str, job: Job) -> Played:
+    """Runs the peer in its own process and group. Raises _PeerFailed."""
+    env = dict(os.environ, PYTHONPATH=str(ROOT), TRANSFORMERS_VERBOSITY="error")
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        env[name] = str(job.threads)
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            [python, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=env,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            answer, _ = process.communicate(json.dumps(job), timeout=job.limit_s + GRACE_S)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise _PeerFailed(f"did not end within {error.timeout:.0f} s") from None
+            raise
+        if process.returncode:
+            errors.seek(0)
+            lines = errors.read().strip().splitlines() or ["no message"]
+            raise _PeerFailed(f"failed ({process.returncode}): {lines[-1]}")
+    return Played(*json.loads(answer.splitlines()[-1]))
+
+
+class _PeerFailed(Exception):
+    pass
+
+
+def _without(peer: Peer, note: str) -> PeerResult:
+    return PeerResult(peer.name, peer.mode, None, None, None, note)
+
+
+def _auto_dtype(folder: Path) -> str:
+    from continuo.engine.device.runner import CPU_FP32_PARAMETERS_MAX
+
+    return "float32" if parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
+
+
+def _mean_ms(rows: Sequence[Sequence[float]]) -> float:
+    every = [seconds for row in rows for seconds in row]
+    return sum(every) / len(every) * 1e3
+
+
+def _first_difference(said: Outputs, expected: Outputs) -> int | None:
+    """The first turn in which any session said something else; turns only one of them has are not
+    compared."""
+    differences = [
+        next((turn for turn, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+        for ours, theirs in zip(said, expected, strict=True)
+    ]
+    return min((turn for turn in differences if turn is not None), default=None)

@@ -1,0 +1,159 @@
+"""The process of the llama-cpp-python peer: its Llama class, and slots on the library it wraps."""
+
+import tempfile
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import llama_cpp  # pyright: ignore[reportMissingImports]
+
+from continuo.bench.competitors.to_gguf import convert
+from continuo.bench.competitors.workload import Ids, Job, OneByOne, Played, play, serve
+
+BATCH_TOKENS_MAX = 512
+FLASH = 0
+"""Flash attention off: slower on at the lengths we measure."""
+
+
+def played(job: Job) -> Played:
+    version = f"llama-cpp-python {llama_cpp.__version__}"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.gguf"
+        convert(Path(job.folder), path, job.dtype)
+        if job.mode == "resend":
+            return play(OneByOne(_Resend(path, job)), job, version)
+        return play(_Slots(path, job, resend=job.mode == "resend-slots"), job, version)
+
+
+class _Resend:
+    """Llama.generate on the whole context. It keeps the KV of the last context it saw and looks for
+    the common prefix: one Llama for each session, or another's turn would take its place."""
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self._models = [_llama(path, job) for _ in job.prompts]
+        self._contexts: list[Ids] = [[] for _ in job.prompts]
+        self._count = job.ids_out
+
+    def __call__(self, session: int, ids: Ids) -> Ids:
+        context = self._contexts[session]
+        context += ids
+        drawn = self._models[session].generate(context, temp=0.0)
+        said: Ids = [int(next(drawn)) for _ in range(self._count)]
+        drawn.close()
+        context += said
+        return said
+
+
+def _llama(path: Path, job: Job) -> Any:
+    return llama_cpp.Llama(
+        str(path),
+        n_ctx=job.length_max,
+        n_batch=BATCH_TOKENS_MAX,
+        n_threads=job.threads,
+        n_threads_batch=job.threads,
+        flash_attn=bool(FLASH),
+        verbose=False,
+    )
+
+
+class _Slot:
+    """A session's sequence in the KV. `cached` are the ids whose KV is there."""
+
+    def __init__(self) -> None:
+        self.context: Ids = []
+        self.cached: Ids = []
+        self.said: Ids = []
+        self.active = False
+
+
+class _Slots:
+    """One context with a sequence for each session; a step decodes what all of them owe."""
+
+    def __init__(self, path: Path, job: Job, resend: bool) -> None:
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        assert self._model, "llama.cpp did not load the model"
+        self._context = llama_cpp.llama_init_from_model(self._model, _context_params(job))
+        assert self._context, "llama.cpp did not make a context"
+        self._sampler = llama_cpp.llama_sampler_init_greedy()
+        self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS_MAX, 0, 1)
+        self._slots = [_Slot() for _ in job.prompts]
+        self._count = job.ids_out
+        self._resend = resend
+
+    def submit(self, session: int, ids: Ids) -> None:
+        slot = self._slots[session]
+        slot.context += ids
+        slot.said = []
+        slot.active = True
+        if self._resend:
+            self._keep_prefix(session, list(slot.context))
+
+    def _keep_prefix(self, session: int, sent: Ids) -> None:
+        """What a server does that is sent a whole context: finds what of it is in the slot."""
+        slot = self._slots[session]
+        kept = 0
+        for old, new in zip(slot.cached, sent, strict=False):
+            if old != new:
+                break
+            kept += 1
+        llama_cpp.llama_memory_seq_rm(
+            llama_cpp.llama_get_memory(self._context), session, min(kept, len(sent) - 1), -1
+        )
+        slot.context = sent
+        del slot.cached[min(kept, len(sent) - 1) :]
+
+    def step(self) -> list[tuple[int, Ids]]:
+        asked = self._fill()
+        failed = llama_cpp.llama_decode(self._context, self._batch)
+        assert not failed, f"llama_decode answered {failed}"
+        ended: list[tuple[int, Ids]] = []
+        while asked:
+            session, row = asked.popleft()
+            slot = self._slots[session]
+            id = int(llama_cpp.llama_sampler_sample(self._sampler, self._context, row))
+            slot.said.append(id)
+            slot.context.append(id)
+            if len(slot.said) == self._count:
+                slot.active = False
+                ended.append((session, slot.said))
+        return ended
+
+    def _fill(self) -> deque[tuple[int, int]]:
+        """Puts what is owed into the batch. Returns the sessions that draw an id, and their row."""
+        batch, row = self._batch, 0
+        asked: deque[tuple[int, int]] = deque()
+        for session, slot in enumerate(self._slots):
+            if not slot.active:
+                continue
+            first = len(slot.cached)
+            owed = slot.context[first : first + BATCH_TOKENS_MAX - row]
+            for position, id in enumerate(owed, first):
+                batch.token[row] = id
+                batch.pos[row] = position
+                batch.n_seq_id[row] = 1
+                batch.seq_id[row][0] = session
+                batch.logits[row] = position == len(slot.context) - 1
+                row += 1
+            slot.cached += owed
+            if owed and len(slot.cached) == len(slot.context):
+                asked.append((session, row - 1))
+        batch.n_tokens = row
+        return asked
+
+
+def _context_params(job: Job) -> Any:
+    params = llama_cpp.llama_context_default_params()
+    each = -(-job.length_max // 256) * 256
+    params.n_ctx = each * len(job.prompts)
+    params.n_seq_max = len(job.prompts)
+    params.n_batch = params.n_ubatch = BATCH_TOKENS_MAX
+    params.n_threads = params.n_threads_batch = job.threads
+    params.flash_attn_type = FLASH
+    params.kv_unified = False
+    return params
+
+
+if __name__ == "__main__":
+    serve(played)

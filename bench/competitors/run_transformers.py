@@ -1,0 +1,112 @@
+"""The process of the transformers peer: `generate`, and continuous batching."""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+from transformers.cache_utils import DynamicCache
+
+from continuo.bench.competitors.workload import Ids, Job, OneByOne, Peer, Played, play, serve
+
+PAGE = 32
+"""Tokens in a page of the continuous batching: what is not on a whole page is computed again."""
+ROOM = 3
+"""Its pool, in times what all sessions need at their end: in a pool that just holds them, pages of
+the prefixes to be found again are given away, and whole contexts are computed again."""
+BATCH_TOKENS_MAX = 512
+
+
+def played(job: Job) -> Played:
+    torch.set_num_threads(job.threads)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        job.folder, dtype=getattr(torch, job.dtype), local_files_only=True
+    ).eval()
+    version = f"transformers {transformers.__version__}"
+    if job.mode == "continuous-batching":
+        batched = _Batched(model, job)
+        try:
+            return play(batched, job, version)
+        finally:
+            batched.stop()
+    peer: Peer = OneByOne(_Generate(model, job, kept=job.mode == "session-cache"))
+    with torch.inference_mode():
+        return play(peer, job, version)
+
+
+class _Generate:
+    """generate() on the whole context, with the session's KV if that is kept."""
+
+    def __init__(self, model: Any, job: Job, kept: bool) -> None:
+        self._model = model
+        # Any id but these may end a turn early: none does.
+        model.generation_config.eos_token_id = None
+        model.generation_config.pad_token_id = 0
+        self._count = job.ids_out
+        self._contexts: list[Ids] = [[] for _ in job.prompts]
+        self._caches = [DynamicCache(config=model.config) if kept else None for _ in job.prompts]
+
+    def __call__(self, session: int, ids: Ids) -> Ids:
+        context = self._contexts[session]
+        context += ids
+        inputs = torch.tensor([context])
+        made = self._model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            past_key_values=self._caches[session],
+            max_new_tokens=self._count,
+            do_sample=False,
+        )
+        said: Ids = made[0, len(context) :].tolist()
+        context += said
+        return said
+
+
+class _Batched:
+    """Continuous batching. It has no sessions: the context is sent again, full pages are shared."""
+
+    def __init__(self, model: Any, job: Job) -> None:
+        generation = GenerationConfig(
+            max_new_tokens=job.ids_out, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
+        pages = -(-job.length_max // PAGE) + 2
+        config = ContinuousBatchingConfig(
+            page_size=PAGE,
+            num_blocks=ROOM * pages * len(job.prompts),
+            max_batch_tokens=BATCH_TOKENS_MAX,
+        )
+        self._manager = model.init_continuous_batching(
+            generation_config=generation, continuous_batching_config=config
+        )
+        self._manager.start()
+        self._count = job.ids_out
+        self._contexts: list[Ids] = [[] for _ in job.prompts]
+        self._turns = 0
+
+    def submit(self, session: int, ids: Ids) -> None:
+        self._contexts[session] += ids
+        self._turns += 1
+        self._manager.add_request(
+            self._contexts[session],
+            request_id=f"{session}-{self._turns}",
+            max_new_tokens=self._count,
+            eos_token_id=-1,
+        )
+
+    def step(self) -> list[tuple[int, Ids]]:
+        while (result := self._manager.get_result(timeout=1.0)) is None:
+            if not self._manager.is_running():
+                raise RuntimeError("the continuous batching loop has ended")
+        if result.error is not None:
+            raise RuntimeError(result.error)
+        session = int(result.request_id.partition("-")[0])
+        said: Ids = list(result.generated_tokens)
+        self._contexts[session] += said
+        return [(session, said)]
+
+    def stop(self) -> None:
+        self._manager.stop(block=True, timeout=10.0)
+
+
+if __name__ == "__main__":
+    serve(played)

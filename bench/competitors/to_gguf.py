@@ -1,0 +1,92 @@
+"""A Qwen3 checkpoint as a GGUF file, with the `gguf` package: python -m continuo.bench.competitors.to_gguf IN OUT.
+
+The values are those of the checkpoint: bf16 ones are kept, or widened to fp32. The token list is
+that of the tokenizer; its merges are left out, as only ids matter here.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import gguf  # pyright: ignore[reportMissingImports]
+
+from continuo.bench.competitors.checkpoint import tensors
+
+OUTSIDE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+INSIDE = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def convert(folder: Path, path: Path, dtype: str) -> None:
+    """`dtype`: float32 or bfloat16. Vectors (norms) are fp32 in any case, as llama.cpp wants."""
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] == "qwen3", f"no Qwen3 model: {config['model_type']}"
+    kinds = gguf.GGMLQuantizationType
+    kind = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
+    writer = gguf.GGUFWriter(path, "qwen3")
+    _describe(writer, config)
+    _add_tokens(writer, folder, config)
+    for name, array in tensors(folder):
+        used = kinds.F32 if array.ndim == 1 else kind
+        writer.add_tensor(tensor_name(name), gguf.quants.quantize(array, used), raw_dtype=used)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tensor_name(name: str) -> str:
+    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
+    if name in OUTSIDE:
+        return OUTSIDE[name]
+    number, _, inner = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{int(number)}.{INSIDE[inner.removesuffix('.weight')]}.weight"
+
+
+def _describe(writer: Any, config: dict[str, Any]) -> None:
+    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(float(theta))
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def _add_tokens(writer: Any, folder: Path, config: dict[str, Any]) -> None:
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    names = {n: name for name, n in vocabulary.items()}
+    tokens = [names.get(n, f"<unused {n}>") for n in range(config["vocab_size"])]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
+    # A list must not be empty; the pair is none of text.
+    writer.add_token_merges([f"{tokens[-2]} {tokens[-1]}"])
+    writer.add_eos_token_id(config.get("eos_token_id") or 0)
+    writer.add_add_bos_token(False)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]), "float32")

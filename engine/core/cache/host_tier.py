@@ -1,0 +1,85 @@
+"""HostTier: where idle sessions' pages go when the device has no room: a bounded buffer beside it.
+
+    lease     | pages on the device ............ | host: what followed them, in order |
+              0 ................. committed = len(pages)·P ................... host_end
+
+A lease spills from its tail, so what is on the host always goes on where the device pages end. When
+the host is full too, the pages that have been there longest are forgotten. Moves are only written
+down here; the device carries them out in order, before the rows of the next step.
+"""
+
+from array import array
+from collections import OrderedDict
+
+from continuo.engine.batch import Move
+from continuo.engine.core.cache.lease import Lease
+from continuo.engine.core.cache.page_pool import PagePool
+
+
+class HostTier:
+    def __init__(self, pages: int, page_size: int, moves: list[Move]) -> None:
+        self.pool = PagePool(pages)
+        self.spilled = 0
+        self.recalled = 0
+        self._page_size = page_size
+        self._moves = moves
+        self._holders: OrderedDict[Lease, None] = OrderedDict()
+        """Leases with pages here, the longest here first."""
+
+    @property
+    def used(self) -> int:
+        return self.pool.total - self.pool.free
+
+    def spill(self, lease: Lease, pages: "array[int]") -> None:
+        """Copies `pages`, the last the lease has on the device, before they are given away. If they
+        cannot all be had here, what the lease has here is forgotten: it would leave a gap."""
+        if not self._make_room(len(pages), lease):
+            self.forget(lease)
+            return
+        if not lease.host:
+            lease.host_end = lease.committed
+        slots = array("i", [self.pool.take() for _ in pages])
+        for page, slot in zip(pages, slots, strict=True):
+            self._moves.append(Move("spill", page, slot))
+        lease.host = slots + lease.host
+        self.spilled += len(slots)
+        self._holders[lease] = None
+        self._holders.move_to_end(lease)
+
+    def protect(self, lease: Lease) -> None:
+        """Its pages here are about to be recalled: nobody else may push them out."""
+        self._holders.pop(lease, None)
+
+    def load(self, lease: Lease, pages: "array[int]") -> None:
+        """Copies all it has here to `pages` on the device; then they are no longer here."""
+        for slot, page in zip(lease.host, pages, strict=True):
+            self._moves.append(Move("load", slot, page))
+        self.recalled += len(pages)
+        self.forget(lease)
+
+    def trim(self, lease: Lease, to: int) -> None:
+        """Forgets what lies beyond `to` tokens."""
+        if not lease.host or to >= lease.host_end:
+            return
+        keep = max(-(-to // self._page_size) - len(lease.pages), 0)
+        self.pool.give(lease.host[keep:])
+        del lease.host[keep:]
+        lease.host_end = to
+        if not lease.host:
+            self._holders.pop(lease, None)
+
+    def forget(self, lease: Lease) -> None:
+        self.trim(lease, 0)
+
+    def _make_room(self, needed: int, asking: Lease) -> bool:
+        if needed > self.pool.total:
+            return False
+        while self.pool.free < needed:
+            oldest = next((x for x in self._holders if x is not asking), None)
+            if oldest is not None:
+                self.forget(oldest)
+            elif asking.host:
+                self.trim(asking, (len(asking.pages) + len(asking.host) - 1) * self._page_size)
+            else:
+                return False
+        return True

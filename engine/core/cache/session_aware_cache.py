@@ -1,0 +1,307 @@
+"""SessionAwareCache: the one facade over pages. Every page has exactly one owner:
+
+    free list  |  radix tree (shared, read-only, held by count)  |  one lease (private, writable)
+
+    free + tree + leased == total        after every call, proved by `audit`
+
+Memory is given back down a ladder: free pages; unheld tree pages, least recently used first; then
+idle leases, least recently used first, from their tails, so that what is left of a session is
+still a prefix of it; their pages are spilled to the host tier while it has room. A lease that lost
+pages has a smaller `committed`: its sequence owes those ids again, and nothing else changes.
+
+Every call is O(what it moves), never O(history), except those that walk the tree (match, publish,
+fork, close): they are off the path of a streaming turn. (The page numbers of a lease that gets or
+loses pages are copied: 4 bytes for each page.) The device runs steps in order, so a page
+may be given away while an earlier step still reads it; see batch.py.
+"""
+
+from array import array
+from collections import OrderedDict
+
+from continuo.engine.batch import Move
+from continuo.engine.core.cache.host_tier import HostTier
+from continuo.engine.core.cache.lease import Lease
+from continuo.engine.core.cache.page_pool import PagePool
+from continuo.engine.core.cache.radix_tree import RadixTree
+
+
+class SessionAwareCache:
+    def __init__(self, pages: int, page_size: int, host_pages: int = 0) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(pages)
+        self.tree = RadixTree(page_size)
+        self._moves: list[Move] = []
+        self.host = HostTier(host_pages, page_size, self._moves)
+        self.evicted = 0
+        self._leases: set[Lease] = set()
+        self._busy: set[Lease] = set()
+        self._idle: OrderedDict[Lease, None] = OrderedDict()
+        """Resting leases that have pages, least recently used first."""
+        self._leased = 0
+
+    # ---- the life of a lease --------------------------------------------------------------
+
+    def open(self, scope: str = "") -> Lease:
+        lease = Lease(scope)
+        self._leases.add(lease)
+        self._busy.add(lease)
+        return lease
+
+    def match(self, lease: Lease, ids: "array[int]", limit: int) -> int:
+        """If the tree knows more of ids[:limit] than the lease has, take the tree's pages instead.
+        Returns the tokens now committed. Only when nothing is in flight."""
+        assert lease.reserved == 0
+        path = self.tree.match(lease.scope, ids, limit)
+        if len(path) * self.page_size <= lease.known:
+            return lease.committed
+        self.host.forget(lease)
+        self.tree.hold(path)
+        self._release(lease, 0)
+        lease.path = path
+        lease.pages = array("i", [node.page for node in path])
+        lease.committed = len(path) * self.page_size
+        return lease.committed
+
+    def grow(self, lease: Lease, count: int) -> bool:
+        """Reserves room for `count` more tokens after what is committed or on its way, giving back
+        idle memory if need be. All or nothing for this lease. Copies the last shared page first if
+        it would be written."""
+        assert not lease.host, "what was spilled must be recalled or forgotten first"
+        reach, size = lease.committed + lease.reserved, self.page_size
+        if reach + count <= len(lease.pages) * size and len(lease.path) * size <= reach:
+            lease.reserved += count
+            return True
+        copy = len(lease.path) * size > reach
+        needed = self._pages_for(reach + count) - len(lease.pages) + copy
+        if not self._make_room(needed):
+            return False
+        if copy:
+            self._copy_last_shared(lease)
+        fresh = needed - copy
+        if fresh:
+            lease.pages = lease.pages + array("i", [self.pool.take() for _ in range(fresh)])
+            self._leased += fresh
+        lease.reserved += count
+        return True
+
+    def commit(self, lease: Lease, count: int, kept: int | None = None) -> None:
+        """A step over `count` reserved tokens is done; `kept` of them (all, unless a turn ended
+        before it was collected) are now part of the past. The tail rule gives back the rest."""
+        assert count <= lease.reserved
+        lease.reserved -= count
+        if kept is None or kept == count:
+            lease.committed += count
+        else:
+            lease.committed += kept
+            self._trim(lease)
+
+    def publish(self, lease: Lease, ids: "array[int]", limit: int) -> None:
+        """Moves full private pages within ids[:limit] into the tree, which the lease then holds.
+        Where the tree has the page already, the private double goes back to the pool."""
+        size = self.page_size
+        last = min(limit, lease.committed) // size
+        pages = lease.pages
+        for index in range(len(lease.path), last):
+            page = pages[index]
+            key = ids[index * size : (index + 1) * size].tobytes()
+            parent = lease.path[-1] if lease.path else None
+            node, taken = self.tree.insert(lease.scope, parent, key, page)
+            self.tree.hold([node])
+            self._leased -= 1
+            lease.path.append(node)
+            if not taken:
+                pages = pages[:] if pages is lease.pages else pages
+                pages[index] = node.page
+                self.pool.give([page])
+        lease.pages = pages
+
+    def rewind(self, lease: Lease, to: int) -> None:
+        """Forgets the KV after `to` tokens, if there is any. Nothing is computed again: a shared
+        page cut in its middle is copied when it is next written."""
+        assert lease.reserved == 0
+        self.host.trim(lease, to)
+        if to < lease.committed:
+            lease.committed = to
+            self._trim(lease)
+
+    def fork(self, lease: Lease, ids: "array[int]", at: int, limit: int) -> Lease:
+        """A new lease on ids[:at]. Full pages are shared through the tree; the last partial page is
+        shared too if the source has filled it and ids[:limit] may be shared that far, else copied
+        (or, with no page to be had, left to be computed again: less than one page). The source
+        must not be resting; what is on its way to it lies behind what is forked."""
+        assert lease in self._busy
+        at = min(at, lease.committed)
+        self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
+        child = self.open(lease.scope)
+        child.path = lease.path[: self._pages_for(at)]
+        self.tree.hold(child.path)
+        child.pages = lease.pages[: len(child.path)]
+        child.committed = min(at, len(child.path) * self.page_size)
+        if child.committed < at and self._make_room(1):
+            page = self.pool.take()
+            self._leased += 1
+            self._moves.append(Move("copy", lease.pages[len(child.path)], page))
+            child.pages.append(page)
+            child.committed = at
+        return child
+
+    def close(self, lease: Lease, ids: "array[int]", limit: int) -> None:
+        """Ends the lease. Full pages of ids[:limit] stay in the tree, to be found or evicted."""
+        assert lease.reserved == 0
+        self.publish(lease, ids, limit)
+        self.host.forget(lease)
+        self._release(lease, 0)
+        self._busy.discard(lease)
+        self._leases.remove(lease)
+
+    # ---- who may be evicted ---------------------------------------------------------------
+
+    def rest(self, lease: Lease) -> None:
+        """Nobody waits for this lease now: its pages may be given to others."""
+        assert lease.reserved == 0
+        self._busy.discard(lease)
+        self._idle.pop(lease, None)
+        if lease.pages:
+            self._idle[lease] = None
+
+    def wake(self, lease: Lease) -> None:
+        self._idle.pop(lease, None)
+        self._busy.add(lease)
+
+    def recall(self, lease: Lease) -> bool:
+        """Brings back what the lease has spilled, if room can be made; else it is forgotten and
+        will be computed again. False: there was something, and it is lost. The lease must be
+        awake."""
+        if not lease.host:
+            return True
+        assert lease not in self._idle
+        self.host.protect(lease)
+        if not self._make_room(len(lease.host)):
+            self.host.forget(lease)
+            return False
+        pages = array("i", [self.pool.take() for _ in lease.host])
+        self._leased += len(pages)
+        committed = lease.host_end
+        self.host.load(lease, pages)
+        lease.pages = lease.pages + pages
+        lease.committed = committed
+        return True
+
+    def retract(self, lease: Lease) -> None:
+        """Gives back everything the lease has, at once. Its sequence owes it all again."""
+        assert lease.reserved == 0
+        self._release(lease, 0)
+
+    def forget(self) -> None:
+        """All KV, on the device and on the host. Only when nothing is in flight."""
+        for lease in self._leases:
+            assert lease.reserved == 0
+            self.host.forget(lease)
+            self._release(lease, 0)
+        while (page := self.tree.evict()) is not None:
+            self.pool.give([page])
+        self._moves.clear()
+
+    def take_moves(self) -> list[Move]:
+        """What the next batch must move, in order, before anything else."""
+        moves = self._moves.copy()
+        self._moves.clear()
+        return moves
+
+    def attainable(self) -> int:
+        """Pages that could be had by evicting all that is idle; an upper bound."""
+        return self.pool.total - sum(lease.private for lease in self._busy)
+
+    def in_flight(self) -> bool:
+        """Whether any lease has tokens on their way."""
+        return any(lease.reserved for lease in self._busy)
+
+    # ---- the books ------------------------------------------------------------------------
+
+    @property
+    def leased(self) -> int:
+        return self._leased
+
+    def audit(self) -> None:
+        """Every page has one owner, every hold a holder, every lease obeys the tail rule. O(pages);
+        raises AssertionError."""
+        nodes = list(self.tree.nodes())
+        owned = self.pool.listing() + [node.page for node in nodes]
+        holds: dict[int, int] = {}
+        for lease in self._leases:
+            owned.extend(lease.pages[len(lease.path) :])
+            assert list(lease.pages[: len(lease.path)]) == [node.page for node in lease.path]
+            assert len(lease.pages) == self._pages_for(lease.reach), "the tail rule is broken"
+            for node in lease.path:
+                holds[id(node)] = holds.get(id(node), 0) + 1
+        assert sorted(owned) == list(range(self.pool.total)), "a page is lost or owned twice"
+        assert all(node.holds == holds.pop(id(node), 0) for node in nodes), "holds out of step"
+        assert not holds, "a lease holds a node that left the tree"
+        assert self.tree.size == len(nodes)
+        assert self.tree.unheld == sum(node.holds == 0 for node in nodes)
+        assert self.pool.free + self.tree.size + self._leased == self.pool.total
+        slots = self.host.pool.listing()
+        for lease in self._leases:
+            slots.extend(lease.host)
+            if lease.host:
+                assert lease.committed == len(lease.pages) * self.page_size, "a gap before the host"
+                assert len(lease.host) == self._pages_for(lease.host_end) - len(lease.pages)
+        assert sorted(slots) == list(range(self.host.pool.total)), "a host page is lost or doubled"
+        assert self._busy <= self._leases
+        assert self._idle.keys() == {x for x in self._leases - self._busy if x.pages}
+
+    # ---- inside ---------------------------------------------------------------------------
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _trim(self, lease: Lease) -> None:
+        keep = self._pages_for(lease.reach)
+        if keep < len(lease.pages):
+            self._release(lease, keep)
+
+    def _release(self, lease: Lease, keep: int) -> None:
+        """Gives back the lease's pages after the first `keep`."""
+        shared = len(lease.path)
+        private = lease.pages[max(keep, shared) :]
+        self.pool.give(private)
+        self._leased -= len(private)
+        if keep < shared:
+            self.tree.drop(lease.path[keep:])
+            del lease.path[keep:]
+        lease.pages = lease.pages[:keep]
+        if not keep:
+            self._idle.pop(lease, None)
+        lease.committed = min(lease.committed, keep * self.page_size)
+
+    def _copy_last_shared(self, lease: Lease) -> None:
+        node = lease.path.pop()
+        page = self.pool.take()
+        self._leased += 1
+        self._moves.append(Move("copy", node.page, page))
+        lease.pages = lease.pages[:]
+        lease.pages[len(lease.path)] = page
+        self.tree.drop([node])
+
+    def _make_room(self, needed: int) -> bool:
+        """Down the ladder until `needed` pages are free."""
+        while self.pool.free < needed:
+            page = self.tree.evict()
+            if page is not None:
+                self.evicted += 1
+                self.pool.give([page])
+            elif self._idle:
+                self._shrink(next(iter(self._idle)), needed - self.pool.free)
+            else:
+                return False
+        return True
+
+    def _shrink(self, lease: Lease, pages: int) -> None:
+        """Takes up to `pages` from the tail of an idle lease; one that has only shared pages left
+        lets go of them all, so that the tree may evict them. What goes is spilled if it can be."""
+        taken = min(pages, lease.private)
+        self.evicted += taken
+        keep = len(lease.pages) - taken if taken else 0
+        if self.host.pool.total:
+            self.host.spill(lease, lease.pages[keep:])
+        self._release(lease, keep)

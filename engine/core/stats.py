@@ -1,0 +1,76 @@
+"""Reports: what the engine says of a session, and of itself. Changes nothing."""
+
+from collections.abc import Collection
+
+from continuo.engine.core.cache import SessionAwareCache
+from continuo.engine.wire.messages import EngineStats, Load, SessionInfo
+from continuo.engine.core.counters import Counters
+from continuo.engine.core.schedule import Scheduler
+from continuo.engine.core.sequence import Sequence
+
+
+def session_info(sequence: Sequence, now: float) -> SessionInfo:
+    known = sequence.lease.known
+    return SessionInfo(
+        session=sequence.id,
+        streaming=sequence.log.history is None,
+        state="generating" if sequence.turn else "prefilling" if sequence.flying else "idle",
+        length=sequence.log.length,
+        provisional=sequence.log.provisional,
+        committed=sequence.committed,
+        held_pages=len(sequence.lease.pages),
+        host_pages=len(sequence.lease.host),
+        host_tokens=known - sequence.committed,
+        lost_tokens=max(sequence.reached - known, 0),
+        turn=sequence.turn.id if sequence.turn else None,
+        idle_s=now - sequence.touched_s,
+    )
+
+
+def engine_load(
+    cache: SessionAwareCache,
+    scheduler: Scheduler,
+    *,
+    sessions: int,
+    draining: bool,
+    step_s: float,
+) -> Load:
+    """How full it is, at a glance."""
+    return Load(
+        sessions=sessions,
+        turns=scheduler.turns,
+        rows=scheduler.rows,
+        pages_leased=cache.leased,
+        pages_total=cache.pool.total,
+        draining=draining,
+        step_s=step_s,
+    )
+
+
+def engine_stats(
+    cache: SessionAwareCache,
+    scheduler: Scheduler,
+    counters: Counters,
+    sequences: Collection[Sequence],
+) -> EngineStats:
+    return EngineStats(
+        pages_total=cache.pool.total,
+        pages_free=cache.pool.free,
+        pages_tree=cache.tree.size,
+        pages_leased=cache.leased,
+        sessions=len(sequences),
+        active_turns=scheduler.turns,
+        queued_turns=sum(sequence.deferred.turns for sequence in sequences),
+        steps=counters.steps,
+        tokens_computed=counters.tokens_computed,
+        tokens_drawn=counters.tokens_drawn,
+        model_s=counters.model_s,
+        failed_steps=counters.failed_steps,
+        failed_audits=counters.failed_audits,
+        retractions=scheduler.retractions,
+        evicted_pages=cache.evicted,
+        host_pages_total=cache.host.pool.total,
+        host_pages_used=cache.host.used,
+        pages_spilled=cache.host.spilled,
+        pages_recalled=cache.host.recalled,
+    )

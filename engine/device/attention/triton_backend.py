@@ -1,0 +1,304 @@
+# pyright: basic, reportArgumentType=false
+"""Paged attention that reads pages in place: Triton kernels for one query row and short appends.
+
+The G query heads that share a KV head are folded into query rows with the C tokens of a tile, so
+that each key is read once:
+
+    tile      TOKENS tokens of one row, one KV head: TOKENS * G query rows (padded to a power of 2)
+    split     a stretch of the row's context; the splits of a tile run side by side (flash-decoding)
+    combine   adds the splits of a query row up, each weighted by its share of the softmax
+
+What lies beyond a row's end in its last page may be NaN: masked loads leave it out, zeros instead.
+The sums are kept in fp32. Sizes: T tokens, R rows, H query heads, Hk KV heads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from continuo.engine.device.attention.backend import PoolAttend
+from continuo.engine.device.step_inputs import Ints, Step, upload
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models.layers import Attend
+
+SPLIT_TOKENS = 512
+"""Context tokens of one split, at least: below, starting a program costs more than it reads."""
+SPLITS_MAX = 64
+BLOCK = 64
+"""Context tokens of one iteration."""
+LOG2_E = 1.4426950408889634
+TILE_ROWS_MAX = 64
+"""Query rows (tokens * query heads of a KV head) of one tile."""
+
+
+@triton.jit
+def _attend(
+    query,  # [T, H, KEY_DIM]
+    keys,  # [page, Hk, PAGE, KEY_DIM]
+    values,  # [page, Hk, PAGE, VALUE_DIM]
+    tiles,  # [N, 5] int32: row, first token, tokens, position of the first, context begin
+    tables,  # [R, table_stride] int32
+    partial,  # [T, H, splits, VALUE_DIM] fp32: softmax-weighted sums, normalised per split
+    weights,  # [T, H, splits] fp32: log2 of each split's sum of weights
+    out,  # [T, H, VALUE_DIM]: written here where there is one split, else by _combine
+    scale,  # of the scores, times log2(e)
+    window,  # positions a token sees, itself included; 0: all
+    query_stride,  # elements from token to token
+    table_stride,
+    split_tokens,  # context tokens of one split: a multiple of BLOCK
+    H: tl.constexpr,
+    HK: tl.constexpr,
+    SHARE: tl.constexpr,  # H / HK
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    KEY_PAD: tl.constexpr,  # KEY_DIM as a power of two, at least 16
+    VALUE_PAD: tl.constexpr,
+    ROWS: tl.constexpr,  # query rows of a tile: a power of two, at least 16
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,  # context tokens of one iteration
+    SPLITS: tl.constexpr,
+):
+    tile, head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(tiles + tile * 5)
+    first = tl.load(tiles + tile * 5 + 1)
+    count = tl.load(tiles + tile * 5 + 2)
+    start = tl.load(tiles + tile * 5 + 3)
+    context = tl.load(tiles + tile * 5 + 4)
+
+    line = tl.arange(0, ROWS)
+    token = line // SHARE
+    wide = first + token  # its place among the step's T
+    query_head = head * SHARE + line % SHARE
+    real = token < count
+    position = start + token
+    key_dim, value_dim = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
+    q = tl.load(
+        query + wide[:, None] * query_stride + query_head[:, None] * KEY_DIM + key_dim,
+        mask=real[:, None] & (key_dim < KEY_DIM),
+        other=0.0,
+    )
+
+    begin = context + split * split_tokens
+    end = tl.minimum(begin + split_tokens, start + count)
+    best = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mixed = tl.zeros([ROWS, VALUE_PAD], tl.float32)
+    for base in range(begin, end, BLOCK):
+        place = base + tl.arange(0, BLOCK)
+        inside = place < end
+        page = tl.load(tables + row * table_stride + place // PAGE, mask=inside, other=0)
+        slot = (page.to(tl.int64) * HK + head) * PAGE + place % PAGE
+        k = tl.load(
+            keys + slot[None, :] * KEY_DIM + key_dim[:, None],
+            mask=inside[None, :] & (key_dim < KEY_DIM)[:, None],
+            other=0.0,
+        )
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        seen = inside[None, :] & (place[None, :] <= position[:, None])
+        seen = seen & ((window == 0) | (place[None, :] > position[:, None] - window))
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp2(best - level)
+        share = tl.exp2(scores - level[:, None])
+        v = tl.load(
+            values + slot[:, None] * VALUE_DIM + value_dim[None, :],
+            mask=inside[:, None] & (value_dim < VALUE_DIM)[None, :],
+            other=0.0,
+        )
+        total = total * fade + tl.sum(share, 1)
+        mixed = mixed * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        best = higher
+
+    cell = (wide.to(tl.int64) * H + query_head) * SPLITS + split
+    some = total > 0
+    divisor = tl.where(some, total, 1.0)
+    stored = real[:, None] & (value_dim < VALUE_DIM)[None, :]
+    if SPLITS == 1:
+        tl.store(
+            out + cell[:, None] * VALUE_DIM + value_dim,
+            (mixed / divisor[:, None]).to(out.dtype.element_ty),
+            mask=stored,
+        )
+        return
+    tl.store(
+        partial + cell[:, None] * VALUE_DIM + value_dim,
+        mixed / divisor[:, None],
+        mask=stored,
+    )
+    weight = tl.where(some, best + tl.log2(divisor), float("-inf"))
+    tl.store(weights + cell, weight, mask=real)
+
+
+@triton.jit
+def _combine(
+    partial,  # [T, H, SPLITS, VALUE_DIM] fp32
+    weights,  # [T, H, SPLITS] fp32
+    out,  # [T, H, VALUE_DIM]
+    tokens,  # [M] int32: which of the T
+    H: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    cell = tl.load(tokens + tl.program_id(0)).to(tl.int64) * H + tl.program_id(1)
+    split, value_dim = tl.arange(0, SPLITS), tl.arange(0, VALUE_PAD)
+    weight = tl.load(weights + cell * SPLITS + split)
+    share = tl.exp2(weight - tl.max(weight, 0))
+    share = share / tl.sum(share, 0)
+    parts = tl.load(
+        partial + (cell * SPLITS + split[:, None]) * VALUE_DIM + value_dim[None, :],
+        mask=(value_dim < VALUE_DIM)[None, :],
+        other=0.0,
+    )
+    mixed = tl.sum(parts * share[:, None], 0)
+    tl.store(
+        out + cell * VALUE_DIM + value_dim,
+        mixed.to(out.dtype.element_ty),
+        mask=value_dim < VALUE_DIM,
+    )
+
+
+class PagedTriton:
+    """`programs`: how many the device runs well side by side; contexts are split to reach it."""
+
+    def __init__(self, programs: int) -> None:
+        self.programs = programs
+
+    def attend(self, step: Step, pool: KVPool) -> Attend:
+        return PoolAttend(step, pool, self.prepare(step, pool))
+
+    def prepare(self, step: Step, pool: KVPool) -> TritonStep:
+        return TritonStep(step, pool, self.programs)
+
+
+@dataclass(slots=True)
+class Launch:
+    """The tiles of one size: all rows of one token, or all longer ones."""
+
+    tiles: Tensor
+    """[N, 5] int32 on the device."""
+    tokens: Tensor
+    """[M] int32 on the device: all tokens of these tiles."""
+    tile_tokens: int
+    splits: int
+    """A power of two."""
+    split_tokens: int
+
+
+class TritonStep:
+    """Launches are made on first use, one plan per distinct (window, query heads per KV head)."""
+
+    def __init__(self, step: Step, pool: KVPool, programs: int) -> None:
+        self.step, self.pool, self.programs = step, pool, programs
+        self.plans: dict[tuple[int | None, int, int], list[Launch]] = {}
+        longest = max(len(table) for table in step.tables)
+        tables = np.zeros((len(step.tables), longest), dtype=np.int32)
+        for row, table in enumerate(step.tables):
+            tables[row, : len(table)] = table
+        self.tables = upload(tables, step.tokens.device)
+
+    def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
+        keys, values = self.pool.keys[layer], self.pool.values[layer]
+        tokens, heads, key_dim = query.shape
+        kv_heads, page, value_dim = values.shape[1:]
+        share = heads // kv_heads
+        if query.stride(2) != 1 or query.stride(1) != key_dim:
+            query = query.contiguous()
+        shape = (window, share, kv_heads)
+        if shape not in self.plans:
+            self.plans[shape] = plan(self.step, window, share, kv_heads, self.programs)
+        out = query.new_empty(tokens, heads, value_dim)
+        for launch in self.plans[shape]:
+            splits = launch.splits
+            cells = tokens if splits > 1 else 0
+            partial = out.new_empty(cells, heads, splits, value_dim, dtype=torch.float32)
+            weights = out.new_empty(cells, heads, splits, dtype=torch.float32)
+            value_pad = max(16, triton.next_power_of_2(value_dim))
+            _attend[(len(launch.tiles), kv_heads, splits)](
+                query,
+                keys,
+                values,
+                launch.tiles,
+                self.tables,
+                partial,
+                weights,
+                out,
+                scale * LOG2_E,
+                window or 0,
+                query.stride(0),
+                self.tables.stride(0),
+                launch.split_tokens,
+                H=heads,
+                HK=kv_heads,
+                SHARE=share,
+                KEY_DIM=key_dim,
+                VALUE_DIM=value_dim,
+                KEY_PAD=max(16, triton.next_power_of_2(key_dim)),
+                VALUE_PAD=value_pad,
+                ROWS=max(16, triton.next_power_of_2(launch.tile_tokens * share)),
+                PAGE=page,
+                BLOCK=BLOCK,
+                SPLITS=splits,
+            )
+            if splits > 1:
+                _combine[(len(launch.tokens), heads)](
+                    partial,
+                    weights,
+                    out,
+                    launch.tokens,
+                    H=heads,
+                    VALUE_DIM=value_dim,
+                    VALUE_PAD=value_pad,
+                    SPLITS=splits,
+                )
+        return out
+
+
+def plan(step: Step, window: int | None, share: int, kv_heads: int, programs: int) -> list[Launch]:
+    """Cut the rows of a step into tiles, those of one token apart from the others."""
+    wide = max(1, TILE_ROWS_MAX // share)
+    single = step.counts == 1
+    launches = []
+    for rows, tile_tokens in ((np.flatnonzero(single), 1), (np.flatnonzero(~single), wide)):
+        if len(rows):
+            tiles = _tiles(step, rows, tile_tokens, window)
+            launches.append(_launch(tiles, tile_tokens, kv_heads, programs, step))
+    return launches
+
+
+def _tiles(step: Step, rows: Ints, tile_tokens: int, window: int | None) -> Ints:
+    """[N, 5]: row, first token, tokens, position of the first, where its context begins."""
+    found = []
+    for row in rows.tolist():
+        done = np.arange(0, int(step.counts[row]), tile_tokens)
+        tiles = np.empty((len(done), 5), dtype=np.int64)
+        tiles[:, 0] = row
+        tiles[:, 1] = step.first[row] + done
+        tiles[:, 2] = np.minimum(tile_tokens, step.counts[row] - done)
+        tiles[:, 3] = step.starts[row] + done
+        tiles[:, 4] = 0 if window is None else np.maximum(tiles[:, 3] - window + 1, 0)
+        found.append(tiles)
+    return np.concatenate(found)
+
+
+def _launch(tiles: Ints, tile_tokens: int, kv_heads: int, programs: int, step: Step) -> Launch:
+    longest = int((tiles[:, 3] + tiles[:, 2] - tiles[:, 4]).max())
+    wanted = min(-(-programs // (len(tiles) * kv_heads)), -(-longest // SPLIT_TOKENS), SPLITS_MAX)
+    splits = triton.next_power_of_2(max(1, wanted))
+    blocks = -(-longest // (splits * BLOCK))
+    tokens = np.concatenate([first + np.arange(count) for _, first, count, _, _ in tiles.tolist()])
+    device = step.tokens.device
+    return Launch(
+        tiles=upload(tiles.astype(np.int32), device),
+        tokens=upload(tokens.astype(np.int32), device),
+        tile_tokens=tile_tokens,
+        splits=splits,
+        split_tokens=blocks * BLOCK,
+    )

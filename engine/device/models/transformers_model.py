@@ -1,0 +1,250 @@
+# pyright: basic
+"""Any other causal LM with softmax attention: transformers' own module, our paged attention.
+
+transformers looks attention up by name and hands over no more than a module and its queries, keys
+and values; which step they belong to reaches our function through a context variable. What is
+asked of a model is found by running it once and watching; that it then computes what transformers
+alone computes is proved at load with a few tokens, in chunks, two rows packed side by side.
+"""
+
+from __future__ import annotations
+
+import inspect
+from array import array
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoModelForCausalLM
+
+from continuo.engine.batch import Batch, Row, Sample
+from continuo.engine.device import step_inputs
+from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.models import rope
+from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.models.layers import Attend
+from continuo.engine.errors import ModelError
+
+NAME = "continuo_paged"
+REFUSED = {
+    "softcap": "soft-capped attention scores",
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "position_bias": "a position bias inside attention",
+    "alibi": "a position bias inside attention",
+    "indices": "sparse attention",
+}
+"""Arguments of transformers' attention functions that our attention does not compute."""
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""Largest relative difference (in the 2-norm of the logits) that the self-check takes for noise:
+what is wrong by construction is wrong by tens of percent."""
+
+
+class Watch:
+    """An `attend` that attends to nothing and writes down what each layer asked for."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, tuple[KVShape, int | None]] = {}
+
+    def __call__(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        shape = KVShape(key.shape[1], key.shape[2], value.shape[2])
+        self.layers[layer] = (shape, window)
+        return value.new_zeros(*query.shape[:2], value.shape[2])
+
+
+@dataclass
+class Call:
+    """One forward pass: where its attention goes, and which modules have asked so far."""
+
+    attend: Attend
+    layers: dict[int, int]
+    """id of an attention module -> its layer in the pool; grows while a Watch attends."""
+    asked: list[int]
+
+
+_CALL: ContextVar[Call] = ContextVar("continuo_attention_call")
+
+
+def _paged(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention function: query [1, heads, T, dim] -> [1, T, heads, dim]."""
+    call = _CALL.get()
+    if isinstance(call.attend, Watch):
+        _check_call(query, key, attention_mask, others)
+        call.layers.setdefault(id(module), len(call.layers))
+    layer = call.layers[id(module)]
+    call.asked.append(layer)
+    query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    return call.attend(layer, query, key, value, scale, sliding_window)[None], None
+
+
+def _check_call(query: Tensor, key: Tensor, mask: Tensor | None, others: dict[str, Any]) -> None:
+    for name, meaning in REFUSED.items():
+        if others.get(name) is not None:
+            raise ModelError(meaning)
+    if others.get("is_causal") is False:
+        raise ModelError("attention that is not causal")
+    if mask is not None:
+        raise ModelError("an attention mask of its own")
+    if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
+        raise ModelError("attention to something other than its own tokens")
+
+
+class HfModel:
+    """A transformers model behind the runner's Model protocol."""
+
+    def __init__(self, module: Any, folder: Path) -> None:
+        """Raises ModelError for a model that paged attention cannot run."""
+        self.module, self.config = module, module.config.get_text_config()
+        self.architecture = type(module).__name__
+        self.folder = folder
+        self.keeps = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self.layers: dict[int, int] = {}
+        self.kv, self.windows, self.vocab = self._watch()
+
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None
+    ) -> Tensor:
+        """tokens, positions [T] -> logits [S, vocab] of the `wanted` tokens (None: of all)."""
+        call = Call(attend, self.layers, [])
+        mark = _CALL.set(call)
+        try:
+            keep = {} if wanted is None or not self.keeps else {"logits_to_keep": wanted}
+            logits = self.module(
+                input_ids=tokens[None], position_ids=positions[None], use_cache=False, **keep
+            ).logits[0]
+        finally:
+            _CALL.reset(mark)
+        if sorted(call.asked) != list(range(len(self.layers))):
+            raise self._refusal("an attention layer does not run exactly once per step")
+        return logits if wanted is None or keep else logits[wanted]
+
+    def limit(self) -> int | None:
+        """Tokens of context at most; None: the config does not say. Rotary scalings that look at
+        the longest row of a step are used only where they have nothing to change."""
+        positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        for parameters in rope.each(self.config):
+            if parameters.get("rope_type") in ("dynamic", "longrope"):
+                original: int | None = parameters.get("original_max_position_embeddings")
+                if original is not None:
+                    positions = min(positions or original, original)
+        return positions
+
+    def _watch(self) -> tuple[list[KVShape], list[int | None], int]:
+        """Run three tokens and see: KV per layer, windows, size of the vocabulary."""
+        watch = Watch()
+        device = self.module.device
+        tokens = torch.arange(3, device=device)
+        try:
+            logits = self(tokens, tokens, watch, None)
+        except ModelError as error:
+            raise self._refusal(error.message) from error
+        except Exception as error:
+            raise self._refusal(f"{type(error).__name__}: {error}") from error
+        found = [watch.layers[layer] for layer in range(len(watch.layers))]
+        wanted = self.config.num_hidden_layers
+        if len(found) != wanted:
+            raise self._refusal(f"{len(found)} of {wanted} layers use softmax attention")
+        windows = [window for _, window in found]
+        self._check_windows(windows)
+        return [shape for shape, _ in found], windows, logits.shape[-1]
+
+    def _check_windows(self, windows: list[int | None]) -> None:
+        """What the config says of windows must have reached our function."""
+        config = self.config
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
+        for kind, window in zip(kinds, windows, strict=False):
+            if kind not in ("full_attention", "sliding_attention"):
+                raise self._refusal(f"layers of type {kind}")
+            if kind == "sliding_attention" and window is None:
+                raise self._refusal("a sliding window that its code applies by a mask")
+        used = getattr(config, "sliding_window", None)
+        if used and getattr(config, "use_sliding_window", True) and not any(windows):
+            raise self._refusal("a sliding window that its code applies by a mask")
+
+    def check(self) -> None:
+        """Compare with transformers' own attention: rows of 7 and 5 tokens, the first in two
+        chunks, in one packed batch. Raises ModelError where they differ by more than noise."""
+        tokens = [[(7 * n + 3) % self.vocab for n in range(count)] for count in (7, 5)]
+        first, second = (array("i", ids) for ids in tokens)
+        pages, other = array("i", [3, 1]), array("i", [0, 2])
+        sample = Sample()
+        pool = KVPool(self.kv, 4, 4, self.module.get_input_embeddings().weight[:0])
+        self._run(pool, Row(first[:4], -1, 0, pages[:1], sample))
+        mine = self._run(
+            pool, Row(second, -1, 0, other, sample), Row(first[4:], -1, 4, pages, sample)
+        )
+        self.module.set_attn_implementation("eager")
+        theirs = [self._alone(ids) for ids in (tokens[1], tokens[0])]
+        self.module.set_attn_implementation(NAME)
+        wanted = torch.stack(theirs).float()
+        error = ((mine.float() - wanted).norm() / wanted.norm()).item()
+        if not error <= TOLERANCE.get(self.module.dtype, 1e-3):
+            raise self._refusal(
+                f"in pages its logits differ by {error:.1%} from what they should be"
+            )
+
+    def _run(self, pool: KVPool, *rows: Row) -> Tensor:
+        step = step_inputs.build(Batch(0, list(rows)), pool.page_size, self.module.device)
+        attend = Reference().attend(step, pool)
+        return self(step.tokens, step.positions, attend, step.last)
+
+    def _alone(self, ids: list[int]) -> Tensor:
+        tokens = torch.tensor([ids], device=self.module.device)
+        return self.module(input_ids=tokens, use_cache=False).logits[0, -1]
+
+    def _refusal(self, why: str) -> ModelError:
+        return ModelError(f"{self.folder}: architecture {self.architecture} cannot run here: {why}")
+
+
+def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> HfModel:
+    """Raises ModelError, naming the architecture, for what cannot run in pages."""
+    named = (config.architectures or [config.model_type])[0]
+    refusal = f"{folder}: architecture {named} cannot run here: "
+    if config.is_encoder_decoder:
+        raise ModelError(refusal + "it has an encoder")
+    AttentionInterface.register(NAME, _paged)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            attn_implementation="eager",
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except Exception as error:
+        raise ModelError(refusal + str(error).strip().splitlines()[0]) from error
+    module, report = loaded
+    if report["missing_keys"]:
+        raise ModelError(f"{folder}: tensor {min(report['missing_keys'])} is missing")
+    module.to(device).eval().requires_grad_(False)
+    module.set_attn_implementation(NAME)
+    if module.config.get_text_config()._attn_implementation != NAME:
+        raise ModelError(refusal + "its attention cannot be replaced")
+    model = HfModel(module, folder)
+    model.check()
+    return model

@@ -1,0 +1,140 @@
+"""Chat templates as programs: compiled in a sandbox, rendered to text. Knows no tokens.
+
+The environment is the one transformers gives to templates (tests compare them), without the 0.5 s
+and 30 MB that importing transformers takes.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from continuo.engine.errors import BadRequest, ModelError
+
+Render = Callable[..., str]
+
+
+_FAILURES = (
+    *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
+    *(RecursionError, TypeError, ValueError),
+)
+"""What a program can die of: its own exceptions, and mistakes it makes with what it is given."""
+
+
+class Refused(BadRequest):
+    """The template does not allow this conversation (say, two user messages in a row)."""
+
+
+class Program:
+    """One compiled chat template."""
+
+    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+        """`names`: bos_token and the like. Raises ModelError if `source` is not a template."""
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+            self.literals = _literals(environment, source)
+        except jinja2.TemplateError as error:
+            raise ModelError(f"chat template: {error}") from None
+        self._names = dict(names)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Raises Refused, with the template's own words where it has any."""
+        try:
+            return self._template.render(
+                messages=[dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=add_generation_prompt,
+                **self._names,
+                **(options or {}),
+            )
+        except _FAILURES as error:
+            raise Refused(f"the chat template refuses this conversation: {error}") from None
+
+
+class _Generation(Extension):
+    """{% generation %}: marks what a model is trained on; means nothing here."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _GuardedNamespace(Namespace):
+    """A template is a stranger's program: no underscored attributes."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self = cast(Namespace, args[0])
+        values = dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    filters = cast(dict[str, Any], environment.filters)  # pyright: ignore[reportUnknownMemberType]
+    filters["tojson"] = _tojson
+    names = cast(dict[str, Any], environment.globals)  # pyright: ignore[reportUnknownMemberType]
+    names["raise_exception"] = _raise
+    names["strftime_now"] = _strftime_now
+    names["namespace"] = _GuardedNamespace
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Not jinja's own, which escapes HTML.
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _literals(environment: ImmutableSandboxedEnvironment, source: str) -> str:
+    """All text the template itself can write, in pieces parted by NUL."""
+    tree = environment.parse(source)
+    texts = {node.data for node in tree.find_all(nodes.TemplateData)}
+    for node in tree.find_all(nodes.Const):
+        if isinstance(node.value, str):
+            texts.add(node.value)
+    return "\0".join(sorted(texts))

@@ -1,0 +1,205 @@
+"""Link: carries messages between front and loop; alone knows that there is another process.
+
+A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. What is sent
+within one turn of the event loop goes out as one frame. Over a network the first frames are a
+greeting; nothing else is read or sent before it is over.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar, cast, get_args
+
+import msgspec
+
+from continuo.engine.wire import handshake
+from continuo.engine.errors import LinkRefused
+from continuo.engine.wire.handshake import Greeting
+
+log = logging.getLogger(__name__)
+
+Sent = TypeVar("Sent")
+Received = TypeVar("Received")
+
+FRAME_BYTES_MAX = 256 << 20
+"""A frame longer than this is not ours: the link is dropped."""
+
+
+GREETING_S = 5.0
+"""How long a greeting may take."""
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors that msgspec raises for bytes that are no message."""
+
+
+class _Numbered(msgspec.Struct):
+    """The fields that every answered message has."""
+
+    n: int
+
+
+class Link(asyncio.Protocol, Generic[Sent, Received]):
+    """One end. `on_messages` is called with what each frame held, `on_lost` once at the end,
+    `on_greeted` before the first message."""
+
+    def __init__(
+        self,
+        decoder: "msgspec.msgpack.Decoder[list[Received]]",
+        on_messages: Callable[[list[Received]], None],
+        on_lost: Callable[[], None],
+        handshake: Greeting | None = None,
+        on_greeted: Callable[[], None] = lambda: None,
+        refusal: Callable[[int, str], Sent] | None = None,
+    ) -> None:
+        """`refusal` makes the answer to a message that is none of ours but has a number, and why;
+        the other messages of its frame are received. Without it such a frame ends the link."""
+        self._decoder = decoder
+        self._refusal = refusal
+        self._encoder = msgspec.msgpack.Encoder()
+        self.on_messages = on_messages
+        """May be replaced while the link lives."""
+        self._on_lost = on_lost
+        self._greeting = handshake
+        self._on_greeted = on_greeted
+        self._patience: asyncio.TimerHandle | None = None
+        self.refused: LinkRefused | None = None
+        """Why the greeting came to nothing, if it did."""
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._to_send: list[Sent] = []
+
+    def send(self, *messages: Sent) -> None:
+        """Queues messages for this turn of the event loop. Silently dropped once the link is lost;
+        the other side learns that from `on_lost`."""
+        if not self._to_send:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._to_send.extend(messages)
+
+    def send_all(self, messages: Sequence[Sent]) -> None:
+        if messages:
+            self.send(*messages)
+
+    def send_now(self, messages: Sequence[Sent]) -> None:
+        """In a frame with what is queued, without waiting for this turn's end."""
+        if messages:
+            self._to_send.extend(messages)
+            self._flush()
+
+    def close(self) -> None:
+        """Sends what is queued, then hangs up."""
+        self._flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Hangs up at once; what is queued is lost."""
+        self._to_send.clear()
+        if self._transport is not None:
+            transport, self._transport = self._transport, None
+            transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
+        self._transport.set_write_buffer_limits(0)  # uvloop: what is written is sent at once
+        if self._greeting is None:
+            self._on_greeted()
+            return
+        self._patience = asyncio.get_running_loop().call_later(GREETING_S, self.abort)
+        if first := self._greeting.first():
+            self._write(first)
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._received
+        buffer += data
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "little")
+            if size > (FRAME_BYTES_MAX if self._greeting is None else handshake.FRAME_BYTES_MAX):
+                self.abort()
+                return
+            if len(buffer) - start - 4 < size:
+                break
+            frame = bytes(buffer[start + 4 : start + 4 + size])
+            start += 4 + size
+            if self._greeting is not None:
+                self._greet(self._greeting, frame)
+            else:
+                self._receive(frame)
+            if self._transport is None:
+                return
+        del buffer[:start]
+
+    def _receive(self, frame: bytes) -> None:
+        """A frame that cannot be read ends this link, and nothing else."""
+        try:
+            messages = self._decoder.decode(frame)
+        except UNREADABLE as error:
+            found = self._readable(frame)
+            if found is None:
+                log.warning("a link is dropped: a frame on it cannot be read: %s", error)
+                self.abort()
+                return
+            messages = found
+        if messages:
+            self.on_messages(messages)
+
+    def _readable(self, frame: bytes) -> list[Received] | None:
+        """The messages of a frame of which at least one is none of ours: that one is refused. None:
+        it is no array of messages, or none is to be refused."""
+        if self._refusal is None:
+            return None
+        [kind] = get_args(self._decoder.type)
+        decoder = msgspec.msgpack.Decoder(kind)
+        messages: list[Received] = []
+        try:
+            for raw in msgspec.msgpack.decode(frame, type=list[msgspec.Raw]):
+                try:
+                    messages.append(decoder.decode(raw))
+                except UNREADABLE as error:
+                    numbered = msgspec.msgpack.decode(raw, type=_Numbered)
+                    log.warning("message %d of a link is refused: %s", numbered.n, error)
+                    self.send(self._refusal(numbered.n, str(error)))
+        except UNREADABLE:
+            return None
+        return messages
+
+    def _greet(self, handshake: Greeting, frame: bytes) -> None:
+        try:
+            answer = handshake.heard(frame)
+        except LinkRefused as error:
+            self.refused = error
+            self.abort()
+            return
+        if answer is not None:
+            self._write(answer)
+        if handshake.over:
+            self._greeting = None
+            self._calm()
+            self._on_greeted()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._calm()
+        self._on_lost()
+
+    def _calm(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _flush(self) -> None:
+        messages, self._to_send = self._to_send, []
+        if messages and self._transport is not None:
+            self._write_all(messages)
+
+    def _write_all(self, messages: Sequence[Sent]) -> None:
+        """Send messages in one frame, or in as many as the other end accepts."""
+        body, half = self._encoder.encode(messages), len(messages) // 2
+        if len(body) > FRAME_BYTES_MAX and half:
+            self._write_all(messages[:half])
+            self._write_all(messages[half:])
+        else:
+            self._write(body)
+
+    def _write(self, body: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(len(body).to_bytes(4, "little") + body)

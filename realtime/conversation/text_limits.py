@@ -1,0 +1,106 @@
+"""How much text a request may hold, counted in characters before any of it is tokenised. Pure.
+
+A text of n characters is at least n / (characters of the longest token) tokens. If these are more
+than the context holds the request is refused, at the cost of counting.
+"""
+
+import contextlib
+from collections.abc import Generator, Iterable, Sequence
+
+import msgspec
+
+from continuo.engine import ChatTemplate, Ready, TooLong
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import REQUEST_CHARS_MAX
+from continuo.realtime.protocol.core import Item, ItemReference, Settings
+from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+
+
+class TextBounds(msgspec.Struct, frozen=True):
+    limit: int
+    """Tokens of context."""
+    token_chars_max: int | None
+    """Characters of the longest token; None: no such bound is known of this tokenizer."""
+
+    @classmethod
+    def of(cls, ready: Ready, template: ChatTemplate) -> "TextBounds":
+        return cls(ready.max_model_len, template.token_chars_max)
+
+    @property
+    def tokens_max(self) -> int:
+        """Tokens made for one request before it is refused: twice the context, since a template may
+        shorten what it wrote before, and exact counts are told of what is a little too long."""
+        return 2 * self.limit
+
+    def tokens_min(self, chars: int) -> int:
+        """The least number of tokens that a text of so many characters can be."""
+        return 0 if self.token_chars_max is None else -(-chars // self.token_chars_max)
+
+    def check(self, chars: int, param: str) -> None:
+        """Check the length of all texts of a request together. Raises Refusal, which names
+        `param`."""
+        if chars > REQUEST_CHARS_MAX:
+            raise Refusal(
+                f"The texts of this request are {chars:,} characters together ('{param}'); the "
+                f"limit is {REQUEST_CHARS_MAX:,}.",
+                code="string_above_max_length",
+                param=param,
+            )
+        if self.tokens_min(chars) > self.limit:
+            raise Refusal(
+                f"'{param}' is {chars:,} characters of text, at least {self.tokens_min(chars):,} "
+                f"tokens; the context of the model holds {self.limit:,} (max_model_len).",
+                code="context_length_exceeded",
+                param=param,
+            )
+
+    def check_head(self, settings: Settings, where: str) -> None:
+        """Check instructions and tools. Raises Refusal, which names the larger of the two."""
+        chars = chars_of_head(settings)
+        longer = "instructions" if len(settings.instructions) * 2 >= chars else "tools"
+        self.check(chars, where + longer)
+
+    def check_input(self, settings: Settings, items: Sequence[Item], param: str) -> None:
+        """Check instructions, tools and items. With truncation all items need not fit, but each
+        must. Raises Refusal."""
+        head = chars_of_head(settings)
+        sizes = [chars_of(item) for item in items]
+        if settings.truncation.mode == "disabled":
+            self.check(head + sum(sizes), param)
+            return
+        if head + sum(sizes) > REQUEST_CHARS_MAX:
+            self.check(head + sum(sizes), param)
+        self.check(head + max(sizes, default=0), param)
+
+    def check_response(self, settings: Settings, context: Sequence[Item]) -> None:
+        """Check a response with a context of its own, which is never truncated. Raises Refusal."""
+        self.check_head(settings, "response.")
+        self.check(chars_of_head(settings) + sum(map(chars_of, context)), "response.input")
+
+    def in_sight(self, items: Sequence[Item]) -> int:
+        """How many of the newest items the model can see at most, with some to spare."""
+        tokens = 0
+        for count, item in enumerate(reversed(items), 1):
+            tokens += self.tokens_min(chars_of(item))
+            if tokens > self.tokens_max:
+                return count
+        return len(items)
+
+
+def written(items: Iterable[Item | ItemReference]) -> list[Item]:
+    """The items of a request that hold text themselves."""
+    return [item for item in items if not isinstance(item, ItemReference)]
+
+
+@contextlib.contextmanager
+def named(param: str, limit: int) -> Generator[None]:
+    """Refuse a text of too many tokens by the name of its field."""
+    try:
+        yield
+    except TooLong as error:
+        raise Refusal(
+            f"'{param}': {error.message}; the context of the model holds {limit:,} "
+            "(max_model_len).",
+            code="context_length_exceeded",
+            param=param,
+        ) from error

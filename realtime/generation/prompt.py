@@ -1,0 +1,56 @@
+"""Prompt: what an answer is made from."""
+
+import secrets
+
+import msgspec
+
+from continuo.engine import Ready, Sampling
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.generation.tool_calls import grammar_of
+from continuo.realtime.conversation.conversation import Conversation
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    conversation: Conversation
+    header: list[int]
+    sampling: Sampling
+
+    @property
+    def length(self) -> int:
+        return self.conversation.length + len(self.header)
+
+
+def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
+    """Raises Refusal if there is no room for a single token, or its form cannot be enforced."""
+    conversation, header = conversation.asked()
+    room = _room(conversation.length + len(header), ready, param)
+    tokens = settings.max_output_tokens
+    sampling = msgspec.structs.replace(
+        settings.sampling,
+        max_tokens=room if tokens is None else min(tokens, room),
+        top_k=min(settings.sampling.top_k, ready.vocab_size),
+        stop_ids=tuple(id for id in conversation.template.stop_ids if id < ready.vocab_size),
+        grammar=grammar_of(settings, conversation.template),
+        seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
+    )
+    return Prompt(conversation, header, sampling)
+
+
+def warm_up_of(conversation: Conversation, ready: Ready, param: str) -> Prompt:
+    """What stands before whatever is said next, for an answer of one id that nobody hears: no
+    header, for no answer is wanted yet. May be nothing at all. Raises Refusal."""
+    _room(conversation.length, ready, param)
+    return Prompt(conversation, [], Sampling(max_tokens=1))
+
+
+def _room(length: int, ready: Ready, param: str) -> int:
+    limit = ready.max_model_len
+    if length >= limit:
+        raise Refusal(
+            f"The prompt of this response is {length:,} tokens, but the context of the model "
+            f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
+            code="context_length_exceeded",
+            param=param,
+        )
+    return limit - length

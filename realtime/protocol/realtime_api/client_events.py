@@ -1,0 +1,236 @@
+"""The client events, their required and optional fields and the bounds of each.
+
+Keys that are not listed are ignored, here as at every level below. A text server has no use for
+some listed ones either; they are typed `object`, accepted whatever they hold. Where a key may be
+null, null says "back to the default" in `session.update` and "as the session has it" in
+`response.create`.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from continuo.realtime import limits
+from continuo.realtime.protocol.sampling import ItemId, Metadata, Name, Sampled, Text
+
+EventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
+
+
+# ---------------------------------------------------------------- in session and response
+
+
+class ToolIn(msgspec.Struct, frozen=True):
+    """Kinds other than `function` are accepted and left out."""
+
+    type: str = "function"
+    name: Name | None = None
+    description: Text | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+    """Ours, as in the Responses API: calls follow the schema."""
+
+
+class ToolChoiceIn(msgspec.Struct, frozen=True):
+    type: str
+    name: str | None = None
+
+
+class Wishes(Sampled, frozen=True, kw_only=True):
+    """What both a session and a single response may wish. How tokens are drawn are extra keys of
+    ours."""
+
+    instructions: Text | UnsetType | None = UNSET
+    tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | UnsetType | None = UNSET
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | UnsetType | None = UNSET
+    max_output_tokens: (
+        Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)] | Literal["inf"] | UnsetType | None
+    ) = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    output_modalities: list[Literal["text", "audio"]] | UnsetType | None = UNSET
+    audio: object = None
+    prompt: object = None
+    reasoning: object = None
+
+
+class TokenLimits(msgspec.Struct, frozen=True):
+    post_instructions: Annotated[int, Meta(ge=0, le=limits.OUTPUT_TOKENS_MAX)] | None = None
+
+
+class RetentionIn(msgspec.Struct, frozen=True, kw_only=True, tag="retention_ratio"):
+    retention_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
+    token_limits: TokenLimits | None = None
+
+
+class SessionIn(Wishes, frozen=True, kw_only=True):
+    type: Literal["realtime"]
+    model: object = None
+    include: object = UNSET
+    """Ours: a list with `response.interrupted`. What else is in it is accepted and left out."""
+    tracing: object = None
+    truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
+
+
+# ---------------------------------------------------------------- items
+
+
+class PartIn(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal[
+        "input_text", "output_text", "text", "input_audio", "output_audio", "audio", "input_image"
+    ]
+    text: Text | None = None
+    transcript: Text | None = None
+    audio: object = None
+    image_url: object = None
+
+
+class MessageIn(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: ItemId | None = None
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)]
+
+
+class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: ItemId | None = None
+    call_id: ItemId | None = None
+    name: Name
+    arguments: Text
+
+
+class FunctionCallOutputIn(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: ItemId | None = None
+    call_id: ItemId
+    output: Text
+
+
+class ItemReferenceIn(msgspec.Struct, frozen=True, kw_only=True, tag="item_reference"):
+    id: ItemId
+
+
+ItemIn = MessageIn | FunctionCallIn | FunctionCallOutputIn
+
+
+class ResponseIn(Wishes, frozen=True, kw_only=True):
+    conversation: str | None = None
+    input: (
+        Annotated[list[ItemIn | ItemReferenceIn], Meta(max_length=limits.INPUT_ITEMS_MAX)] | None
+    ) = None
+    metadata: Metadata | None = None
+
+
+# ---------------------------------------------------------------- the events
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: EventId | None = None
+
+
+class SessionUpdate(Event, frozen=True, kw_only=True, tag="session.update"):
+    session: SessionIn
+
+
+class ItemCreate(Event, frozen=True, kw_only=True, tag="conversation.item.create"):
+    item: ItemIn
+    previous_item_id: ItemId | None = None
+
+
+class ItemRetrieve(Event, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
+    item_id: ItemId
+
+
+class ItemTruncate(Event, frozen=True, kw_only=True, tag="conversation.item.truncate"):
+    item_id: ItemId
+    content_index: Annotated[int, Meta(ge=0, le=limits.PARTS_MAX)]
+    audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    text_end: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """Ours: characters of the text that were heard. One of the two is needed."""
+
+
+class ItemDelete(Event, frozen=True, kw_only=True, tag="conversation.item.delete"):
+    item_id: ItemId
+
+
+class ResponseCreate(Event, frozen=True, kw_only=True, tag="response.create"):
+    response: ResponseIn | None = None
+
+
+class ResponseCancel(Event, frozen=True, kw_only=True, tag="response.cancel"):
+    response_id: str | None = None
+
+
+class AudioAppend(Event, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
+    audio: str
+
+
+class AudioCommit(Event, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
+    pass
+
+
+class AudioClear(Event, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
+    pass
+
+
+class OutputAudioClear(Event, frozen=True, kw_only=True, tag="output_audio_buffer.clear"):
+    pass
+
+
+class TextAppend(Event, frozen=True, kw_only=True, tag="input_text_buffer.append"):
+    """Ours, as all of this buffer: words as they are spoken or typed."""
+
+    text: Text
+
+
+class TextReplace(Event, frozen=True, kw_only=True, tag="input_text_buffer.replace"):
+    text: Text
+
+
+class TextClear(Event, frozen=True, kw_only=True, tag="input_text_buffer.clear"):
+    pass
+
+
+class TextCommit(Event, frozen=True, kw_only=True, tag="input_text_buffer.commit"):
+    pass
+
+
+class SessionClose(Event, frozen=True, kw_only=True, tag="session.close"):
+    """Ours."""
+
+
+ClientEvent = (
+    SessionUpdate
+    | ItemCreate
+    | ItemRetrieve
+    | ItemTruncate
+    | ItemDelete
+    | ResponseCreate
+    | ResponseCancel
+    | AudioAppend
+    | AudioCommit
+    | AudioClear
+    | OutputAudioClear
+    | TextAppend
+    | TextReplace
+    | TextClear
+    | TextCommit
+    | SessionClose
+)
+
+EVENT_TYPES = (
+    "session.update",
+    "conversation.item.create",
+    "conversation.item.retrieve",
+    "conversation.item.truncate",
+    "conversation.item.delete",
+    "response.create",
+    "response.cancel",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
+    "input_audio_buffer.clear",
+    "output_audio_buffer.clear",
+    "input_text_buffer.append",
+    "input_text_buffer.replace",
+    "input_text_buffer.clear",
+    "input_text_buffer.commit",
+    "session.close",
+)
+ITEM_TYPES = ("message", "function_call", "function_call_output")

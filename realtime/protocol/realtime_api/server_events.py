@@ -1,0 +1,422 @@
+"""The server events and the shapes in them. Each validates against the OpenAI SDK's own types."""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from continuo.realtime.errors import Fault
+from continuo.realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus, Reason, Residency
+
+# ---------------------------------------------------------------- items
+
+
+class PartOut(msgspec.Struct, frozen=True, kw_only=True):
+    """In items: input_text, output_text, input_audio. In content_part events: text."""
+
+    type: Literal["input_text", "output_text", "input_audio", "text"]
+    text: str | UnsetType = UNSET
+    transcript: str | UnsetType = UNSET
+
+
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: ItemStatus
+    role: ItemRole
+    content: list[PartOut]
+
+
+class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionCallOutputOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: str
+    object: Literal["realtime.item"] = "realtime.item"
+    status: ItemStatus
+    call_id: str
+    output: str
+
+
+ItemOut = MessageOut | FunctionCallOut | FunctionCallOutputOut
+
+
+# ---------------------------------------------------------------- session
+
+
+class ToolOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: msgspec.Raw
+    strict: bool | UnsetType = UNSET
+
+
+class ToolChoiceOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    name: str
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm"):
+    rate: int = 24_000
+
+
+class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
+    """All null: a text server hears nothing. A client whose own `turn_detection` were reported back
+    would wait for us to interrupt."""
+
+    format: Format = Format()
+    transcription: None = None
+    noise_reduction: None = None
+    turn_detection: None = None
+
+
+class AudioOut(msgspec.Struct, frozen=True, kw_only=True):
+    format: Format = Format()
+    voice: str = "alloy"
+
+
+class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
+    input: AudioIn = AudioIn()
+    output: AudioOut = AudioOut()
+
+
+class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Our extra keys, as they are in effect."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int | None
+    stop: list[str]
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    ignore_eos: bool
+
+
+class TokenLimits(msgspec.Struct, frozen=True, kw_only=True):
+    post_instructions: int
+
+
+class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_ratio"):
+    retention_ratio: float
+    token_limits: TokenLimits | UnsetType = UNSET
+
+
+class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours: what a client needs to come back, and how it came back."""
+
+    session_id: str
+    epoch: str
+    window_s: float
+    expires_at: int
+    token: str | UnsetType = UNSET
+    resumed: Literal["exact", "snapshot"] | None
+    kv: Residency
+
+
+class SessionOut(SamplingOut, frozen=True, kw_only=True):
+    type: Literal["realtime"] = "realtime"
+    object: Literal["realtime.session"] = "realtime.session"
+    id: str
+    model: str
+    instructions: str
+    tools: list[ToolOut]
+    tool_choice: str | ToolChoiceOut
+    parallel_tool_calls: bool
+    max_output_tokens: int | Literal["inf"]
+    output_modalities: list[Literal["text"]]
+    audio: SessionAudio = SessionAudio()
+    truncation: Literal["auto", "disabled"] | RetentionOut
+    tracing: None = None
+    prompt: None = None
+    include: list[str] | None = None
+    resume: ResumeOut | UnsetType = UNSET
+
+
+# ---------------------------------------------------------------- response
+
+
+class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
+    type: Fault = "server_error"
+    code: str
+    message: str
+
+
+class StatusDetails(msgspec.Struct, frozen=True, kw_only=True):
+    type: Literal["cancelled", "incomplete", "failed"]
+    reason: Reason | UnsetType = UNSET
+    error: ErrorDetail | UnsetType = UNSET
+
+
+class CachedDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int = 0
+    image_tokens: int = 0
+
+
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int = 0
+    image_tokens: int = 0
+    cached_tokens: int
+    cached_tokens_details: CachedDetails
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    text_tokens: int
+    audio_tokens: int = 0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours. Seconds: in the queue, then to the first token; of the device's work for the answer."""
+
+    queued_s: float
+    prefill_s: float
+    model_s: float
+
+
+class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: InputDetails
+    output_token_details: OutputDetails
+    timing: Timing
+    residency: Residency
+    """Ours. Where the KV of what was said before was found."""
+
+
+class ResponseAudio(msgspec.Struct, frozen=True, kw_only=True):
+    output: AudioOut = AudioOut()
+
+
+class ResponseOut(SamplingOut, frozen=True, kw_only=True):
+    id: str
+    object: Literal["realtime.response"] = "realtime.response"
+    status: AnswerStatus
+    status_details: StatusDetails | None
+    output: list[ItemOut]
+    conversation_id: str | None
+    output_modalities: list[Literal["text"]]
+    max_output_tokens: int | Literal["inf"]
+    audio: ResponseAudio = ResponseAudio()
+    usage: UsageOut | None
+    metadata: dict[str, str] | None
+
+
+# ---------------------------------------------------------------- the events
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: str
+
+
+class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+    session: SessionOut
+
+
+class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours, where an edit changes what the model has read: what stays of it, and what follows."""
+
+    kept_tokens: int
+    prefill_tokens: int
+
+
+class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
+    session: SessionOut
+    rewind: RewindOut | UnsetType = UNSET
+
+
+class ItemAdded(Event, frozen=True, kw_only=True, tag="conversation.item.added"):
+    previous_item_id: str | None
+    item: ItemOut
+    rewind: RewindOut | UnsetType = UNSET
+
+
+class ItemDone(Event, frozen=True, kw_only=True, tag="conversation.item.done"):
+    previous_item_id: str | None
+    item: ItemOut
+
+
+class ItemRetrieved(Event, frozen=True, kw_only=True, tag="conversation.item.retrieved"):
+    item: ItemOut
+
+
+class ItemDeleted(Event, frozen=True, kw_only=True, tag="conversation.item.deleted"):
+    item_id: str
+    rewind: RewindOut | UnsetType = UNSET
+
+
+class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.truncated"):
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+    text_end: int | UnsetType = UNSET
+    """Ours, where the client has said it."""
+    rewind: RewindOut | UnsetType = UNSET
+
+
+class ResponseCreated(Event, frozen=True, kw_only=True, tag="response.created"):
+    response: ResponseOut
+
+
+class ResponseDone(Event, frozen=True, kw_only=True, tag="response.done"):
+    response: ResponseOut
+
+
+class OutputItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
+    response_id: str
+    output_index: int
+    item: ItemOut
+
+
+class OutputItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
+    response_id: str
+    output_index: int
+    item: ItemOut
+
+
+class ContentPartAdded(Event, frozen=True, kw_only=True, tag="response.content_part.added"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    part: PartOut
+
+
+class ContentPartDone(Event, frozen=True, kw_only=True, tag="response.content_part.done"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    part: PartOut
+
+
+class TextDelta(Event, frozen=True, gc=False, kw_only=True, tag="response.output_text.delta"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    delta: str
+
+
+class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    text: str
+
+
+class ArgumentsDelta(
+    Event, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+):
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+    delta: str
+
+
+class ArgumentsDone(Event, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+    response_id: str
+    item_id: str
+    output_index: int
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ResponseInterrupted(Event, frozen=True, kw_only=True, tag="response.interrupted"):
+    """Ours: for a session that includes it. The engine is gone; soon the response goes on."""
+
+    response_id: str
+    item_id: str | None
+    """What was being said; null: nothing was."""
+    upto: int
+    """Characters (code points) of it that were sent: the next delta follows them."""
+
+
+class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+    name: Literal["requests", "tokens"]
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+class RateLimitsUpdated(Event, frozen=True, kw_only=True, tag="rate_limits.updated"):
+    rate_limits: list[RateLimit]
+
+
+class AudioCleared(Event, frozen=True, kw_only=True, tag="input_audio_buffer.cleared"):
+    pass
+
+
+class TextAppended(Event, frozen=True, kw_only=True, tag="input_text_buffer.appended"):
+    """Ours, as all of this buffer: only a client that has used it hears of it."""
+
+    length: int
+    """Characters in the buffer now."""
+
+
+class TextCleared(Event, frozen=True, kw_only=True, tag="input_text_buffer.cleared"):
+    pass
+
+
+class TextCommitted(Event, frozen=True, kw_only=True, tag="input_text_buffer.committed"):
+    item_id: str
+    previous_item_id: str | None
+
+
+class SessionClosed(Event, frozen=True, kw_only=True, tag="session.closed"):
+    """Ours: only the answer to `session.close`."""
+
+    reason: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    type: Fault
+    code: str
+    message: str
+    param: str | None
+    event_id: str | None
+
+
+class Error(Event, frozen=True, kw_only=True, tag="error"):
+    error: ErrorBody
+
+
+ServerEvent = (
+    SessionCreated
+    | SessionUpdated
+    | ItemAdded
+    | ItemDone
+    | ItemRetrieved
+    | ItemDeleted
+    | ItemTruncated
+    | ResponseCreated
+    | ResponseDone
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
+    | TextDelta
+    | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | ResponseInterrupted
+    | RateLimitsUpdated
+    | AudioCleared
+    | TextAppended
+    | TextCleared
+    | TextCommitted
+    | SessionClosed
+    | Error
+)

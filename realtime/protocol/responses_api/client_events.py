@@ -1,0 +1,121 @@
+"""What clients ask of the Responses API: the body of `POST /v1/responses`, which is the event
+`response.create` over a WebSocket, and the few events beside it.
+
+Keys that are not listed are ignored, here as at every level below; null is as good as absent.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from continuo.realtime import limits
+from continuo.realtime.protocol.sampling import ItemId, Metadata, Sampled, Text
+
+StreamId = Annotated[str, Meta(min_length=1, max_length=limits.STREAM_ID_CHARS_MAX)]
+ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
+ResponseId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
+
+
+class PartIn(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+Content = Text | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)]
+
+
+class ItemIn(msgspec.Struct, frozen=True, kw_only=True):
+    """Any item: `type` says which keys it needs. A message may leave `type` out."""
+
+    type: str = "message"
+    id: ItemId | None = None
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content | None = None
+    call_id: ItemId | None = None
+    name: ToolName | None = None
+    arguments: Text | None = None
+    output: Content | None = None
+
+
+Input = Text | Annotated[list[ItemIn], Meta(max_length=limits.RESPONSE_INPUT_ITEMS_MAX)]
+
+
+class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
+    """Kinds other than `function` are left out."""
+
+    type: str = "function"
+    name: ToolName | None = None
+    description: Text | None = None
+    parameters: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True):
+    type: str
+    name: str | None = None
+    mode: Literal["auto", "required"] | None = None
+
+
+class FormatIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    name: ToolName | None = None
+    description: Text | None = None
+    schema: dict[str, object] | None = None
+    strict: bool | None = None
+
+
+class TextIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    format: FormatIn | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+_NULL = msgspec.Raw(b"null")
+
+
+class Create(Sampled, frozen=True, kw_only=True, tag="response.create"):
+    """Of keys typed `Raw` it is only seen whether they hold anything."""
+
+    model: str | None = None
+    input: Input | None = None
+    instructions: Text | None = None
+    tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | None = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: ResponseId | None = None
+    store: bool | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)] | None = None
+    metadata: Metadata | None = None
+    text: TextIn | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    generate: bool | None = None
+    """false: the prompt is only prefilled. WebSocket alone."""
+    stream_id: StreamId | None = None
+    """The lane. WebSocket alone."""
+    conversation: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
+
+
+class Steer(msgspec.Struct, frozen=True, kw_only=True, tag="response.steer"):
+    """`input` is an Input of user's messages; it goes back as it came where it cannot be used."""
+
+    previous_response_id: ResponseId
+    input: msgspec.Raw
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="response.cancel"):
+    response_id: ResponseId | None = None
+
+
+ClientEvent = Create | Steer | Cancel
+EVENT_TYPES = ("response.create", "response.steer", "response.cancel")
+ITEM_TYPES = (
+    "message",
+    "function_call",
+    "function_call_output",
+    "item_reference",
+    "reasoning",
+)

@@ -1,0 +1,284 @@
+"""The server events and the shapes in them. Each validates against the OpenAI SDK's own types.
+
+`sequence_number` counts the events of one response from 0; `stream_id` names its lane, if it has
+one. Over HTTP the events are the same.
+"""
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from continuo.realtime.errors import Fault
+from continuo.realtime.protocol.core import ItemRole, ItemStatus, Residency
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+# ---------------------------------------------------------------- items
+
+
+class TextPart(msgspec.Struct, frozen=True, kw_only=True, tag="output_text"):
+    text: str
+    annotations: list[object] = []
+    logprobs: list[object] = []
+
+
+class InputPart(msgspec.Struct, frozen=True, kw_only=True, tag="input_text"):
+    text: str
+
+
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: str
+    status: ItemStatus
+    role: ItemRole
+    content: list[TextPart | InputPart]
+
+
+class CallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: str
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+ItemOut = MessageOut | CallOut
+
+# ---------------------------------------------------------------- response
+
+
+class ToolOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    name: str
+    description: str | None
+    parameters: msgspec.Raw
+    strict: bool
+
+
+class ToolChoiceOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
+    name: str
+
+
+class InputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
+    reasoning_tokens: int = 0
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    queued_s: float
+    prefill_s: float
+    model_s: float
+
+
+class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
+    """`timing` and `residency` are ours."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails = OutputDetails()
+    total_tokens: int
+    timing: Timing
+    residency: Residency
+
+
+class ErrorOut(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+
+
+class Incomplete(msgspec.Struct, frozen=True, kw_only=True):
+    reason: str
+
+
+class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
+    effort: None = None
+    summary: None = None
+
+
+class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["response"] = "response"
+    access_programs: None = None
+    created_at: int
+    completed_at: int | None = None
+    status: Status
+    background: bool
+    error: ErrorOut | None
+    incomplete_details: Incomplete | None
+    instructions: str | None
+    max_output_tokens: int | None
+    model: str
+    output: list[ItemOut]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    reasoning: Reasoning = Reasoning()
+    store: bool
+    temperature: float
+    text: msgspec.Raw
+    tool_choice: str | ToolChoiceOut
+    tools: list[ToolOut]
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: UsageOut | None
+    metadata: dict[str, str]
+
+
+# ---------------------------------------------------------------- the events
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    sequence_number: int
+    stream_id: str | UnsetType = UNSET
+
+
+class Created(Event, frozen=True, kw_only=True, tag="response.created"):
+    response: ResponseOut
+
+
+class InProgress(Event, frozen=True, kw_only=True, tag="response.in_progress"):
+    response: ResponseOut
+
+
+class Completed(Event, frozen=True, kw_only=True, tag="response.completed"):
+    response: ResponseOut
+
+
+class IncompleteEvent(Event, frozen=True, kw_only=True, tag="response.incomplete"):
+    response: ResponseOut
+
+
+class Failed(Event, frozen=True, kw_only=True, tag="response.failed"):
+    response: ResponseOut
+
+
+class ItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
+    output_index: int
+    item: ItemOut
+
+
+class ItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
+    output_index: int
+    item: ItemOut
+
+
+class PartAdded(Event, frozen=True, kw_only=True, tag="response.content_part.added"):
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    part: TextPart
+
+
+class PartDone(Event, frozen=True, kw_only=True, tag="response.content_part.done"):
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    part: TextPart
+
+
+class TextDelta(Event, frozen=True, kw_only=True, tag="response.output_text.delta"):
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    delta: str
+    logprobs: list[object] = []
+
+
+class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"):
+    item_id: str
+    output_index: int
+    content_index: int = 0
+    text: str
+    logprobs: list[object] = []
+
+
+_ARGUMENTS = "response.function_call_arguments"
+
+
+class ArgumentsDelta(Event, frozen=True, kw_only=True, tag=f"{_ARGUMENTS}.delta"):
+    item_id: str
+    output_index: int
+    delta: str
+
+
+class ArgumentsDone(Event, frozen=True, kw_only=True, tag=f"{_ARGUMENTS}.done"):
+    item_id: str
+    output_index: int
+    name: str
+    arguments: str
+
+
+class SteerOut(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    previous_response_id: str
+
+
+class SteerAccepted(Event, frozen=True, kw_only=True, tag="response.steer.accepted"):
+    steer: SteerOut
+
+
+class OwedOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    """A stub: the client fills in `output`."""
+
+    call_id: str
+    name: str
+
+
+class SteerPending(Event, frozen=True, kw_only=True, tag="response.steer.pending"):
+    steer: SteerOut
+    reason: Literal["waiting_for_required_input"] = "waiting_for_required_input"
+    required_input: list[OwedOutput]
+
+
+class SteerReturned(msgspec.Struct, frozen=True, kw_only=True):
+    previous_response_id: str
+    input: msgspec.Raw
+    id: str | UnsetType = UNSET
+
+
+class SteerError(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    type: Literal["invalid_request_error"] = "invalid_request_error"
+
+
+class SteerFailed(Event, frozen=True, kw_only=True, tag="response.steer.failed"):
+    steer: SteerReturned
+    error: SteerError
+
+
+class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
+    type: Fault
+    code: str
+    message: str
+    param: str | None
+
+
+class Error(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
+    """Of a connection, not of a response: what was asked for has not begun."""
+
+    status: int
+    error: ErrorBody
+    stream_id: str | UnsetType = UNSET
+
+
+ResponseEvent = (
+    Created
+    | InProgress
+    | Completed
+    | IncompleteEvent
+    | Failed
+    | ItemAdded
+    | ItemDone
+    | PartAdded
+    | PartDone
+    | TextDelta
+    | TextDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | SteerAccepted
+)
+ServerEvent = ResponseEvent | SteerPending | SteerFailed | Error

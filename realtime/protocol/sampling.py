@@ -1,0 +1,89 @@
+"""What clients of every vocabulary may wish of an answer: the types with their bounds, and how they
+become Settings. Pure; raises Refusal for what the shapes alone cannot forbid.
+
+UNSET says nothing; null falls back to the default.
+"""
+
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from continuo.engine import Sampling
+from continuo.realtime import limits
+from continuo.realtime.errors import Refusal
+
+T = TypeVar("T")
+
+ItemId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
+Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+StopString = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS_MAX)]
+StopStrings = Annotated[list[StopString], Meta(max_length=limits.STOP_STRINGS_MAX)]
+Metadata = Annotated[
+    dict[
+        Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)],
+        Annotated[str, Meta(max_length=limits.METADATA_VALUE_CHARS_MAX)],
+    ],
+    Meta(max_length=limits.METADATA_PAIRS_MAX),
+]
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+    """How tokens are drawn. Names and ranges as vLLM has them."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
+    top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET
+    top_k: Annotated[int, Meta(ge=0, le=limits.TOP_K_MAX)] | UnsetType | None = UNSET
+    min_p: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
+    seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | UnsetType | None = UNSET
+    stop: StopString | StopStrings | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | UnsetType | None = UNSET
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | UnsetType | None = UNSET
+    ignore_eos: bool | UnsetType | None = UNSET
+
+
+def pick(value: T | UnsetType | None, now: T, default: T) -> T:
+    if isinstance(value, UnsetType):
+        return now
+    return default if value is None else value
+
+
+def sampling_of(wishes: Sampled, now: Sampling, default: Sampling) -> Sampling:
+    stop = wishes.stop
+    if isinstance(stop, str):
+        stops = (stop,)
+    elif stop is None:
+        stops = default.stop
+    else:
+        stops = now.stop if isinstance(stop, UnsetType) else tuple(stop)
+    if isinstance(wishes.seed, UnsetType):
+        seed = now.seed
+    else:
+        seed = default.seed if wishes.seed is None else wishes.seed
+    return msgspec.structs.replace(
+        now,
+        temperature=pick(wishes.temperature, now.temperature, default.temperature),
+        top_p=pick(wishes.top_p, now.top_p, default.top_p),
+        top_k=pick(wishes.top_k, now.top_k, default.top_k),
+        min_p=pick(wishes.min_p, now.min_p, default.min_p),
+        repetition_penalty=pick(
+            wishes.repetition_penalty, now.repetition_penalty, default.repetition_penalty
+        ),
+        presence_penalty=pick(
+            wishes.presence_penalty, now.presence_penalty, default.presence_penalty
+        ),
+        frequency_penalty=pick(
+            wishes.frequency_penalty, now.frequency_penalty, default.frequency_penalty
+        ),
+        seed=seed,
+        stop=stops,
+        ignore_eos=pick(wishes.ignore_eos, now.ignore_eos, default.ignore_eos),
+    )
+
+
+def missing(param: str) -> Refusal:
+    return Refusal(
+        f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
+    )

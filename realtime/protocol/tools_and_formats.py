@@ -1,0 +1,93 @@
+"""The tools of an answer, the choice among them, and the form it must have: what every vocabulary
+says in a place of its own. Pure; raises Refusal for what the shapes alone cannot forbid."""
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
+
+import msgspec
+
+from continuo.engine import Grammar
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import TEXT_CHARS_MAX
+from continuo.realtime.protocol import core
+from continuo.realtime.protocol.sampling import missing
+
+Schema = dict[str, object]
+
+
+class Function(Protocol):
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def description(self) -> str | None: ...
+    @property
+    def parameters(self) -> Schema | None: ...
+    @property
+    def strict(self) -> bool | None: ...
+
+
+def tools_of(functions: Iterable[tuple[str, Function]]) -> tuple[core.Tool, ...]:
+    """Each with the place it stands at."""
+    return tuple(_tool(where, function) for where, function in functions)
+
+
+def _tool(where: str, function: Function) -> core.Tool:
+    if function.name is None:
+        raise missing(f"{where}.name")
+    parameters = msgspec.json.encode(function.parameters or {}).decode()
+    if len(parameters) > TEXT_CHARS_MAX:
+        raise Refusal(
+            f"Invalid '{where}.parameters': expected at most {TEXT_CHARS_MAX:,} characters.",
+            code="string_above_max_length",
+            param=f"{where}.parameters",
+        )
+    return core.Tool(
+        name=function.name,
+        description=function.description,
+        parameters=parameters,
+        strict=function.strict is True,
+    )
+
+
+def named(name: str | None, tools: Sequence[core.Tool], param: str) -> core.ToolChoice:
+    """The choice of one tool. Raises Refusal if there is none of that name."""
+    if name is None:
+        raise missing(param)
+    if name not in {tool.name for tool in tools}:
+        raise Refusal(
+            f"Invalid '{param}': no tool is called {name!r}.", code="invalid_value", param=param
+        )
+    return core.ToolChoice("function", name)
+
+
+def required(tools: Sequence[core.Tool], param: str, *, given: bool) -> core.ToolChoice:
+    """A call of any tool. `given`: there were tools, also such as we leave out; among these alone
+    there is no choice. Raises Refusal if there were none."""
+    if tools:
+        return core.ToolChoice("required")
+    if given:
+        return core.ToolChoice()
+    raise Refusal(
+        f"Invalid '{param}': 'required', but there are no tools.", code="invalid_value", param=param
+    )
+
+
+def standing(choice: core.ToolChoice, tools: Sequence[core.Tool]) -> core.ToolChoice:
+    """A choice that was made before, now that the tools are these: it goes with its tool."""
+    gone = choice.mode == "function" and choice.name not in {tool.name for tool in tools}
+    return core.ToolChoice() if gone else choice
+
+
+def grammar_of(
+    form: Literal["text", "json_object", "json_schema"], schema: Schema | None, param: str
+) -> Grammar | None:
+    """`param` is where the schema is said."""
+    match form:
+        case "text":
+            return None
+        case "json_object":
+            return Grammar("json")
+        case "json_schema":
+            if schema is None:
+                raise missing(param)
+            return Grammar("json_schema", msgspec.json.encode(schema).decode())

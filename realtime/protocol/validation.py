@@ -1,0 +1,75 @@
+"""What is wrong with a frame or a body, in words that name the field. Pure."""
+
+import re
+from collections.abc import Mapping
+from typing import TypeVar
+
+import msgspec
+
+from continuo.realtime.errors import BadFrame
+
+T = TypeVar("T")
+
+Choices = Mapping[str, tuple[str, ...]]
+"""By path, indices left out: what may stand where msgspec says only that a value is not one of the
+allowed."""
+
+_AT = re.compile(r" - at `(?P<path>[^`]*)`$")
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
+_INVALID = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$", re.DOTALL)
+_BELOW = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign>>=?) (?P<limit>\S+)$")
+_ABOVE = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign><=?) (?P<limit>\S+)$")
+_LENGTH = re.compile(r"^Expected `(?P<type>[^`]+)` of length (?P<sign>[<>]=) (?P<limit>\d+)$")
+_TYPE = re.compile(r"^Expected `(?P<want>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
+_INDEX = re.compile(r"\[[^]]*\]")
+
+
+def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str | None]:
+    """msgspec's words to ours: (message, code, path of the field)."""
+    path = ""
+    if at := _AT.search(problem):
+        path = at["path"].removeprefix("$").removeprefix(".")
+        problem = problem[: at.start()]
+    if match := _MISSING.match(problem):
+        param = f"{path}.{match['field']}" if path else match["field"]
+        return f"Missing required parameter: '{param}'.", "missing_required_parameter", param
+    name = f"'{path}'" if path else "the frame"
+    if match := _INVALID.match(problem):
+        allowed = (choices or {}).get(_INDEX.sub("[]", path), ())
+        listed = f" Supported values are: {', '.join(map(repr, allowed))}." if allowed else ""
+        value = match["value"][:200]
+        return f"Invalid value for {name}: {value}.{listed}", "invalid_value", path or None
+    if match := _LENGTH.match(problem):
+        more = match["sign"] == "<="
+        kind = {"str": "string", "object": "object"}.get(match["type"], "array")
+        unit = {"string": "characters", "object": "keys"}.get(kind, "elements")
+        bound = "above_max_length" if more else "below_min_length"
+        words = f"at {'most' if more else 'least'} {match['limit']} {unit}"
+        return f"Invalid {name}: expected {words}.", f"{kind}_{bound}", path or None
+    if match := _BELOW.match(problem) or _ABOVE.match(problem):
+        kind = "integer" if match["type"].startswith("int") else "decimal"
+        bound = "below_min_value" if match["sign"].startswith(">") else "above_max_value"
+        words = f"expected a value {match['sign']} {match['limit']}"
+        return f"Invalid {name}: {words}.", f"{kind}_{bound}", path or None
+    if match := _TYPE.match(problem):
+        got = f", but got {match['got']}" if match["got"] else ""
+        want = match["want"].replace(" | ", " or ")
+        return f"Invalid type for {name}: expected {want}{got}.", "invalid_type", path or None
+    return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None
+
+
+def decoded(
+    decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str, choices: Choices | None = None
+) -> T:
+    """Whatever the bytes of the `what` (frame, body), a value. Raises BadFrame."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        message, code, param = explain(str(error), choices)
+    except msgspec.DecodeError as error:
+        message, code, param = f"The {what} is not valid JSON: {error}.", "invalid_json", None
+    except UnicodeError:
+        message, code, param = f"The {what} is not valid UTF-8.", "invalid_json", None
+    except RecursionError:
+        message, code, param = f"The {what} is nested too deeply.", "invalid_json", None
+    raise BadFrame(message, code=code, param=param)

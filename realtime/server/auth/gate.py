@@ -1,0 +1,113 @@
+"""Who may enter: a key, shown as a bearer token or a browser's subprotocol, and the page's origin.
+
+Cookies are never looked at. A browser always says which page it is (Origin), and only our own page,
+pages of this machine and those of the allowed origins are let in, whatever key they show.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import msgspec
+from starlette.datastructures import Headers
+
+from continuo.realtime.server.auth.client_secrets import PREFIX, ClientSecrets
+from continuo.realtime.registry.access import Guest
+
+_KEY_SUBPROTOCOL = "openai-insecure-api-key."
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+
+class Denied(msgspec.Struct, frozen=True):
+    status: int
+    code: str
+    message: str
+    token_will_do: bool = False
+    """Whether a resume token may stand in for the key: there was none, or a client secret that is
+    not valid, or not any more."""
+
+
+class Gate:
+    def __init__(
+        self, keys: Mapping[str, str], origins: frozenset[str], secrets: ClientSecrets
+    ) -> None:
+        """`keys`: tenants by key. None: everyone has one, and is the same tenant."""
+        self._keys = [(key.encode(), tenant) for key, tenant in keys.items()]
+        self._origins = origins
+        self._secrets = secrets
+
+    def check(self, headers: Headers) -> Denied | Guest:
+        origin = headers.get("origin")
+        allowed = origin is None or self._origin_allowed(origin, headers.get("host", ""))
+        if not allowed:
+            return Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
+        key = _key(headers)
+        guest = self._secrets.find(key) if key is not None else None
+        if guest is not None:
+            return guest
+        if not self._keys:
+            return Guest()
+        if key is None:
+            return Denied(
+                401,
+                "missing_api_key",
+                "No API key was shown. Use an Authorization header: Bearer YOUR_KEY.",
+                token_will_do=True,
+            )
+        tenant = self._tenant(key)
+        if tenant is None:
+            return Denied(
+                401,
+                "invalid_api_key",
+                "This API key is not valid here.",
+                token_will_do=key.startswith(PREFIX),
+            )
+        return Guest(tenant)
+
+    def _tenant(self, key: str) -> str | None:
+        """Looks at every key, and at all of it: the time says nothing."""
+        shown = key.encode()
+        found = [tenant for known, tenant in self._keys if hmac.compare_digest(shown, known)]
+        return found[0] if found else None
+
+    def _origin_allowed(self, origin: str, host: str) -> bool:
+        if origin.lower() in self._origins:
+            return True
+        try:
+            parts = urlsplit(origin)
+            name = parts.hostname or ""
+        except ValueError:
+            return False
+        if parts.scheme not in ("http", "https"):
+            return False
+        # Our own page. A name proves nothing by itself: it may be made to lead to this machine.
+        ours = parts.netloc.lower() == host.lower() and (bool(self._keys) or _is_address(name))
+        return ours or name in _LOOPBACK_HOSTS
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def offered(headers: Headers) -> list[str]:
+    """The subprotocols a client offers."""
+    return [
+        token.strip()
+        for line in headers.getlist("sec-websocket-protocol")
+        for token in line.split(",")
+    ]
+
+
+def _key(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    for token in offered(headers):
+        if token.startswith(_KEY_SUBPROTOCOL):
+            return token.removeprefix(_KEY_SUBPROTOCOL)
+    return None

@@ -1,0 +1,208 @@
+"""What `serve`, `gateway` or `engine` was asked to be, checked."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from continuo.engine import EngineConfig, LinkRefused, read_secret
+from continuo.realtime.errors import SetupError
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.auth import api_keys
+from continuo.realtime.server.config.addresses import Address
+from continuo.realtime.server.config.options import Value
+from continuo.realtime.store import Durability, default_url
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+DEFAULT_PORT = 8000
+DEFAULT_LISTEN = Address("127.0.0.1", 8100)
+DRAIN_GRACE_S = 20.0
+WINDOW_S_MAX = 7 * 86_400
+PER_MINUTE_MAX = 1_000_000_000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    engine: EngineConfig = EngineConfig()
+    served_model_name: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    tenants: dict[str, str] = {}
+    """By API key."""
+    allowed_origins: frozenset[str] = frozenset()
+    ssl_certfile: str | None = None
+    """PEM; None: no TLS."""
+    ssl_keyfile: str | None = None
+    """None: in the same file."""
+    temperature: float = 0.0
+    web: bool = True
+    """Whether browsers find a page at `/`."""
+    engines: tuple[Address, ...] = ()
+    """Of a gateway, those it was told of."""
+    secret: bytes = b""
+    engine_cafile: str | None = None
+    drain_grace_s: float = DRAIN_GRACE_S
+    log_level: str = "warning"
+    store: str = "memory"
+    """URL, or `memory`."""
+    durability: Durability = "normal"
+    limits: Limits = Limits()
+
+    @property
+    def loopback(self) -> bool:
+        return is_loopback(self.host)
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Of an engine by itself."""
+
+    engine: EngineConfig = EngineConfig()
+    listen: Address = DEFAULT_LISTEN
+    advertise: Address | None = None
+    """None: as it listens."""
+    secret_file: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    store: str | None = None
+    """A Redis where gateways find it."""
+    drain_grace_s: float = DRAIN_GRACE_S
+    log_level: str = "warning"
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def make(options: Mapping[str, Value]) -> Settings:
+    """Raises SetupError, in one line."""
+    fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
+    fields |= {"store", "durability", "engine_cafile", "drain_grace_s"}
+    settings = Settings(
+        engine=_engine(options),
+        engines=tuple(Address.read(text, "--engine") for text in _list(options, "engine")),
+        secret=_secret(options) or b"",
+        served_model_name=_list(options, "served_model_name"),
+        tenants=_tenants(options),
+        web=not options.get("no_web"),
+        allowed_origins=frozenset(_origin(text) for text in _list(options, "allowed_origins")),
+        store=default_url(),
+        limits=_limits(options),
+    )
+    chosen = {key: value for key, value in options.items() if key in fields}
+    settings = msgspec.structs.replace(settings, **chosen)
+    if not 0 <= settings.port <= 65_535:
+        raise SetupError(f"--port {settings.port}: expected 0 to 65535")
+    if not 0 <= settings.temperature <= 2:
+        raise SetupError(f"--temperature {settings.temperature}: expected 0 to 2")
+    _check_grace(settings.drain_grace_s)
+    if settings.ssl_keyfile and not settings.ssl_certfile:
+        raise SetupError(
+            f"--ssl-keyfile {settings.ssl_keyfile} is of no use without --ssl-certfile"
+        )
+    if not (settings.loopback or settings.tenants or options.get("no_auth")):
+        raise SetupError(
+            f"--host {settings.host} would let anyone in: set --api-key (or CONTINUO_API_KEY), "
+            "or say --no-auth if that is what you want"
+        )
+    return settings
+
+
+def make_gateway(options: Mapping[str, Value]) -> Settings:
+    """Raises SetupError, in one line."""
+    settings = make(options)
+    if not settings.engines and not settings.store.startswith("redis"):
+        raise SetupError(
+            "a gateway needs engines: name them with --engine HOST:PORT, or the Redis where they "
+            "are announced with --store redis://HOST:PORT"
+        )
+    return settings
+
+
+def make_engine(options: Mapping[str, Value]) -> EngineSettings:
+    """Raises SetupError, in one line."""
+    fields = {"ssl_certfile", "ssl_keyfile", "store", "drain_grace_s", "log_level", "secret_file"}
+    settings = EngineSettings(engine=_engine(options))
+    chosen: dict[str, object] = {key: value for key, value in options.items() if key in fields}
+    for name in ("listen", "advertise"):
+        if name in options:
+            chosen[name] = Address.read(str(options[name]), f"--{name}")
+    settings = msgspec.structs.replace(settings, **chosen)
+    _check_grace(settings.drain_grace_s)
+    if _secret(options) is None and not is_loopback(settings.listen.host):
+        raise SetupError(
+            f"--listen {settings.listen} would let any gateway in: set --secret-file, here and at "
+            "the gateways"
+        )
+    if settings.store is not None and not settings.store.startswith("redis"):
+        raise SetupError(f"--store {settings.store}: engines are announced in a Redis only")
+    if settings.store and settings.advertise is None and settings.listen.host in ("0.0.0.0", "::"):
+        raise SetupError(
+            f"--listen {settings.listen} is no address gateways could be told: set --advertise"
+        )
+    return settings
+
+
+def _check_grace(seconds: float) -> None:
+    if not 0 <= seconds <= 3600:
+        raise SetupError(f"--drain-grace-s {seconds}: expected 0 to 3600")
+
+
+def _secret(options: Mapping[str, Value]) -> bytes | None:
+    file = options.get("secret_file")
+    try:
+        return read_secret(str(file)) if file else None
+    except LinkRefused as error:
+        raise SetupError(f"--secret-file {error.message}") from None
+
+
+_ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__)
+
+
+def _engine(options: Mapping[str, Value]) -> EngineConfig:
+    try:
+        engine = msgspec.convert(
+            {key: value for key, value in options.items() if key in _ENGINE_FIELDS}, EngineConfig
+        )
+    except msgspec.ValidationError as error:
+        raise SetupError(str(error)) from None
+    if not 0 <= engine.kv_offloading_size < math.inf:
+        raise SetupError(
+            f"--kv-offloading-size {engine.kv_offloading_size}: expected 0 GiB or more"
+        )
+    return engine
+
+
+def _limits(options: Mapping[str, Value]) -> Limits:
+    given = {key: options[key] for key in ("resume_window_s", "detach_grace_s") if key in options}
+    for key, value in given.items():
+        if not 0 <= cast(float, value) <= WINDOW_S_MAX:
+            name = key.replace("_", "-")
+            raise SetupError(f"--{name} {value}: expected 0 to {WINDOW_S_MAX:,} seconds")
+    for key in ("requests_per_minute", "tokens_per_minute"):
+        value = cast(int, options.get(key, 0))
+        if not 0 <= value <= PER_MINUTE_MAX:
+            name = key.replace("_", "-")
+            raise SetupError(f"--{name} {value}: expected 0 to {PER_MINUTE_MAX:,}")
+        given[key] = value
+    return msgspec.structs.replace(Limits(), **given)
+
+
+def _list(options: Mapping[str, Value], key: str) -> tuple[str, ...]:
+    return tuple(cast(list[str], options.get(key, [])))
+
+
+def _tenants(options: Mapping[str, Value]) -> dict[str, str]:
+    file = options.get("api_keys_file")
+    filed = api_keys.read(Path(str(file))) if file else {}
+    return {**filed, **api_keys.given(_list(options, "api_key"))}
+
+
+def _origin(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.netloc or parts.path not in ("", "/"):
+        raise SetupError(
+            f"--allowed-origins {text}: expected scheme://host, as https://example.org"
+        )
+    return f"{parts.scheme}://{parts.netloc}".lower()

@@ -1,0 +1,129 @@
+"""Sessions over HTTP.
+
+    POST   /v1/realtime/client_secrets   a key for a browser, with the session it is for
+    GET    /v1/realtime/sessions/ID      how a session is, and where its KV
+    DELETE /v1/realtime/sessions/ID      ends it
+
+A session is found wherever it is: here, at another gateway, in the store alone. It is its tenant's:
+somebody else's id is answered like an unknown one. So is, to a client secret, the id of a session
+that did not begin under it, unless its `resume_token` is in the query.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
+from continuo.realtime.server import replies
+from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.http.request_body import read_body
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
+from continuo.realtime.registry.access import Access, Guest
+from continuo.realtime.registry.registry import Registry
+
+
+class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
+
+
+class SecretIn(msgspec.Struct, frozen=True, kw_only=True):
+    expires_after: ExpiresAfter | None = None
+    session: SessionIn | None = None
+
+
+class SessionRoutes:
+    def __init__(
+        self,
+        registry: Registry,
+        gate: Gate,
+        secrets: ClientSecrets,
+        limits: Limits,
+        model: str,
+    ) -> None:
+        self._registry = registry
+        self._gate = gate
+        self._secrets = secrets
+        self._limits = limits
+        self._model = model
+
+    def all(self) -> list[Route]:
+        one = "/v1/realtime/sessions/{id}"
+        return [
+            Route("/v1/realtime/client_secrets", self.mint, methods=["POST"]),
+            Route(one, self.look, methods=["GET"]),
+            Route(one, self.end, methods=["DELETE"]),
+        ]
+
+    async def mint(self, request: Request) -> Response:
+        guest = replies.admitted(self._gate, request)
+        if isinstance(guest, Response):
+            return guest
+        try:
+            asked = _secret_in(await read_body(request, self._limits.frame_bytes_max) or b"{}")
+            default = self._registry.settings
+            settings = default
+            if asked.session is not None:
+                settings = settings_of(asked.session, default, default)
+                self._registry.texts.check_head(settings, "session.")
+            seconds = (asked.expires_after or ExpiresAfter()).seconds
+            minted = self._secrets.mint(guest.tenant, settings, seconds)
+        except Refusal as refusal:
+            return replies.refused(refusal)
+        session = Voice(fresh("sess"), self._model).session(settings)
+        return replies.json(
+            {"value": minted.value, "expires_at": minted.expires_at, "session": session}
+        )
+
+    async def look(self, request: Request) -> Response:
+        guest = replies.known(self._gate, request)
+        if isinstance(guest, Response):
+            return guest
+        name: str = request.path_params["id"]
+        try:
+            status = await self._registry.status(name, guest.tenant, access_of(guest, request))
+        except Refusal as refusal:
+            return replies.refused(refusal)
+        if status is None:
+            return _not_found(name)
+        return replies.json({"id": name, "object": "realtime.session", **status.fields()})
+
+    async def end(self, request: Request) -> Response:
+        guest = replies.known(self._gate, request)
+        if isinstance(guest, Response):
+            return guest
+        name: str = request.path_params["id"]
+        try:
+            deleted = await self._registry.delete(name, guest.tenant, access_of(guest, request))
+        except Refusal as refusal:
+            return replies.refused(refusal)
+        if not deleted:
+            return _not_found(name)
+        return replies.json({"id": name, "object": "realtime.session", "deleted": True})
+
+
+def access_of(guest: Guest, request: Request) -> Access:
+    """Access of a request: its key, and `resume_token` in its query."""
+    return Access.of(guest, request.query_params.get("resume_token"))
+
+
+def _not_found(name: str) -> Response:
+    message = f"The session with id '{name[:200]}' does not exist."
+    return replies.error(404, "session_not_found", message, "id")
+
+
+def _secret_in(body: bytes) -> SecretIn:
+    try:
+        return msgspec.json.decode(body, type=SecretIn)
+    except msgspec.ValidationError as error:
+        message, code, param = explain(str(error))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        message, code, param = "The body is not valid JSON.", "invalid_json", None
+    raise Refusal(message, code=code, param=param)

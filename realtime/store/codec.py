@@ -1,0 +1,197 @@
+"""Entries and other bytes, made small. Pure.
+
+    entry:  one byte: 16 S + W │ length, S bytes │ ids │ blob        little-endian
+            W = 2, 3, 4: bytes an id      W = 1: as UTF-16, frequent ids in 2 bytes, others in 4
+            W = 0: bits an id, one byte, and the ids, the first highest, padded below
+    blob:   0 │ bytes as they are      1 │ deflated with the dictionary below
+
+Short texts do not deflate by themselves; with a dictionary of what items look like they do. A
+stored blob needs the very dictionary it was made with: another one gets another number.
+"""
+
+import hashlib
+import sys
+import zlib
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+
+from continuo.realtime.store.base import Entry, Kept
+
+_DICTIONARY = (
+    b" able about above after again against ago all almost already also although always am "
+    b"among and another any anything are around ask at away back be because been before being "
+    b"below best better between big both bring but by call came can change come could day did "
+    b"different do does doing done down during each early either else end enough even ever "
+    b"every everything example exactly explain fact far few find fine first five follow "
+    b"following for found four from full gave get give go going good got great had half happen"
+    b" has have he help her here high him his home hope hour how however i idea if important "
+    b"in instead into is it its just keep kind know large last late later learn least leave "
+    b"left less let life like little live long look lot made main make many may maybe me mean "
+    b"might minutes money month more most much must my name need never new next nice night no "
+    b"not nothing now number of off often old on once one only open or order other our out "
+    b"over own part people perhaps place plan please point possible problem provide put "
+    b"question quite rather read ready really reason remember right run said same say second "
+    b"see seem set several shall she short should show side simple since small so some someone"
+    b" something soon sorry start still stop such sure take talk tell than thank that the "
+    b"their them then there these they thing think this those though three through time to "
+    b"today together tomorrow too try turn two under understand until up us use used using "
+    b"usually very want was water way we week well were what when where which while who why "
+    b"will with without word work world would wrong year yes yet you your "
+    b"I don't know it's you're can't that's I'm I'll Let me know if you have Could you tell "
+    b"me Can you help me with What is the How do I How about Thank you Of course! Sure, Yes, "
+    b"No, Here is a list of steps: For example, in order to one of the as well as if you want "
+    b"to you can I would like is not are there it was on the and the to the in the of the for "
+    b"the with the at the from the be a is a . The . I . It . You , and , but , which ing ed "
+    b"ly er tion ment able ness ous 's n't "
+    b'"description":"","type":"object","properties":{},"required":["type":"string"'
+    b'"name":"","arguments":"{\\"","call_id":"call_","output":"{\\"'
+    b'"tools":[],"tool_choice":{"mode":"auto","name":null},"max_output_tokens":null,'
+    b'"sampling":{"max_tokens":null,"temperature":0.8,"top_k":0,"top_p":1.0,"seed":null},'
+    b'"instructions":"You are a helpful assistant.","metadata":null,"extras":"{}"'
+    b'{"type":"function_call_output","id":"item_","status":"incomplete"'
+    b'{"type":"function_call","id":"item_","status":"in_progress"'
+    b'"answer":"resp_","sampled":null,"items":[{"type":"message","id":"item_","role":"assistant",'
+    b'"parts":[{"kind":"output_text","text":"","role":"user","parts":[{"kind":"input_text",'
+    b'"text":"I "}],"status":"completed"}]'
+)
+_QUICK_BYTES = 16 * 1024
+"""Longer ones are deflated with less effort: under 10 ms for the largest item there may be."""
+_SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
+_UTF16_IDS = 0x110000 - _SURROGATES_COUNT
+_TYPES = {2: "H", 4: "I"}
+_BITS_MIN = 9
+"""More than the bits of padding that may follow: so the length tells how many ids there are."""
+
+
+def pack(data: bytes) -> bytes:
+    level = 6 if len(data) <= _QUICK_BYTES else 1
+    deflate = zlib.compressobj(level, wbits=-15, zdict=_DICTIONARY)
+    small = deflate.compress(data) + deflate.flush()
+    return b"\1" + small if len(small) < len(data) else b"\0" + data
+
+
+def unpack(blob: bytes) -> bytes:
+    kind, data = blob[:1], blob[1:]
+    if kind == b"\0":
+        return data
+    assert kind == b"\1", "a blob says how it was packed"
+    return zlib.decompressobj(wbits=-15, zdict=_DICTIONARY).decompress(data)
+
+
+def pack_entry(entry: Entry) -> bytes:
+    ids = entry.ids
+    top = max(ids, default=0)
+    width = 2 if top < 1 << 16 else 3 if top < 1 << 24 else 4
+    packed = pack_ids(ids, width)
+    if width > 2 and top < _UTF16_IDS:
+        short = _as_utf16(ids)
+        if len(short) < len(packed):
+            width, packed = 1, short
+    tight = _as_bits(ids, max(top.bit_length(), _BITS_MIN))
+    if len(tight) < len(packed):
+        width, packed = 0, tight
+    size = (len(packed).bit_length() + 7) // 8
+    return (
+        bytes((16 * size + width,))
+        + len(packed).to_bytes(size, "little")
+        + packed
+        + pack(entry.body)
+    )
+
+
+def unpack_entry(data: bytes) -> Entry:
+    size, width = divmod(data[0], 16)
+    start = 1 + size
+    end = start + int.from_bytes(data[1:start], "little")
+    packed = data[start:end]
+    return Entry(unpack(data[end:]), _ids_of(packed, width))
+
+
+def _ids_of(packed: bytes, width: int) -> tuple[int, ...]:
+    match width:
+        case 0:
+            return _from_bits(packed)
+        case 1:
+            return _from_utf16(packed)
+        case _:
+            return unpack_ids(packed, width)
+
+
+def _as_bits(ids: Sequence[int], bits: int) -> bytes:
+    size = -(-len(ids) * bits // 8)
+    if not ids:
+        return b""
+    digits = "".join([f"{id:0{bits}b}" for id in ids]).ljust(8 * size, "0")
+    return bytes((bits,)) + int(digits, 2).to_bytes(size, "big")
+
+
+def _from_bits(packed: bytes) -> tuple[int, ...]:
+    bits, size = packed[0], len(packed) - 1
+    digits = f"{int.from_bytes(packed[1:], 'big'):0{8 * size}b}"
+    count = 8 * size // bits
+    return tuple([int(digits[n * bits : (n + 1) * bits], 2) for n in range(count)])
+
+
+def _as_utf16(ids: Sequence[int]) -> bytes:
+    """Surrogates are no characters: ids from there on are moved behind them."""
+    return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
+        "utf-16-le"
+    )
+
+
+def _from_utf16(data: bytes) -> tuple[int, ...]:
+    codes = map(ord, data.decode("utf-16-le"))
+    return tuple([code if code < _SURROGATES else code - _SURROGATES_COUNT for code in codes])
+
+
+def pack_ids(ids: Sequence[int], width: int = 4) -> bytes:
+    packed = bytearray(_little(array(_TYPES.get(width, "I"), ids)).tobytes())
+    if width == 3:
+        del packed[3::4]
+    return bytes(packed)
+
+
+def unpack_ids(data: bytes, width: int = 4) -> tuple[int, ...]:
+    if width == 3:
+        wide = bytearray(len(data) // 3 * 4)
+        for byte in range(3):
+            wide[byte::4] = data[byte::3]
+        data = bytes(wide)
+    ids: array[int] = array(_TYPES.get(width, "I"))
+    ids.frombytes(data)
+    return tuple(_little(ids))
+
+
+def join_ids(chunks: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
+    """Journalled chunks (first, ids of 4 bytes) in any order, without holes."""
+    return unpack_ids(b"".join(data for _, data in sorted(chunks)))
+
+
+def pack_kept(kept: Kept) -> bytes:
+    entries = [pack_entry(entry) for entry in kept.entries]
+    return msgspec.msgpack.encode((kept.tenant, kept.parent, entries, pack(kept.body)))
+
+
+def unpack_kept(response: str, data: bytes) -> Kept:
+    kind = tuple[str, str | None, list[bytes], bytes]
+    tenant, parent, entries, body = msgspec.msgpack.decode(data, type=kind)
+    return Kept(
+        id=response,
+        tenant=tenant,
+        parent=parent,
+        entries=tuple(unpack_entry(entry) for entry in entries),
+        body=unpack(body),
+    )
+
+
+def digest(data: bytes) -> bytes:
+    """8 bytes. Clients name and repeat only what is their own: chance is the only adversary."""
+    return hashlib.blake2b(data, digest_size=8).digest()
+
+
+def _little(ids: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids

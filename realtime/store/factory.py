@@ -1,0 +1,43 @@
+"""A store by its URL.
+
+sqlite:///FILE          a file below the working folder; sqlite:////FILE for one from the root
+sqlite://:memory:       for tests
+redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]                          rediss:// over TLS
+redis+sentinel://[[USER]:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB]
+"""
+
+import os
+from pathlib import Path
+
+from continuo.realtime.store.base import Store
+from continuo.realtime.store.durability import Durability
+from continuo.realtime.store.errors import StoreRefused
+from continuo.realtime.store.redis.store import RedisStore
+from continuo.realtime.store.sqlite.store import SqliteStore
+
+
+def default_url() -> str:
+    """One file under the user's state folder."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return f"sqlite:///{Path(home) / 'continuo' / 'store.db'}"
+
+
+async def open_store(url: str, durability: Durability = "normal") -> Store:
+    """Raises StoreRefused for what will not do, StoreUnavailable for what is not there (yet)."""
+    scheme, slashes, rest = url.partition("://")
+    if slashes and scheme == "sqlite":
+        if rest in (":memory:", "/:memory:"):
+            return await SqliteStore.open(None, durability)
+        if len(rest) > 1 and rest.startswith("/"):
+            return await SqliteStore.open(Path(rest[1:]), durability)
+    if slashes and scheme in ("redis", "rediss", "redis+sentinel"):
+        return await RedisStore.open(url, durability)
+    raise StoreRefused(
+        f"'{_without_password(url)}' is no store: sqlite:///FILE, redis://HOST, rediss://HOST or "
+        "redis+sentinel://HOST,HOST/SERVICE"
+    )
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.partition('://')[0]}://…@{tail}" if at else url

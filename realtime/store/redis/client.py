@@ -1,0 +1,277 @@
+"""RedisServer: a Redis by its URL. Every call is bounded in time, scripts are called by name, and
+what goes wrong is told in the store's words."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from importlib.resources import files
+from typing import Any, cast
+from urllib.parse import unquote, urlsplit
+
+from redis import exceptions as redis_errors
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from continuo.realtime.store import keys
+from continuo.realtime.store.durability import Durability
+from continuo.realtime.store.errors import StoreRefused, StoreUnavailable
+from continuo.realtime.store.health_probe import Pulse
+
+_FENCED = ("confirm", "repeated", "hold", "close", "journal", "write")
+_PLAIN = ("index", "due", "create", "find", "load", "claim", "end", "expire")
+_ENGINES = ("announce", "engines")
+_PROBES = ("probe",)
+_ENDING = ("close", "end")
+
+_LOCKED_OUT = (
+    redis_errors.AuthenticationError,
+    redis_errors.AuthorizationError,
+    redis_errors.NoPermissionError,
+)
+_LOCKED_OUT_TEXT = re.compile(
+    "NOPERM|unauthenticated (multi)?bulk|The user executing the script can't run"
+)
+"""Refused access in replies that the client library has no class for: a command of more than ten
+words before a password, a command inside a script."""
+_LATE = (redis_errors.TimeoutError, TimeoutError)
+_GONE = (redis_errors.ConnectionError, OSError, *_LATE)
+_REFUSED = (
+    redis_errors.ReadOnlyError,
+    redis_errors.OutOfMemoryError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+)
+_REFUSED_TEXT = re.compile(
+    r"\b(MISCONF|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|BUSY|TRYAGAIN)\b"
+)
+"""A server that answers and takes no writes for now: its disk or memory is full, it starts, it is
+a replica, or has too few of them."""
+
+
+def _cause_of(error: BaseException) -> str | None:
+    """Why Redis, rather than this one call, fails. Returns None if the call is to blame."""
+    text = str(error).partition(" script: ")[0] or type(error).__name__
+    match error:
+        case StoreRefused():
+            return text
+        case redis_errors.RedisError() if _locked_out(error):
+            return f"Redis refuses access: {text}"
+        case redis_errors.ConnectionError() | redis_errors.TimeoutError() | OSError():
+            return f"Redis does not answer: {text}"
+        case redis_errors.ResponseError() if _refused(error):
+            return f"Redis refuses writes: {text}"
+        case _:
+            return None
+
+
+def _locked_out(error: BaseException) -> bool:
+    if isinstance(error, _LOCKED_OUT):
+        return True
+    return isinstance(error, redis_errors.ResponseError) and bool(
+        _LOCKED_OUT_TEXT.search(str(error))
+    )
+
+
+def _refused(error: redis_errors.ResponseError) -> bool:
+    return isinstance(error, _REFUSED) or bool(_REFUSED_TEXT.search(str(error)))
+
+
+def _scripts() -> dict[str, str]:
+    folder = files("realtime.store") / "scripts"
+
+    def read(name: str) -> str:
+        return (folder / f"{name}.lua").read_text(encoding="utf-8")
+
+    def whole(name: str) -> str:
+        before = ["clock"]
+        before += ["fenced"] if name in _FENCED else []
+        before += ["over"] if name in _ENDING else []
+        return "".join(read(part) for part in (*before, name))
+
+    return {name: whole(name) for name in (*_FENCED, *_PLAIN, *_ENGINES, *_PROBES)}
+
+
+class RedisServer:
+    def __init__(
+        self,
+        url: str,
+        durability: Durability | None = None,
+        *,
+        timeout_s: float = keys.TIMEOUT_S,
+    ) -> None:
+        """`durability` is what the settings of Redis must allow (`examine`); None: any will do.
+        Raises StoreRefused for a URL that is none."""
+        self._durability = durability
+        self._timeout_s = timeout_s
+        try:
+            self._client, self._others = _client(url, timeout_s)
+        except (ValueError, redis_errors.RedisError) as error:
+            raise StoreRefused(f"the Redis URL cannot be used: {error}") from error
+        self._scripts = {
+            name: self._client.register_script(text) for name, text in _scripts().items()
+        }
+        self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
+        name = "Redis" if durability is not None else "Redis, as the list of engines,"
+        self._pulse = Pulse(name, self._probe)
+        self.doubtful = True
+        """Since it was last examined it may have been another one, or have forgotten."""
+
+    @property
+    def there(self) -> bool:
+        """Whether the store takes writes, as far as is known."""
+        return self._pulse.there
+
+    def watch(self) -> None:
+        """Probe it from now on, calls or not."""
+        self._pulse.watch()
+
+    @asynccontextmanager
+    async def bounded(self) -> AsyncGenerator[None]:
+        """Around all that one call of the store does. Waiting for a connection is part of it. While
+        it lets others wait in vain it is not called. Raises StoreUnavailable."""
+        if self._pulse.late:
+            raise StoreUnavailable("Redis has not answered since a call of it was given up")
+        with _cancelled_if_asked(), self._failures():
+            async with asyncio.timeout(self._timeout_s), self._connections:
+                yield
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncGenerator[None]:
+        """Call as `bounded` does, at opening. Raises StoreRefused where waiting would not help,
+        StoreUnavailable where it may."""
+        with _cancelled_if_asked():
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    yield
+            except (redis_errors.RedisError, OSError) as error:
+                if (cause := _cause_of(error)) is None:
+                    raise
+                raise (StoreRefused if _locked_out(error) else StoreUnavailable)(cause) from error
+
+    @contextmanager
+    def _failures(self) -> Generator[None]:
+        """Raises StoreUnavailable for what Redis, rather than the call, is to blame for."""
+        try:
+            yield
+        except (redis_errors.RedisError, OSError, StoreRefused) as error:
+            if (cause := _cause_of(error)) is None:
+                raise
+            self.doubtful = True
+            gone = isinstance(error, _GONE) and not _locked_out(error)
+            late = isinstance(error, _LATE) or (gone and self._pulse.late)
+            self._pulse.lost(cause, late=late)
+            raise StoreUnavailable(cause) from error
+
+    async def _probe(self) -> None:
+        """Write as calls do, and leave nothing behind."""
+        with _cancelled_if_asked(), self._failures():
+            async with asyncio.timeout(self._timeout_s):
+                await self.examine()
+                await self.run("probe", keys.PROBES)
+
+    async def run(self, script: str, names: Sequence[str], args: Sequence[Any] = ()) -> Any:
+        run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
+        return await run(keys=names, args=args)
+
+    async def run_many(
+        self, script: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]
+    ) -> list[Any]:
+        """One script for each set of keys and its arguments, in one round trip; each by itself is
+        atomic."""
+        run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
+        async with self._client.pipeline(transaction=False) as together:
+            for names, args in calls:
+                await run(keys=names, args=args, client=together)
+            replies = await together.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, redis_errors.RedisError):
+                raise reply
+        return replies
+
+    async def do(self, *command: str | bytes | int) -> Any:
+        execute = cast(Callable[..., Awaitable[Any]], self._client.execute_command)  # pyright: ignore[reportUnknownMemberType]
+        return await execute(*command)
+
+    async def examine(self) -> None:
+        """Raises StoreRefused if it could drop what it was given."""
+        if self._durability is None:
+            return
+        info = cast(dict[str, Any], await self.do("INFO"))
+        policy = info.get("maxmemory_policy")
+        if policy != "noeviction":
+            raise StoreRefused(
+                f"Redis may drop sessions when its memory is full: its maxmemory-policy is "
+                f"{policy}; set it to noeviction"
+            )
+        if self._durability == "strict":
+            await self._examine_strict(info)
+
+    async def _examine_strict(self, info: dict[str, Any]) -> None:
+        try:
+            found = await self.do("CONFIG", "GET", "appendfsync")
+        except redis_errors.ResponseError as error:
+            raise StoreRefused(
+                f"strict durability needs appendfsync always, and Redis does not say what it has: "
+                f"{error}"
+            ) from error
+        fsync = found[1].decode() if found else "unknown"
+        if not info.get("aof_enabled") or fsync != "always":
+            raise StoreRefused(
+                "strict durability needs a Redis with appendonly yes and appendfsync always; it "
+                f"has appendonly {'yes' if info.get('aof_enabled') else 'no'}, appendfsync {fsync}"
+            )
+
+    async def aclose(self) -> None:
+        await self._pulse.aclose()
+        for client in (self._client, *self._others):
+            await cast(Callable[[], Awaitable[None]], client.aclose)()
+
+
+@contextmanager
+def _cancelled_if_asked() -> Generator[None]:
+    """A cancellation that is lost inside is one at the end: the client sends by asyncio.wait_for,
+    which before Python 3.12 swallows one that comes when what it waits for is done."""
+    task = asyncio.current_task()
+    assert task is not None, "who calls can wait"
+    asked = task.cancelling()
+    try:
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
+
+
+def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
+    """And the clients of the sentinels that watch it. Connects to nothing yet. A connection that
+    was closed meanwhile is tried once more: all we write may be written twice."""
+    options: dict[str, Any] = {
+        # a net under `bounded`: cancelling a call that is being torn down may be lost on it
+        "socket_timeout": 0.8 * timeout_s,
+        "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 1, supported_errors=(redis_errors.ConnectionError,)),
+        "protocol": 2,
+    }
+    if not url.startswith("redis+sentinel://"):
+        client = cast(Callable[..., Redis], Redis.from_url)  # pyright: ignore[reportUnknownMemberType]
+        return client(url, **options), []
+    parts = urlsplit(url)
+    login, _, hosts = parts.netloc.rpartition("@")
+    service, _, db = parts.path.strip("/").partition("/")
+    if not service:
+        raise ValueError("redis+sentinel://HOST:PORT,HOST:PORT/SERVICE names the service last")
+    user, _, password = login.partition(":")
+    if login:
+        options |= {"username": unquote(user) or None, "password": unquote(password)}
+    addresses = [_address(host) for host in hosts.split(",")]
+    watch = {"socket_timeout": keys.CONNECT_TIMEOUT_S / 2, "protocol": 2}
+    sentinel = Sentinel(addresses, sentinel_kwargs=watch)
+    primary = cast(Callable[..., Redis], sentinel.master_for)  # pyright: ignore[reportUnknownMemberType]
+    return primary(service, db=int(db or 0), **options), sentinel.sentinels
+
+
+def _address(host: str) -> tuple[str, int]:
+    name, _, port = host.rpartition(":") if ":" in host else (host, "", "26379")
+    return name, int(port)

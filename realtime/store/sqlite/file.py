@@ -1,0 +1,197 @@
+"""The SQLite file: its layout, its epoch, how it is opened, and whether it is still at its path."""
+
+import logging
+import os
+import secrets
+import sqlite3
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+from continuo.realtime.store import keys
+from continuo.realtime.store.durability import Durability
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+SCHEMA = """
+CREATE TABLE store (epoch TEXT NOT NULL);
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY, tenant TEXT NOT NULL, secret BLOB NOT NULL, owner TEXT NOT NULL,
+    fence INTEGER NOT NULL, epoch INTEGER NOT NULL, parked INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL, deadline_ms INTEGER NOT NULL, state BLOB NOT NULL,
+    position INTEGER NOT NULL, next_event INTEGER NOT NULL, once_bytes INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX deadlines ON sessions (deadline_ms);
+CREATE TABLE entries (
+    session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+    n INTEGER NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (session, n)
+) WITHOUT ROWID;
+CREATE TABLE answers (
+    session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+    id TEXT NOT NULL, begun BLOB NOT NULL, said INTEGER NOT NULL, PRIMARY KEY (session, id)
+) WITHOUT ROWID;
+CREATE TABLE said (
+    session TEXT NOT NULL, answer TEXT NOT NULL, first INTEGER NOT NULL, ids BLOB NOT NULL,
+    PRIMARY KEY (session, answer, first),
+    FOREIGN KEY (session, answer) REFERENCES answers ON DELETE CASCADE
+) WITHOUT ROWID;
+CREATE TABLE once (
+    n INTEGER PRIMARY KEY AUTOINCREMENT,
+    session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+    key BLOB NOT NULL, digest BLOB NOT NULL, result BLOB NOT NULL, UNIQUE (session, key)
+);
+CREATE TABLE events (
+    session TEXT NOT NULL REFERENCES sessions ON DELETE CASCADE,
+    n INTEGER NOT NULL, packed BLOB NOT NULL, PRIMARY KEY (session, n)
+) WITHOUT ROWID;
+CREATE TABLE kept (id TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL, packed BLOB NOT NULL);
+"""
+
+
+def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
+    """What is said is nobody else's business: the file is its owner's alone."""
+    if file is not None:
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+    db = sqlite3.connect(
+        file or ":memory:",
+        timeout=keys.TIMEOUT_S,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(f"PRAGMA synchronous = {'FULL' if durability == 'strict' else 'NORMAL'}")
+    db.execute("PRAGMA foreign_keys = ON")
+    with transaction(db):
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version not in (0, VERSION):
+            raise sqlite3.DatabaseError(f"its layout is version {version}, not {VERSION}")
+        if version == 0:
+            for statement in SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {VERSION}")
+            make_epoch(db)
+    return db
+
+
+Inode = tuple[int, int]
+"""Device and inode number of a file."""
+Inodes = tuple[Inode | None, ...]
+
+
+class StoreFile:
+    """The open file, which may be deleted or replaced under a running server. SQLite goes on with
+    the one that it opened, which nothing will ever open again."""
+
+    def __init__(self, path: Path | None, durability: Durability) -> None:
+        """`path` None: in memory. Raises OSError, sqlite3.Error."""
+        self._path = None if path is None else path.absolute()
+        self._durability: Durability = durability
+        if self._path is not None:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.db = connect(self._path, durability)
+        self._names = self._files()
+        self._inodes: Inodes | None = self._found()
+
+    def in_place(self) -> bool:
+        """Whether what was committed is in the file that the next start will open."""
+        return self._found() == self._inodes
+
+    def reopen(self) -> bool:
+        """Open the file that is at the path now, which is made where there is none, with an epoch
+        of its own: each lease of the old file is lost. Returns whether nothing is, as only the
+        write-ahead log was deleted. Raises OSError, sqlite3.Error; then try again."""
+        whole = self._leave()
+        self.db = connect(self._path, self._durability)
+        self._names = self._files()
+        if not whole:
+            with transaction(self.db):
+                self.db.execute("DELETE FROM store")
+                make_epoch(self.db)
+        self._inodes = self._found()
+        return whole
+
+    def _leave(self) -> bool:
+        """Close the old file, complete: its write-ahead log must not be applied to another one.
+        Returns whether it is at the path still, and has everything."""
+        if self._inodes is None:  # it was left before, and no other one could be opened
+            return self._close(whole=False)
+        (file, log_file), inodes = self._names, self._inodes
+        moved = _inode(file) != inodes[0]
+        copied = (moved or _inode(log_file) is None) and self._copy_log()
+        if copied and not moved:
+            log.warning("%s was deleted; nothing is lost", log_file)
+            return self._close(whole=True)
+        if moved and not copied and _inode(log_file) == inodes[1]:
+            os.unlink(log_file)
+        log.warning(
+            "%s was deleted or replaced. It had %s sessions: those that this process has open are "
+            "written again, into the file that is there now. Sessions that wait in the store "
+            "alone, and stored responses, are lost unless they are in that file",
+            file,
+            self._count(),
+        )
+        return self._close(whole=False)
+
+    def _close(self, *, whole: bool) -> bool:
+        self._inodes = None
+        self.db.close()
+        return whole
+
+    def _copy_log(self) -> bool:
+        """Whether all of the write-ahead log is in the file now, and the log empty."""
+        try:
+            busy, _, _ = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        except sqlite3.Error:
+            return False
+        return not busy
+
+    def _count(self) -> str:
+        try:
+            (count,) = self.db.execute("SELECT count(*) FROM sessions WHERE owner <> ''").fetchone()
+        except sqlite3.Error:
+            return "an unknown number of"
+        return f"{count:,}"
+
+    def _files(self) -> tuple[str, ...]:
+        """The database and its write-ahead log. SQLite follows a link to the database, and has the
+        log beside what that points to."""
+        if self._path is None:
+            return ()
+        real = self.db.execute("PRAGMA database_list").fetchone()[2]
+        return str(self._path), f"{real}-wal"
+
+    def _found(self) -> Inodes:
+        return tuple(map(_inode, self._names))
+
+
+def _inode(name: str) -> Inode | None:
+    """Returns None if there is no such file, or none that can be looked at."""
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Generator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.commit()
+    except BaseException:
+        if db.in_transaction:
+            db.rollback()
+        raise
+
+
+def read_epoch(db: sqlite3.Connection) -> str | None:
+    row = db.execute("SELECT epoch FROM store").fetchone()
+    return None if row is None else row[0]
+
+
+def make_epoch(db: sqlite3.Connection) -> str:
+    epoch = secrets.token_hex(16)
+    db.execute("INSERT INTO store VALUES (?)", (epoch,))
+    return epoch

@@ -1,0 +1,72 @@
+"""Lanes of one connection: what stands in one is done one after the other, lanes beside each other,
+as far as there may be. Knows not what is done."""
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from continuo.realtime.errors import Refusal
+from continuo.realtime.limits import Limits
+
+Job = Callable[[], Awaitable[None]]
+"""Raises nothing: its lane goes on."""
+
+
+class Lanes:
+    """A lane is there while it has work. None names the one that has no name."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._lanes: dict[str | None, deque[tuple[Job, int]]] = {}
+        self._running = asyncio.Semaphore(limits.running_responses_max)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._waiting_chars = 0
+
+    def put(self, lane: str | None, job: Job, chars: int = 0) -> None:
+        """`chars`: length of the frame that asked for it. Raises Refusal when too much waits."""
+        limits, waiting = self._limits, self._lanes.get(lane)
+        named = sum(name is not None for name in self._lanes)
+        if waiting is None and lane is not None and named >= limits.lanes_max:
+            raise Refusal(
+                f"This connection has {named} lanes with work, which is the most.",
+                code="websocket_stream_limit_reached",
+                param="stream_id",
+            )
+        if sum(map(len, self._lanes.values())) >= limits.waiting_responses_max:
+            raise Refusal(
+                f"{limits.waiting_responses_max} responses wait on this connection, which is the "
+                "most.",
+                code="websocket_stream_limit_reached",
+            )
+        if self._waiting_chars + chars > limits.waiting_response_chars_max:
+            raise Refusal(
+                f"Responses of {self._waiting_chars:,} characters wait on this connection; with "
+                f"this one it would be over {limits.waiting_response_chars_max:,}, which is the "
+                "most.",
+                code="websocket_stream_limit_reached",
+            )
+        self._waiting_chars += chars
+        if waiting is not None:
+            waiting.append((job, chars))
+            return
+        self._lanes[lane] = deque([(job, chars)])
+        task = asyncio.create_task(self._run(lane), name=f"lane {lane or '-'}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """What runs is left, what waits is dropped."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _run(self, lane: str | None) -> None:
+        jobs = self._lanes[lane]
+        try:
+            while jobs:
+                async with self._running:
+                    job, chars = jobs.popleft()
+                    self._waiting_chars -= chars
+                    await job()
+        finally:
+            del self._lanes[lane]
