@@ -20,12 +20,13 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 # PyTorch's own tests and C++ headers are of no use to us.
 RUN if [ -n "$TORCH_INDEX" ]; then /opt/venv/bin/pip install --index-url "$TORCH_INDEX" "torch>=2.11,<2.14"; fi \
-    && mkdir engine realtime bench && touch engine/__init__.py realtime/__init__.py bench/__init__.py \
+    && mkdir continuo && touch continuo/__init__.py \
     && /opt/venv/bin/pip install . \
-    && /opt/venv/bin/pip uninstall -y continuo \
+    && /opt/venv/bin/pip uninstall -y continuo-server \
     && cd /opt/venv/lib/python3.*/site-packages/torch && rm -rf test include
 
 FROM packages AS build
+COPY continuo continuo
 COPY engine engine
 COPY realtime realtime
 COPY bench bench

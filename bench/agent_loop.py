@@ -11,7 +11,7 @@ from typing import Any
 import uvloop
 import websockets
 
-from continuo.bench import session_latency, live_server
+from continuo.bench import live_server, session_latency
 from continuo.bench.report import Report, Row, median
 
 WAYS = ("goes on", "sends all")

@@ -32,7 +32,9 @@ async def _run(seconds: float) -> Report:
         redis = RedisProcess(folder, fsync)
         try:
             await redis.start()
-            async with gateway.served(random_checkpoints.folder("S"), 0, redis.url, durability) as served:
+            async with gateway.served(
+                random_checkpoints.folder("S"), 0, redis.url, durability
+            ) as served:
                 found = await gateway.appends(served, seconds)
         finally:
             redis.kill()

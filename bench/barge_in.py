@@ -45,7 +45,9 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
         before = await engine.stats()
         ids = [source.randrange(1, vocabulary) for _ in range(16)]
         began = time.perf_counter()
-        firsts.append(await live_engine.first_id(await live_engine.ask(engine, session, ids, 1), began))
+        firsts.append(
+            await live_engine.first_id(await live_engine.ask(engine, session, ids, 1), began)
+        )
         prefilled.append(live_engine.computed(before, await engine.stats()))
     await engine.close(session)
     return {
@@ -57,7 +59,9 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
     }
 
 
-async def _interrupt(engine: Engine, session: str, name: str, turn: live_engine.Turn, after: int) -> None:
+async def _interrupt(
+    engine: Engine, session: str, name: str, turn: live_engine.Turn, after: int
+) -> None:
     said = 0
     async for piece in turn:
         said += len(piece.ids)

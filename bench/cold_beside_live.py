@@ -31,7 +31,9 @@ def run(options: argparse.Namespace) -> Report:
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.folder_of(options.model)
     alone, beside, cold, ratios = list[float](), list[float](), list[float](), list[float]()
-    async with live_engine.engine(folder, dtype=options.dtype, max_model_len=options.cold + 64) as engine:
+    async with live_engine.engine(
+        folder, dtype=options.dtype, max_model_len=options.cold + 64
+    ) as engine:
         await _live(engine, options, "warm-up")
         for number in range(options.runs):
             alone.append(median(await _live(engine, options, f"alone {number}")))

@@ -47,7 +47,9 @@ async def _row(engine: Engine, options: argparse.Namespace, spoken: bool) -> Row
         before = await engine.stats()
         ids = [id for word in words for id in word]
         began = time.perf_counter()
-        turn = await live_engine.ask(engine, session, [*ids, 2, 3], 1, "commit" if spoken else "firm")
+        turn = await live_engine.ask(
+            engine, session, [*ids, 2, 3], 1, "commit" if spoken else "firm"
+        )
         firsts.append(await live_engine.first_id(turn, began))
         prefilled.append(live_engine.computed(before, await engine.stats()))
     return {

@@ -1,5 +1,6 @@
-"""python -m continuo.bench.gateway_server FOLDER RATE TOLD STORE DURABILITY CORE: the gateway before an
-engine that is scripted.
+"""Run the gateway before a scripted engine.
+
+Usage: python -m continuo.bench.gateway_server FOLDER RATE TOLD STORE DURABILITY CORE
 
 As `continuo serve` runs it, in a process of its own; its event loop runs on the core CORE, its
 store's thread and the engine where they were started. When it listens it prints its port and its
@@ -19,8 +20,8 @@ import uvloop
 from continuo.engine.client.engine_client import Engine
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.http.app import Server, bind, build
 from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.http.app import Server, bind, build
 from continuo.realtime.store import Durability, open_store
 
 KEY = "bench"

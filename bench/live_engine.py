@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from continuo.engine.config import EngineConfig
 from continuo.engine.client.engine_client import Engine
-from continuo.engine.wire.messages import AppendAs, EngineStats, Sampling
 from continuo.engine.client.turn_stream import Turn
+from continuo.engine.config import EngineConfig
+from continuo.engine.wire.messages import AppendAs, EngineStats, Sampling
 
 Prompts = list[list[list[int]]]
 """[session][turn] -> the ids to append."""

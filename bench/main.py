@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> int:
         prog="continuo bench", description="Measures Continuo on this machine."
     )
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
-    modules = {name: importlib.import_module("bench." + name.replace("-", "_")) for name in NAMES}
+    modules = {
+        name: importlib.import_module("continuo.bench." + name.replace("-", "_")) for name in NAMES
+    }
     for name, text in NAMES.items():
         command = commands.add_parser(name, help=text, description=modules[name].__doc__)
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")

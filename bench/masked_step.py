@@ -22,9 +22,9 @@ from continuo.bench.report import Report, Row, median, percentile
 from continuo.engine.batch import Sample
 from continuo.engine.config import BUNDLED
 from continuo.engine.device.sampling import draw
-from continuo.engine.wire.messages import Grammar
 from continuo.engine.text import Grammars, Text
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
+from continuo.engine.wire.messages import Grammar
 
 LARGE = 151_936
 END = 0

@@ -23,7 +23,15 @@ from continuo.bench import realtime_client
 from continuo.bench.processes import RedisProcess, continuo
 from continuo.bench.report import Report, median, percentile
 from continuo.realtime.limits import Limits
-from continuo.realtime.store import Change, NewSession, Snapshot, Store, keys, open_store, sweep_overdue
+from continuo.realtime.store import (
+    Change,
+    NewSession,
+    Snapshot,
+    Store,
+    keys,
+    open_store,
+    sweep_overdue,
+)
 
 WRITERS = 24
 SETTLED = 6

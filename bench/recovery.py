@@ -26,8 +26,8 @@ from pathlib import Path
 import uvloop
 from websockets.exceptions import WebSocketException
 
-from continuo.bench.realtime_client import Client
 from continuo.bench.processes import Process, RedisProcess, continuo
+from continuo.bench.realtime_client import Client
 from continuo.bench.report import Report, Row, median
 
 STORY = "Tell me a short story."

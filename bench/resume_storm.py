@@ -26,8 +26,8 @@ from typing import Any
 import uvloop
 
 from continuo.bench import random_checkpoints
-from continuo.bench.raw_websocket_clients import Wire
 from continuo.bench.processes import Process, RedisProcess, continuo
+from continuo.bench.raw_websocket_clients import Wire
 from continuo.bench.report import Report, median, percentile
 
 QUESTIONS = 20
@@ -77,7 +77,13 @@ def _engine(folder: Path, rate: float) -> tuple[Process, str]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.set_inheritable(True)
         words = ("context", str(sock.fileno()), str(random_checkpoints.folder("S")), str(rate))
-        line = (sys.executable, "-m", "continuo.bench.scripted_engine", *words, str(folder / "asked"))
+        line = (
+            sys.executable,
+            "-m",
+            "continuo.bench.scripted_engine",
+            *words,
+            str(folder / "asked"),
+        )
         address = f"127.0.0.1:{sock.getsockname()[1]}"
         return Process(folder, *line, pass_fds=(sock.fileno(),)), address
 

@@ -1,4 +1,6 @@
-"""python -m continuo.bench.scripted_engine DRAWS FD FOLDER RATE TOLD: the engine on a device of no model.
+"""Run the engine on a device without a model.
+
+Usage: python -m continuo.bench.scripted_engine DRAWS FD FOLDER RATE TOLD
 
 All of the engine is real but the device: it computes nothing, answers each step at its next beat,
 RATE a second by the monotonic clock. At rate 0 it answers at once. When each turn was asked for,
@@ -28,12 +30,12 @@ import uvloop
 from continuo.engine.batch import Batch, Drawn, Geometry, Row, Runner, Sampled
 from continuo.engine.config import EngineConfig, Listening
 from continuo.engine.fingerprint import fingerprint
-from continuo.engine.server.clients import Fronts
-from continuo.engine.wire.link import Link
-from continuo.engine.server.listener import listen
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Generate, Ready, Tokens
 from continuo.engine.server.assembly import assemble
+from continuo.engine.server.clients import Fronts
+from continuo.engine.server.listener import listen
 from continuo.engine.text import Text
+from continuo.engine.wire.link import Link
+from continuo.engine.wire.messages import AnyCommand, AnyEvent, Generate, Ready, Tokens
 
 PAGES, PAGE = 65_536, 16
 CONTEXT = 8192

@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from continuo.bench import live_engine, random_checkpoints, live_server
+from continuo.bench import live_engine, live_server, random_checkpoints
 from continuo.bench.report import Report, Row, median
 from continuo.bench.turn_stats import Turns
 from continuo.engine.client.engine_client import Engine
@@ -69,7 +69,9 @@ async def _run(options: argparse.Namespace) -> Report:
     runs: dict[str, list[Turns]] = {mode: [] for mode in MODES}
     prompts: live_engine.Prompts = []
     for number, mode in itertools.product(range(options.runs), MODES):
-        async with live_engine.engine(folder, **settings) as engine:  # what others published is gone
+        async with live_engine.engine(
+            folder, **settings
+        ) as engine:  # what others published is gone
             vocabulary = engine.ready.vocab_size
             prompts = live_engine.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
             await measure(engine, mode, [p[:5] for p in prompts], "warm-up")
@@ -179,7 +181,10 @@ def _equal(runs: dict[str, list[Turns]]) -> bool:
 
 
 def _peers(
-    options: argparse.Namespace, folder: Path, prompts: live_engine.Prompts, said: list[list[list[int]]]
+    options: argparse.Namespace,
+    folder: Path,
+    prompts: live_engine.Prompts,
+    said: list[list[list[int]]],
 ) -> list[Row]:
     from continuo.bench import competitors
 

@@ -14,9 +14,9 @@ from continuo.bench.null_device import NullRunner
 from continuo.bench.report import Report, Row, median, percentile
 from continuo.engine.batch import Geometry
 from continuo.engine.config import BUNDLED, EngineConfig
-from continuo.engine.wire.messages import Append, Generate, Open, Sampling
 from continuo.engine.server.assembly import assemble
 from continuo.engine.text import Text
+from continuo.engine.wire.messages import Append, Generate, Open, Sampling
 
 PAGE = 16
 TEXT = Text(str(Path(engine.__file__).parent / "bundled" / BUNDLED))

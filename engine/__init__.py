@@ -1,13 +1,48 @@
 """The door of the engine: all that anyone outside may import."""
 
-from continuo.engine.config import BUNDLED, EngineConfig, Listening
-from continuo.engine.errors import BadRequest, Busy, EngineError, EngineLost, LinkRefused, ModelError, SessionQuarantined, StaleFence, TooLong, TurnFailed, UnknownSession
-from continuo.engine.client.engine_client import Engine, Unfinished
-from continuo.engine.wire.handshake import read_secret
-from continuo.engine.wire.messages import EngineStats, Grammar, Load, Ready, Sampling, SessionInfo, TurnEnded
 from continuo.engine.client.connection import Security
-from continuo.engine.text import ArgumentsDelta, Asked, CallDone, Callee, CallStarted, ChatTemplate, Detokenizer, Extension, Message, Text, TextDelta, ToolCall, ToolParser, schema_problem
+from continuo.engine.client.engine_client import Engine, Unfinished
 from continuo.engine.client.turn_stream import Piece, Turn
+from continuo.engine.config import BUNDLED, EngineConfig, Listening
+from continuo.engine.errors import (
+    BadRequest,
+    Busy,
+    EngineError,
+    EngineLost,
+    LinkRefused,
+    ModelError,
+    SessionQuarantined,
+    StaleFence,
+    TooLong,
+    TurnFailed,
+    UnknownSession,
+)
+from continuo.engine.text import (
+    ArgumentsDelta,
+    Asked,
+    CallDone,
+    Callee,
+    CallStarted,
+    ChatTemplate,
+    Detokenizer,
+    Extension,
+    Message,
+    Text,
+    TextDelta,
+    ToolCall,
+    ToolParser,
+    schema_problem,
+)
+from continuo.engine.wire.handshake import read_secret
+from continuo.engine.wire.messages import (
+    EngineStats,
+    Grammar,
+    Load,
+    Ready,
+    Sampling,
+    SessionInfo,
+    TurnEnded,
+)
 
 __all__ = [
     "BUNDLED",

@@ -1,12 +1,12 @@
-"""python -m continuo.engine.__main__ START: the engine's process, on a device of torch; nobody imports it."""
+"""Run the engine process on a torch device: `python -m continuo.engine START`."""
 
 import secrets
 from collections.abc import Callable
 
-from continuo.engine.server import process
 from continuo.engine.config import EngineConfig
 from continuo.engine.device.runner import TorchRunner, build
 from continuo.engine.fingerprint import fingerprint
+from continuo.engine.server import process
 from continuo.engine.wire.messages import Ready
 
 

@@ -61,7 +61,7 @@ HOW_TO_INSTALL = {
     "transformers": "pip install transformers",
     "llama-cpp-python": (
         "python3 -m venv .venv-peers && "
-        ".venv-peers/bin/python -m pip install -r bench/peers/requirements.txt"
+        ".venv-peers/bin/python -m pip install -r bench/competitors/requirements.txt"
     ),
 }
 

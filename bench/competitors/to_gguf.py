@@ -1,4 +1,6 @@
-"""A Qwen3 checkpoint as a GGUF file, with the `gguf` package: python -m continuo.bench.competitors.to_gguf IN OUT.
+"""Convert a Qwen3 checkpoint to a GGUF file with the `gguf` package.
+
+Usage: python -m continuo.bench.competitors.to_gguf IN OUT.
 
 The values are those of the checkpoint: bf16 ones are kept, or widened to fp32. The token list is
 that of the tokenizer; its merges are left out, as only ids matter here.

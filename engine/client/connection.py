@@ -16,7 +16,18 @@ import msgspec
 from continuo.engine.errors import EngineError, LinkRefused, ModelError
 from continuo.engine.wire.handshake import FrontGreeting
 from continuo.engine.wire.link import Link
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Load, LoadFailed, Loading, Ping, Pong, Ready, Tokens, TurnEnded
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    AnyEvent,
+    Load,
+    LoadFailed,
+    Loading,
+    Ping,
+    Pong,
+    Ready,
+    Tokens,
+    TurnEnded,
+)
 
 log = logging.getLogger(__name__)
 

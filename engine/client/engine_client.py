@@ -11,16 +11,40 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from continuo.engine.config import EngineConfig, Listening
-from continuo.engine.errors import BadRequest, EngineError, EngineLost, StaleFence, UnknownSession
-from continuo.engine.wire.bounds import check, check_ids
-from continuo.engine.wire.messages import AnyCommand, Append, AppendAs, Attach, Cancel, Close, Done, Drain, EngineStats, Files, Fork, Generate, Info, ListSessions, Load, Open, Pause, Ready, Rewind, Sampling, SessionInfo, Stats, Tokens
+from continuo.engine.client.arguments import sendable, token_ids
 from continuo.engine.client.connection import Launch, OnLoading, Peer, Security, dial, redials
 from continuo.engine.client.engine_process import EngineProcess
 from continuo.engine.client.router import Routing
-from continuo.engine.text import Text
 from continuo.engine.client.turn_stream import Turn
-from continuo.engine.client.arguments import sendable, token_ids
+from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.errors import BadRequest, EngineError, EngineLost, StaleFence, UnknownSession
+from continuo.engine.text import Text
+from continuo.engine.wire.bounds import check, check_ids
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    Append,
+    AppendAs,
+    Attach,
+    Cancel,
+    Close,
+    Done,
+    Drain,
+    EngineStats,
+    Files,
+    Fork,
+    Generate,
+    Info,
+    ListSessions,
+    Load,
+    Open,
+    Pause,
+    Ready,
+    Rewind,
+    Sampling,
+    SessionInfo,
+    Stats,
+    Tokens,
+)
 
 FENCE_MAX = (1 << 63) - 1
 """The largest fence: the link carries signed 64-bit integers."""
@@ -36,7 +60,7 @@ class Unfinished(msgspec.Struct, frozen=True):
 
 
 class Engine:
-    """Sessions are named by the caller (or get a fresh id). Every method raises from continuo.engine.errors.
+    """Sessions are named by the caller (or get a fresh id). Errors: see `continuo.engine.errors`.
 
     When an engine process dies, commands wait for it to come back, or go to another; sessions are
     attached there from their logs when they are next used, and turns go on where they were.

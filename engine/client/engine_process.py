@@ -13,7 +13,7 @@ import msgspec
 from continuo.engine.config import EngineConfig, Listening, Start
 from continuo.engine.wire.flight_recorder import memory_file
 
-MODULE = "continuo.engine.__main__"
+MODULE = "continuo.engine"
 """What the process runs."""
 STOP_GRACE_S = 5.0
 """How long a process that was hung up on may take before it is killed."""

@@ -9,9 +9,30 @@ from array import array
 
 import msgspec
 
-from continuo.engine.wire.token_log import Log, edits
-from continuo.engine.wire.messages import AnyCommand, Append, Attach, Close, Done, Drain, Files, Fork, Generate, ListSessions, Locate, Open, Pause, Ping, Rewind, SessionCommand, SessionInfo, Stats, Tokens, TurnEnded
 from continuo.engine.client.turn_stream import Turn
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    Append,
+    Attach,
+    Close,
+    Done,
+    Drain,
+    Files,
+    Fork,
+    Generate,
+    ListSessions,
+    Locate,
+    Open,
+    Pause,
+    Ping,
+    Rewind,
+    SessionCommand,
+    SessionInfo,
+    Stats,
+    Tokens,
+    TurnEnded,
+)
+from continuo.engine.wire.token_log import Log, edits
 
 
 class Record:

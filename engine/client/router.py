@@ -14,13 +14,47 @@ from collections.abc import Callable
 
 import msgspec
 
-from continuo.engine.errors import BY_CODE, EngineError, EngineLost, LinkRefused, SessionQuarantined, StaleFence, UnknownSession
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Attach, Close, Done, Drain, Expired, Files, Fork, Info, ListSessions, LoadFailed, Loading, Locate, Open, Ping, Pong, Ready, Refused, SessionCommand, SessionInfo, Stats, Superseded, Tokens, TurnEnded
-from continuo.engine.client.replica import Mirror
 from continuo.engine.client.connection import PING_S, SILENT_S, Peer
 from continuo.engine.client.placement import Candidate, choose
 from continuo.engine.client.quarantine import QUARANTINE_DEATHS, Quarantine
+from continuo.engine.client.replica import Mirror
 from continuo.engine.client.turn_stream import Turn
+from continuo.engine.errors import (
+    BY_CODE,
+    EngineError,
+    EngineLost,
+    LinkRefused,
+    SessionQuarantined,
+    StaleFence,
+    UnknownSession,
+)
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    AnyEvent,
+    Attach,
+    Close,
+    Done,
+    Drain,
+    Expired,
+    Files,
+    Fork,
+    Info,
+    ListSessions,
+    LoadFailed,
+    Loading,
+    Locate,
+    Open,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    SessionCommand,
+    SessionInfo,
+    Stats,
+    Superseded,
+    Tokens,
+    TurnEnded,
+)
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from typing import assert_never
 import msgspec
 
 from continuo.engine.errors import EngineError, TurnFailed
-from continuo.engine.wire.messages import Sampling, TokenLogprobs, Tokens, TurnEnded
 from continuo.engine.text import Detokenizer, Holdback
+from continuo.engine.wire.messages import Sampling, TokenLogprobs, Tokens, TurnEnded
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):

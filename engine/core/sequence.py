@@ -13,11 +13,19 @@ from collections import Counter
 
 from continuo.engine.batch import Penalties, Sample
 from continuo.engine.core.cache import Lease
-from continuo.engine.wire.flight_recorder import mark_of
-from continuo.engine.wire.token_log import Log
-from continuo.engine.wire.messages import Attach, Close, Fork, Reason, Residency, Sampling, TurnEnded
-from continuo.engine.text import Matcher, StopWatch
 from continuo.engine.core.deferred_commands import Waiting
+from continuo.engine.text import Matcher, StopWatch
+from continuo.engine.wire.flight_recorder import mark_of
+from continuo.engine.wire.messages import (
+    Attach,
+    Close,
+    Fork,
+    Reason,
+    Residency,
+    Sampling,
+    TurnEnded,
+)
+from continuo.engine.wire.token_log import Log
 
 _MASK = (1 << 64) - 1
 

@@ -20,18 +20,50 @@ import msgspec
 
 from continuo.engine.batch import Geometry
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.idle_timeouts import Deadlines
-from continuo.engine.errors import BadRequest, Busy, CommandFailed, EngineError, OtherModel, StaleFence, TooLong, UnknownSession
-from continuo.engine.wire.turn_tree import common_prefix
-from continuo.engine.wire.bounds import check, check_ids
-from continuo.engine.wire.token_log import Log, edits
-from continuo.engine.wire.messages import AnyEvent, Append, Attach, Cancel, Close, Done, Drain, Expired, Fork, Generate, Info, ListSessions, Load, LoopCommand, Open, Pause, Reason, Refused, Rewind, Stats, Tokens, TurnEnded
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.stats import engine_load, engine_stats, session_info
+from continuo.engine.core.deferred_commands import Deferrable
+from continuo.engine.core.idle_timeouts import Deadlines
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.core.stats import engine_load, engine_stats, session_info
+from continuo.engine.errors import (
+    BadRequest,
+    Busy,
+    CommandFailed,
+    EngineError,
+    OtherModel,
+    StaleFence,
+    TooLong,
+    UnknownSession,
+)
 from continuo.engine.text import Grammars, Matcher, StopWatch
-from continuo.engine.core.deferred_commands import Deferrable
+from continuo.engine.wire.bounds import check, check_ids
+from continuo.engine.wire.messages import (
+    AnyEvent,
+    Append,
+    Attach,
+    Cancel,
+    Close,
+    Done,
+    Drain,
+    Expired,
+    Fork,
+    Generate,
+    Info,
+    ListSessions,
+    Load,
+    LoopCommand,
+    Open,
+    Pause,
+    Reason,
+    Refused,
+    Rewind,
+    Stats,
+    Tokens,
+    TurnEnded,
+)
+from continuo.engine.wire.token_log import Log, edits
+from continuo.engine.wire.turn_tree import common_prefix
 
 log = logging.getLogger(__name__)
 

@@ -3,10 +3,10 @@
 from collections.abc import Collection
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.wire.messages import EngineStats, Load, SessionInfo
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
+from continuo.engine.wire.messages import EngineStats, Load, SessionInfo
 
 
 def session_info(sequence: Sequence, now: float) -> SessionInfo:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from continuo.engine.batch import Move
 from continuo.engine.config import EngineConfig
-from continuo.engine.device.step_inputs import upload
 from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.step_inputs import upload
 from continuo.engine.errors import ModelError
 
 CPU_SHARE, CPU_BYTES = 0.25, 1 << 30

@@ -16,15 +16,15 @@ from torch import Tensor
 
 from continuo.engine.batch import Batch, Drawn, Geometry, Runner, Sample, Sampled
 from continuo.engine.config import EngineConfig
-from continuo.engine.device import step_inputs, kv_pool, weights
+from continuo.engine.device import kv_pool, step_inputs, weights
 from continuo.engine.device.attention.backend import Backend
 from continuo.engine.device.attention.sdpa_backend import Reference
-from continuo.engine.device.step_inputs import Step
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.llama_decoder import SHAPES, Decoder, KVShape, empty
 from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.models.llama_decoder import SHAPES, Decoder, KVShape, empty
 from continuo.engine.device.sampling import Draw, draw
+from continuo.engine.device.step_inputs import Step
 from continuo.engine.device.weights import Progress
 from continuo.engine.errors import ModelError
 
@@ -41,7 +41,7 @@ counts as eight."""
 class Model(Protocol):
     """What the runner asks of a model: our own decoder, or one of transformers'."""
 
-    kv_pool: list[KVShape]
+    kv: list[KVShape]
     """What each layer keeps per token."""
     vocab: int
 
@@ -152,7 +152,9 @@ class TorchRunner(Runner[Any]):
     @torch.inference_mode()
     def logits(self, batch: Batch) -> Tensor:
         """[S, vocab], of the rows that draw an id: what `launch` draws from."""
-        return self.forward(step_inputs.build(batch, self.pool.page_size, self.device, self.model.vocab))
+        return self.forward(
+            step_inputs.build(batch, self.pool.page_size, self.device, self.model.vocab)
+        )
 
     def collect(self, ticket: Ticket | Batch) -> Sampled:
         if isinstance(ticket, Batch):
@@ -277,7 +279,9 @@ def _load(
         model = Decoder(mapping(found), found, min(config.max_model_len or limit, limit), like)
         weights.fill(folder, model.slots(), progress)
         return model, limit
-    from continuo.engine.device.models import transformers_model  # transformers' model code is slow to import
+    from continuo.engine.device.models import (
+        transformers_model,  # transformers' model code is slow to import
+    )
 
     progress("loading weights", 0.0)
     model = transformers_model.load(folder, found, like.dtype, like.device)

@@ -5,15 +5,15 @@ import time
 from typing import Generic, NamedTuple
 
 from continuo.engine.batch import Runner, Ticket
-from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.config import EngineConfig
-from continuo.engine.wire.flight_recorder import FlightRecorder
-from continuo.engine.server.clients import Fronts
-from continuo.engine.core.loop import Loop
+from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
+from continuo.engine.core.loop import Loop
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
+from continuo.engine.server.clients import Fronts
 from continuo.engine.text import StopWatch, Text
+from continuo.engine.wire.flight_recorder import FlightRecorder
 
 
 class Parts(NamedTuple, Generic[Ticket]):

@@ -19,7 +19,35 @@ import msgspec
 
 from continuo.engine.config import EngineConfig
 from continuo.engine.errors import CommandFailed, EngineError, StaleFence, UnknownSession
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Attach, Close, Done, Drain, Expired, Files, Fork, Info, ListSessions, Load, LoadFailed, Loading, Locate, LoopCommand, Open, Pause, Ping, Pong, Ready, Refused, SessionCommand, Stats, Superseded, Tokens, TurnEnded
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    AnyEvent,
+    Attach,
+    Close,
+    Done,
+    Drain,
+    Expired,
+    Files,
+    Fork,
+    Info,
+    ListSessions,
+    Load,
+    LoadFailed,
+    Loading,
+    Locate,
+    LoopCommand,
+    Open,
+    Pause,
+    Ping,
+    Pong,
+    Ready,
+    Refused,
+    SessionCommand,
+    Stats,
+    Superseded,
+    Tokens,
+    TurnEnded,
+)
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,19 @@ import uvloop
 from continuo.engine.batch import DeviceLost, Runner
 from continuo.engine.config import EngineConfig, Start
 from continuo.engine.errors import EngineError
+from continuo.engine.server.assembly import assemble
+from continuo.engine.server.listener import listen
+from continuo.engine.text import Text
 from continuo.engine.wire.flight_recorder import FlightRecorder
 from continuo.engine.wire.link import Link
-from continuo.engine.server.listener import listen
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, LoadFailed, Loading, Ready, malformed
-from continuo.engine.server.assembly import assemble
-from continuo.engine.text import Text
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    AnyEvent,
+    LoadFailed,
+    Loading,
+    Ready,
+    malformed,
+)
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
-from continuo.engine.text.tokenizer.detokenizer import Detokenizer
-from continuo.engine.text.grammar import Grammars
 from continuo.engine.text.chat_template.jinja_program import Program
-from continuo.engine.text.chat_template.template import ChatTemplate
-from continuo.engine.text.tokenizer.tokenizer import Tokenizer, read_json, special_names
 from continuo.engine.text.chat_template.renderer import Writer
+from continuo.engine.text.chat_template.template import ChatTemplate
+from continuo.engine.text.grammar import Grammars
+from continuo.engine.text.tokenizer.detokenizer import Detokenizer
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer, read_json, special_names
 
 
 class Text:

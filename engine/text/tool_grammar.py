@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from continuo.engine.wire.messages import Grammar
 from continuo.engine.text.grammar import json_rule
 from continuo.engine.text.tool_parser import ToolFormat
+from continuo.engine.wire.messages import Grammar
 
 TokenId = Callable[[str], int | None]
 """The id of a token by its spelling, if it is one."""

@@ -12,8 +12,8 @@ from typing import Generic, TypeVar, cast, get_args
 
 import msgspec
 
-from continuo.engine.wire import handshake
 from continuo.engine.errors import LinkRefused
+from continuo.engine.wire import handshake
 from continuo.engine.wire.handshake import Greeting
 
 log = logging.getLogger(__name__)

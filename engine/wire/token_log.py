@@ -11,9 +11,9 @@ what is refused has changed nothing. Each returns how much of the old log still 
 from array import array
 
 from continuo.engine.errors import BadRequest, TooLong
-from continuo.engine.wire.turn_tree import Base, History, common_prefix
 from continuo.engine.wire.bounds import check_ids
 from continuo.engine.wire.messages import Append
+from continuo.engine.wire.turn_tree import Base, History, common_prefix
 
 
 class Log:

@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterable, Sequence
 import msgspec
 
 from continuo.engine import ChatTemplate, Ready, TooLong
+from continuo.realtime.conversation.rendering import chars_of, chars_of_head
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX
 from continuo.realtime.protocol.core import Item, ItemReference, Settings
-from continuo.realtime.conversation.rendering import chars_of, chars_of_head
 
 
 class TextBounds(msgspec.Struct, frozen=True):

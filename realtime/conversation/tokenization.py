@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from continuo.engine import ChatTemplate, Message
-from continuo.realtime.protocol.core import Item
 from continuo.realtime.conversation.rendering import joins, message_of
+from continuo.realtime.protocol.core import Item
 
 Tools = tuple[dict[str, Any], ...]
 

@@ -14,8 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from continuo.realtime.protocol.core import AnswerEnded, AnswerInterrupted, AnswerStarted, ArgumentsDelta, CallItem, Item, ItemAdded, MessageItem, OutputEnded, OutputStarted, Tell, TextCommitted, TextDelta
 from continuo.realtime.event_log.event_id import Position, Reached
+from continuo.realtime.protocol.core import (
+    AnswerEnded,
+    AnswerInterrupted,
+    AnswerStarted,
+    ArgumentsDelta,
+    CallItem,
+    Item,
+    ItemAdded,
+    MessageItem,
+    OutputEnded,
+    OutputStarted,
+    Tell,
+    TextCommitted,
+    TextDelta,
+)
 
 RECORDS_MAX = 256
 """Kept to be told again; older positions are answered with a snapshot."""

@@ -8,11 +8,27 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from continuo.engine import EngineError, EngineLost, Piece, StaleFence, Text, Turn, TurnEnded, TurnFailed
-from continuo.realtime.protocol.core import Answer, AnswerError, AnswerStatus, ItemStatus, Tell, Usage
+from continuo.engine import (
+    EngineError,
+    EngineLost,
+    Piece,
+    StaleFence,
+    Text,
+    Turn,
+    TurnEnded,
+    TurnFailed,
+)
+from continuo.realtime.generation.engine_session import Strand
 from continuo.realtime.generation.output_items import Output, Reader
 from continuo.realtime.generation.prompt import Prompt
-from continuo.realtime.generation.engine_session import Strand
+from continuo.realtime.protocol.core import (
+    Answer,
+    AnswerError,
+    AnswerStatus,
+    ItemStatus,
+    Tell,
+    Usage,
+)
 
 log = logging.getLogger(__name__)
 

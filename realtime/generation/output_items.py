@@ -5,7 +5,19 @@ from typing import Protocol, assert_never
 
 import msgspec
 
-from continuo.realtime.protocol.core import Answer, ArgumentsDelta, CallItem, Item, ItemStatus, MessageItem, OutputEnded, OutputStarted, Part, Tell, TextDelta
+from continuo.realtime.protocol.core import (
+    Answer,
+    ArgumentsDelta,
+    CallItem,
+    Item,
+    ItemStatus,
+    MessageItem,
+    OutputEnded,
+    OutputStarted,
+    Part,
+    Tell,
+    TextDelta,
+)
 
 
 class Said(msgspec.Struct, frozen=True, gc=False):

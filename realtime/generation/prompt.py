@@ -5,10 +5,10 @@ import secrets
 import msgspec
 
 from continuo.engine import Ready, Sampling
-from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.core import Settings
-from continuo.realtime.generation.tool_calls import grammar_of
 from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.errors import Refusal
+from continuo.realtime.generation.tool_calls import grammar_of
+from continuo.realtime.protocol.core import Settings
 
 
 class Prompt(msgspec.Struct, frozen=True):

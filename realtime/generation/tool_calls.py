@@ -5,10 +5,29 @@ import asyncio
 from collections.abc import Sequence
 from typing import assert_never
 
-from continuo.engine import ArgumentsDelta, Asked, CallDone, Callee, CallStarted, ChatTemplate, Grammar, TextDelta, ToolParser, schema_problem
+from continuo.engine import (
+    ArgumentsDelta,
+    Asked,
+    CallDone,
+    Callee,
+    CallStarted,
+    ChatTemplate,
+    Grammar,
+    TextDelta,
+    ToolParser,
+    schema_problem,
+)
 from continuo.realtime.errors import Refusal
+from continuo.realtime.generation.output_items import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Chunk,
+    PlainReader,
+    Reader,
+    Said,
+)
 from continuo.realtime.protocol.core import Settings, Tool
-from continuo.realtime.generation.output_items import CallArguments, CallBegun, CallEnded, Chunk, PlainReader, Reader, Said
 
 
 class CallReader:

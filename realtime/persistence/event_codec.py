@@ -8,10 +8,10 @@ from typing import Any, assert_never, get_args
 import msgspec
 
 from continuo.engine import Sampling
-from continuo.realtime.protocol import core
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.persistence.session_codec import first_of
 from continuo.realtime.event_log.event_log import Record
+from continuo.realtime.persistence.session_codec import first_of
+from continuo.realtime.protocol import core
 
 _Name = bytes
 """An id: what it is of, one byte, and its digits; where it is a client's, how it is spelt."""

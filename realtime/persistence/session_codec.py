@@ -12,11 +12,11 @@ from typing import assert_never
 import msgspec
 
 from continuo.engine import ChatTemplate
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.rendering import message_of
+from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.ids import within
 from continuo.realtime.protocol import core
-from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.conversation.rendering import message_of
 from continuo.realtime.store import Begun, Entry
 
 # ---------------------------------------------------------------- the log

@@ -10,11 +10,24 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from continuo.realtime.protocol.core import Settings
 from continuo.realtime.conversation.tokenization import common_prefix
-from continuo.realtime.persistence.session_codec import Piece, State, entry_of, pack_state
 from continuo.realtime.persistence.ownership import Tenure
-from continuo.realtime.store import Begun, Change, Conflict, Events, Lease, NewSession, Once, Repeated, SessionBehind, Store, StoreLost, UnknownSession
+from continuo.realtime.persistence.session_codec import Piece, State, entry_of, pack_state
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.store import (
+    Begun,
+    Change,
+    Conflict,
+    Events,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    SessionBehind,
+    Store,
+    StoreLost,
+    UnknownSession,
+)
 
 log = logging.getLogger(__name__)
 

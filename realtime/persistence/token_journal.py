@@ -7,7 +7,15 @@ import logging
 from collections.abc import Generator, Sequence
 
 from continuo.realtime.persistence.session_writer import Ledger
-from continuo.realtime.store import SessionBehind, Spoken, StaleFence, Store, StoreError, StoreUnavailable, UnknownAnswer
+from continuo.realtime.store import (
+    SessionBehind,
+    Spoken,
+    StaleFence,
+    Store,
+    StoreError,
+    StoreUnavailable,
+    UnknownAnswer,
+)
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import hmac
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.core import Settings
 from continuo.realtime.event_log.event_id import Position, parse
+from continuo.realtime.protocol.core import Settings
 
 DIGEST_BYTES = 32
 """Size of a SHA-256 digest."""

@@ -7,26 +7,26 @@ from collections.abc import Callable
 import msgspec
 
 from continuo.engine import BadRequest, ChatTemplate, SessionInfo
-from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import Limits
-from continuo.realtime.ids import conversation_of
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.conversation.context_window import Window
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.session.unit_of_work import History, Origin, Saved, wire_epoch
-from continuo.realtime.persistence.token_journal import Scribe
-from continuo.realtime.generation.tokenizer_threads import LayoutThreads
-from continuo.realtime.persistence.session_writer import Ledger
-from continuo.realtime.rate_limit import Allowance, Rates
-from continuo.realtime.persistence.event_codec import records_of
 from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+from continuo.realtime.errors import Refusal
+from continuo.realtime.event_log.event_log import Transcript
+from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.generation.tokenizer_threads import LayoutThreads
+from continuo.realtime.ids import conversation_of
+from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.event_codec import records_of
+from continuo.realtime.persistence.session_codec import State as Stored
+from continuo.realtime.persistence.session_codec import is_of, log_of, unpack_state
+from continuo.realtime.persistence.session_writer import Ledger
+from continuo.realtime.persistence.token_journal import Scribe
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.rate_limit import Allowance, Rates
 from continuo.realtime.session.session import Session
 from continuo.realtime.session.state import State
 from continuo.realtime.session.status import Status
-from continuo.realtime.persistence.session_codec import State as Stored
-from continuo.realtime.persistence.session_codec import is_of, log_of, unpack_state
-from continuo.realtime.generation.engine_session import Door, Strand
-from continuo.realtime.event_log.event_log import Transcript
-from continuo.realtime.conversation.context_window import Window
+from continuo.realtime.session.unit_of_work import History, Origin, Saved, wire_epoch
 from continuo.realtime.store import Lease, NewSession, Snapshot, Store
 
 logger = logging.getLogger(__name__)

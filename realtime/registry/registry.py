@@ -18,29 +18,51 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from continuo.engine import ChatTemplate
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.rendering import chars_of_head
+from continuo.realtime.conversation.text_limits import TextBounds, named
 from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import Limits
+from continuo.realtime.event_log.event_log import Listener
+from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.error_mapping import not_kept
+from continuo.realtime.generation.tokenizer_threads import LayoutThreads
 from continuo.realtime.ids import fresh
+from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.session_codec import State, pack_state
+from continuo.realtime.persistence.token_journal import Scribe
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.core import Settings
-from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.registry.remote_sessions import Elsewhere
-from continuo.realtime.registry.access import Access, Fork, Guest, Owner, Return, admit, admits, position_of, secret_of, unknown
-from continuo.realtime.session.unit_of_work import Origin, Saved
-from continuo.realtime.persistence.token_journal import Scribe
-from continuo.realtime.generation.tokenizer_threads import LayoutThreads
-from continuo.realtime.registry.factory import House, loaded, made
 from continuo.realtime.rate_limit import Rates
-from continuo.realtime.generation.error_mapping import not_kept
-from continuo.realtime.conversation.rendering import chars_of_head
+from continuo.realtime.registry.access import (
+    Access,
+    Fork,
+    Guest,
+    Owner,
+    Return,
+    admit,
+    admits,
+    position_of,
+    secret_of,
+    unknown,
+)
+from continuo.realtime.registry.factory import House, loaded, made
+from continuo.realtime.registry.remote_sessions import Elsewhere
 from continuo.realtime.session.session import Session
 from continuo.realtime.session.status import Status
-from continuo.realtime.persistence.session_codec import State, pack_state
-from continuo.realtime.generation.engine_session import Door
-from continuo.realtime.conversation.text_limits import TextBounds, named
-from continuo.realtime.event_log.event_log import Listener
-from continuo.realtime.store import NewSession, SessionBehind, SessionEnded, StaleFence, Store, StoreError, StoreLost, StoreUnavailable, UnknownSession, sweep_overdue
+from continuo.realtime.session.unit_of_work import Origin, Saved
+from continuo.realtime.store import (
+    NewSession,
+    SessionBehind,
+    SessionEnded,
+    StaleFence,
+    Store,
+    StoreError,
+    StoreLost,
+    StoreUnavailable,
+    UnknownSession,
+    sweep_overdue,
+)
 
 log = logging.getLogger(__name__)
 

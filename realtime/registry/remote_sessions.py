@@ -9,11 +9,11 @@ import msgspec
 
 from continuo.engine import EngineError
 from continuo.realtime.errors import Refusal
-from continuo.realtime.registry.access import Access, Fork
-from continuo.realtime.session.unit_of_work import Origin
-from continuo.realtime.registry.factory import House, origin_in, status_in
 from continuo.realtime.generation.error_mapping import not_kept
+from continuo.realtime.registry.access import Access, Fork
+from continuo.realtime.registry.factory import House, origin_in, status_in
 from continuo.realtime.session.status import Status
+from continuo.realtime.session.unit_of_work import Origin
 from continuo.realtime.store import Card, Snapshot, StoreError, StoreLost, UnknownSession
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from continuo.realtime.protocol.core import Answer, Item, Told
 from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.responses.event_stream import Recording
 from continuo.realtime.persistence.session_codec import is_of
+from continuo.realtime.protocol.core import Answer, Item, Told
+from continuo.realtime.responses.event_stream import Recording
 from continuo.realtime.store import Entry, Kept, Store, StoreError
 
 log = logging.getLogger(__name__)

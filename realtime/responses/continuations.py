@@ -16,9 +16,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from continuo.engine import EngineError
-from continuo.realtime.limits import Limits
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.limits import Limits
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import msgspec
 
 from continuo.engine import EngineError
-from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import core
 from continuo.realtime.generation.generation import Answering, Teller
-from continuo.realtime.generation.tool_calls import reader_for
-from continuo.realtime.responses.continuations import Line
 from continuo.realtime.generation.output_items import Output
 from continuo.realtime.generation.prompt import Prompt
+from continuo.realtime.generation.tool_calls import reader_for
+from continuo.realtime.ids import fresh
+from continuo.realtime.protocol import core
+from continuo.realtime.responses.continuations import Line
 from continuo.realtime.responses.event_stream import Recording
 
 

@@ -18,25 +18,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from continuo.engine import ChatTemplate
-from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
-from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import core
-from continuo.realtime.generation.tool_calls import vet
-from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.responses.archive import Keeper
-from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.generation.tokenizer_threads import LayoutThreads
-from continuo.realtime.responses.continuations import Lineage, Point
-from continuo.realtime.responses.run import Making, Visitor
-from continuo.realtime.generation.prompt import Prompt, prompt_of, warm_up_of
-from continuo.realtime.rate_limit import Rates
-from continuo.realtime.responses.event_stream import Recording
-from continuo.realtime.generation.error_mapping import check_engine
-from continuo.realtime.conversation.rendering import chars_of, chars_of_head
-from continuo.realtime.generation.engine_session import Door
-from continuo.realtime.conversation.text_limits import TextBounds, named, written
 from continuo.realtime.conversation.context_window import Window
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+from continuo.realtime.conversation.text_limits import TextBounds, named, written
+from continuo.realtime.conversation.tokenization import Span
+from continuo.realtime.errors import Refusal
+from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.error_mapping import check_engine
+from continuo.realtime.generation.prompt import Prompt, prompt_of, warm_up_of
+from continuo.realtime.generation.tokenizer_threads import LayoutThreads
+from continuo.realtime.generation.tool_calls import vet
+from continuo.realtime.ids import fresh
+from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
+from continuo.realtime.protocol import core
+from continuo.realtime.rate_limit import Rates
+from continuo.realtime.responses.archive import Keeper
+from continuo.realtime.responses.continuations import Lineage, Point
+from continuo.realtime.responses.event_stream import Recording
+from continuo.realtime.responses.run import Making, Visitor
 from continuo.realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)

@@ -1,13 +1,13 @@
 """continuo serve | gateway | engine | chat | bench | models"""
 
 import argparse
-import importlib.metadata
 import os
 import sys
 from collections.abc import Sequence
 
 import uvloop
 
+from continuo import __version__
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config import options
 from continuo.realtime.server.config.settings import DEFAULT_PORT, make, make_engine, make_gateway
@@ -54,9 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="continuo",
         description="A self-hosted realtime conversation server: the model keeps listening.",
     )
-    parser.add_argument(
-        "--version", action="version", version=f"continuo {importlib.metadata.version('continuo')}"
-    )
+    parser.add_argument("--version", action="version", version=f"continuo {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, brief, long in (
         ("serve", "start the server", "Starts the server: a gateway with an engine of its own."),

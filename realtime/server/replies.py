@@ -9,8 +9,8 @@ from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from continuo.realtime.errors import Fault, Refusal, bug
-from continuo.realtime.server.auth.gate import Denied, Gate
 from continuo.realtime.registry.access import Guest
+from continuo.realtime.server.auth.gate import Denied, Gate
 
 
 def json(value: object, status: int = 200) -> Response:

@@ -11,24 +11,24 @@ from functools import partial
 import msgspec
 
 from continuo.engine import EngineError, StaleFence
-from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import Limits
-from continuo.realtime.ids import conversation_of, fresh, within
-from continuo.realtime.protocol import core
-from continuo.realtime.generation.generation import Answering
-from continuo.realtime.generation.tool_calls import reader_for
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.session.unit_of_work import History
-from continuo.realtime.persistence.token_journal import Journal, Scribe
+from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+from continuo.realtime.conversation.text_limits import TextBounds, named
+from continuo.realtime.errors import Refusal
+from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.error_mapping import check_engine
+from continuo.realtime.generation.generation import Answering
 from continuo.realtime.generation.output_items import Output
 from continuo.realtime.generation.prompt import Prompt, prompt_of
-from continuo.realtime.rate_limit import Allowance
-from continuo.realtime.generation.error_mapping import check_engine
-from continuo.realtime.conversation.rendering import chars_of, chars_of_head
-from continuo.realtime.session.state import Action, Event, Standing
+from continuo.realtime.generation.tool_calls import reader_for
+from continuo.realtime.ids import conversation_of, fresh, within
+from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import Asked, asked_of, is_of
-from continuo.realtime.generation.engine_session import Door
-from continuo.realtime.conversation.text_limits import TextBounds, named
+from continuo.realtime.persistence.token_journal import Journal, Scribe
+from continuo.realtime.protocol import core
+from continuo.realtime.rate_limit import Allowance
+from continuo.realtime.session.state import Action, Event, Standing
+from continuo.realtime.session.unit_of_work import History
 from continuo.realtime.store import Answer, Begun, Once, StoreError
 from continuo.realtime.store import StaleFence as Replaced
 

@@ -16,27 +16,27 @@ import msgspec
 
 from continuo.engine import EngineError, EngineLost, SessionInfo, UnknownSession
 from continuo.engine import StaleFence as OtherFront
-from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import TEXT_CHARS_MAX, Limits
-from continuo.realtime.protocol import core
-from continuo.realtime.session.idempotency import say_again
-from continuo.realtime.session.active_responses import Answers
-from continuo.realtime.generation.tool_calls import vet
+from continuo.realtime.conversation.context_window import Window
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.session.unit_of_work import Change, Edit, History, Origin
-from continuo.realtime.persistence.token_journal import Scribe
-from continuo.realtime.event_log.event_id import Position
-from continuo.realtime.rate_limit import Allowance, is_ours
-from continuo.realtime.generation.error_mapping import no_answer, not_kept, refusal_of
+from continuo.realtime.conversation.item_truncation import shortened, spoken
 from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+from continuo.realtime.conversation.text_limits import TextBounds, written
+from continuo.realtime.errors import Refusal
+from continuo.realtime.event_log.event_id import Position
+from continuo.realtime.event_log.event_log import Gap, Listener
+from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.generation.error_mapping import no_answer, not_kept, refusal_of
+from continuo.realtime.generation.tool_calls import vet
+from continuo.realtime.limits import TEXT_CHARS_MAX, Limits
+from continuo.realtime.persistence.token_journal import Scribe
+from continuo.realtime.protocol import core
+from continuo.realtime.rate_limit import Allowance, is_ours
+from continuo.realtime.session.active_responses import Answers
+from continuo.realtime.session.idempotency import say_again
 from continuo.realtime.session.idempotency_keys import Requests
 from continuo.realtime.session.state import Action, Event, Standing, State
 from continuo.realtime.session.status import KV, Status
-from continuo.realtime.generation.engine_session import Door, Strand
-from continuo.realtime.conversation.text_limits import TextBounds, written
-from continuo.realtime.event_log.event_log import Gap, Listener
-from continuo.realtime.conversation.item_truncation import shortened, spoken
-from continuo.realtime.conversation.context_window import Window
+from continuo.realtime.session.unit_of_work import Change, Edit, History, Origin
 from continuo.realtime.store import Answer, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)

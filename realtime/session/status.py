@@ -5,8 +5,8 @@ from typing import Literal
 import msgspec
 
 from continuo.engine import SessionInfo
-from continuo.realtime.protocol.core import Residency
 from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.protocol.core import Residency
 
 
 class KV(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,18 +17,26 @@ from typing import Required, TypedDict, TypeVar
 import msgspec
 
 from continuo.engine import EngineError, EngineLost, TooLong
-from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.core import Answer, AnswerEnded, AnswerStarted, Item, Rewind, Settings, Tell
-from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.generation.tokenizer_threads import LayoutThreads
-from continuo.realtime.persistence.session_writer import Ledger, News, Whole
-from continuo.realtime.persistence.event_codec import event_of
-from continuo.realtime.conversation.rendering import stable
-from continuo.realtime.persistence.session_codec import Asked, Words, pack_asked, pieces_of
-from continuo.realtime.generation.engine_session import Strand
-from continuo.realtime.conversation.text_limits import named
-from continuo.realtime.event_log.event_log import Transcript
 from continuo.realtime.conversation.context_window import Window
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.rendering import stable
+from continuo.realtime.conversation.text_limits import named
+from continuo.realtime.errors import Refusal
+from continuo.realtime.event_log.event_log import Transcript
+from continuo.realtime.generation.engine_session import Strand
+from continuo.realtime.generation.tokenizer_threads import LayoutThreads
+from continuo.realtime.persistence.event_codec import event_of
+from continuo.realtime.persistence.session_codec import Asked, Words, pack_asked, pieces_of
+from continuo.realtime.persistence.session_writer import Ledger, News, Whole
+from continuo.realtime.protocol.core import (
+    Answer,
+    AnswerEnded,
+    AnswerStarted,
+    Item,
+    Rewind,
+    Settings,
+    Tell,
+)
 from continuo.realtime.store import Begun, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)

@@ -4,10 +4,39 @@
 neither wire nor engine: settings, items and events are bytes here.
 """
 
-from continuo.realtime.store.base import Answer, Begun, Card, Change, Entry, Events, Kept, Lease, NewSession, Once, Repeated, Snapshot, Spoken, Store, Swept, Written
-from continuo.realtime.store.errors import Conflict, SessionBehind, SessionEnded, SessionExists, StaleFence, StoreError, StoreLost, StoreRefused, StoreUnavailable, UnknownAnswer, UnknownSession
-from continuo.realtime.store.factory import Durability, default_url, open_store
+from continuo.realtime.store.base import (
+    Answer,
+    Begun,
+    Card,
+    Change,
+    Entry,
+    Events,
+    Kept,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    Snapshot,
+    Spoken,
+    Store,
+    Swept,
+    Written,
+)
+from continuo.realtime.store.errors import (
+    Conflict,
+    SessionBehind,
+    SessionEnded,
+    SessionExists,
+    StaleFence,
+    StoreError,
+    StoreLost,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownAnswer,
+    UnknownSession,
+)
 from continuo.realtime.store.expiry import sweep_overdue
+from continuo.realtime.store.factory import Durability, default_url, open_store
 
 __all__ = [
     "Answer",

@@ -14,15 +14,23 @@ import logging
 import msgspec
 
 from continuo.realtime.errors import BadFrame, Hangup, Refusal, bug
-from continuo.realtime.limits import Limits
-from continuo.realtime.ids import fresh
-from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.realtime_api import JSON, ClientEvent, Codec, Farewell, NoAudio, Voice, hear
-from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.event_log.event_id import aside_of
 from continuo.realtime.event_log.event_log import Line
+from continuo.realtime.ids import fresh
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.realtime_api import (
+    JSON,
+    ClientEvent,
+    Codec,
+    Farewell,
+    NoAudio,
+    Voice,
+    hear,
+)
+from continuo.realtime.registry.access import Fork, Guest, Return
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
-from continuo.realtime.event_log.event_id import aside_of
 from continuo.realtime.store import Once
 from continuo.realtime.transport.outbox import Outbox
 from continuo.realtime.transport.socket import Socket, SocketClosed

@@ -18,14 +18,25 @@ import msgspec
 from continuo.realtime.errors import BadFrame, Hangup, Refusal, bug
 from continuo.realtime.ids import fresh
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.responses_api import Cancel, Create, ServerEvent, Steer, Voice, decode, encode, error_out, hear, stream_id_of
 from continuo.realtime.protocol.complexity_limits import weigh
+from continuo.realtime.protocol.responses_api import (
+    Cancel,
+    Create,
+    ServerEvent,
+    Steer,
+    Voice,
+    decode,
+    encode,
+    error_out,
+    hear,
+    stream_id_of,
+)
 from continuo.realtime.responses.run import Making, Visitor
 from continuo.realtime.responses.service import Responses
-from continuo.realtime.transport.stream_queues import Lanes
 from continuo.realtime.transport.pacing import paced
 from continuo.realtime.transport.socket import Socket, SocketClosed
 from continuo.realtime.transport.steering import Steering
+from continuo.realtime.transport.stream_queues import Lanes
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,13 @@ import msgspec
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
 from continuo.realtime.protocol import core
-from continuo.realtime.protocol.responses_api import ServerEvent, Steer, Voice, decode_input, steering
+from continuo.realtime.protocol.responses_api import (
+    ServerEvent,
+    Steer,
+    Voice,
+    decode_input,
+    steering,
+)
 from continuo.realtime.responses.run import Making, Visitor
 from continuo.realtime.responses.service import Responses
 

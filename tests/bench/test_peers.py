@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.bench import random_checkpoints, competitors
+from continuo.bench import competitors, random_checkpoints
 from continuo.bench.competitors.checkpoint import parameters, tensors
 from continuo.bench.competitors.workload import Ids, Job, OneByOne, Prompts, play
 
@@ -65,7 +65,7 @@ def test_a_peer_that_fails_says_why(tiny: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_llama_cpp_says_what_transformers_says(tiny: Path) -> None:
     if competitors.interpreter(["llama_cpp", "gguf"]) is None:
-        pytest.skip(f"llama-cpp-python: {peers.HOW_TO_INSTALL['llama-cpp-python']}")
+        pytest.skip(f"llama-cpp-python: {competitors.HOW_TO_INSTALL['llama-cpp-python']}")
     expected, *results = measure(tiny, ["transformers resend", "llama-cpp-python"])
     assert expected.outputs is not None
     for result in results:

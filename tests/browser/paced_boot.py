@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 
 from continuo.engine import __main__
-from continuo.engine.server import process
 from continuo.engine.batch import Batch, Sampled
 from continuo.engine.config import EngineConfig
 from continuo.engine.device.runner import Ticket, TorchRunner
+from continuo.engine.server import process
 from continuo.engine.wire.messages import Ready
 
 STEP_S = 0.001

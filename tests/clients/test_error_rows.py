@@ -20,9 +20,9 @@ from continuo.engine import Engine
 from continuo.engine.batch import Batch, Geometry, Sampled
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import replies
+from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.server.http.app import build
 from continuo.realtime.server.http.readiness import Entrance
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.store import Kept, Store
 from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told

@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from continuo.engine.batch import Geometry
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.http.app import build
 from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.http.app import build
 from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
 from tests.clients.parallel_rows import PARALLEL

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.errors import BadRequest, Busy, StaleFence, TooLong, UnknownSession
 from continuo.engine.client.engine_client import Engine, Turn
+from continuo.engine.errors import BadRequest, Busy, StaleFence, TooLong, UnknownSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from continuo.engine import fingerprint as module
+from continuo.engine.client.engine_client import Engine
 from continuo.engine.errors import EngineLost, ModelError
 from continuo.engine.fingerprint import fingerprint
-from continuo.engine.client.engine_client import Engine
 from continuo.engine.wire.messages import Attach, Done, Open, Refused
 from tests.engine.test_outside_ids import stranger
 from tests.support.engines import digest_engine

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from continuo.engine.client.connection import Security
+from continuo.engine.client.engine_client import Engine, Turn, Unfinished
 from continuo.engine.config import EngineConfig
 from continuo.engine.errors import EngineLost, StaleFence, UnknownSession
-from continuo.engine.client.engine_client import Engine, Turn, Unfinished
 from continuo.engine.wire.messages import Files, Sampling
-from continuo.engine.client.connection import Security
 from tests.faults.proxy import Proxy
 from tests.support.certificates import certificate as make_certificate
 from tests.support.digest_runner import oracle

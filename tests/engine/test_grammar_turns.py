@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from continuo.engine.errors import BadRequest, EngineError
 from continuo.engine.client.engine_client import Engine
-from continuo.engine.wire.messages import Grammar, Sampling
+from continuo.engine.errors import BadRequest, EngineError
 from continuo.engine.text import Text
 from continuo.engine.text.grammar import SOURCE_BYTES_MAX
+from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.disturbed import DisturbedScheduler
 from tests.support.engines import digest_engine, tiny_text

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.client import connection, router
 from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.engine.client import connection, router
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, DigestRunner, oracle
 from tests.support.engines import Bench, engine_on

@@ -10,9 +10,20 @@ import pytest
 
 from continuo.engine.batch import Geometry, Sampled
 from continuo.engine.config import EngineConfig
-from continuo.engine.wire.messages import AnyEvent, Append, Done, Generate, LoopCommand, Open, Sampling, Stats, Tokens, TurnEnded
 from continuo.engine.server.assembly import Parts, assemble
 from continuo.engine.text import Text
+from continuo.engine.wire.messages import (
+    AnyEvent,
+    Append,
+    Done,
+    Generate,
+    LoopCommand,
+    Open,
+    Sampling,
+    Stats,
+    Tokens,
+    TurnEnded,
+)
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])

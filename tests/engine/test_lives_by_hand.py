@@ -7,9 +7,21 @@ import random
 
 import pytest
 
-from continuo.engine.wire.token_log import edits
-from continuo.engine.wire.messages import Append, Cancel, Done, Fork, Generate, LoopCommand, Refused, Rewind, Sampling, Tokens, TurnEnded
 from continuo.engine.core.schedule import Scheduler
+from continuo.engine.wire.messages import (
+    Append,
+    Cancel,
+    Done,
+    Fork,
+    Generate,
+    LoopCommand,
+    Refused,
+    Rewind,
+    Sampling,
+    Tokens,
+    TurnEnded,
+)
+from continuo.engine.wire.token_log import edits
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.plain_log import PlainLog

@@ -11,13 +11,29 @@ import msgspec
 import numpy as np
 import pytest
 
+from continuo.engine.client.engine_client import Engine, Unfinished
+from continuo.engine.client.turn_stream import Turn
 from continuo.engine.config import BUNDLED, EngineConfig
 from continuo.engine.errors import BadRequest, CommandFailed, EngineError, TooLong, UnknownSession
-from continuo.engine.client.engine_client import Engine, Unfinished
 from continuo.engine.wire.handshake import FrontGreeting
 from continuo.engine.wire.link import Link
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Append, Attach, Done, Fork, Generate, Grammar, ListSessions, Open, Ping, Pong, Refused, Rewind, Sampling
-from continuo.engine.client.turn_stream import Turn
+from continuo.engine.wire.messages import (
+    AnyCommand,
+    AnyEvent,
+    Append,
+    Attach,
+    Done,
+    Fork,
+    Generate,
+    Grammar,
+    ListSessions,
+    Open,
+    Ping,
+    Pong,
+    Refused,
+    Rewind,
+    Sampling,
+)
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import Bench, digest_engine
 

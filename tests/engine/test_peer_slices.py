@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
+from continuo.engine.client.connection import SLICE, Peer
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import AnyCommand, AnyEvent, Done, Ready, Tokens, TurnEnded
-from continuo.engine.client.connection import SLICE, Peer
 
 COUNT = 5 * SLICE + 3
 

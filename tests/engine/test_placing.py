@@ -2,8 +2,8 @@
 
 import pytest
 
-from continuo.engine.wire.messages import Load
 from continuo.engine.client.placement import Candidate, choose
+from continuo.engine.wire.messages import Load
 
 
 def engine(

@@ -12,13 +12,19 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.client import engine_process, router
+from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.quarantine import (
+    PROOF_IDS,
+    QUARANTINED_MAX,
+    UNEXPLAINED_MAX,
+    WINDOW_S,
+    Quarantine,
+)
+from continuo.engine.client.turn_stream import Turn
 from continuo.engine.config import EngineConfig, Listening
 from continuo.engine.errors import SessionQuarantined, TurnFailed
 from continuo.engine.wire.flight_recorder import FlightRecorder, mark_of, memory_file, size_for
-from continuo.engine.client.engine_client import Engine
 from continuo.engine.wire.messages import Predecessor, Sampling
-from continuo.engine.client.quarantine import PROOF_IDS, QUARANTINED_MAX, UNEXPLAINED_MAX, WINDOW_S, Quarantine
-from continuo.engine.client.turn_stream import Turn
 from tests.support.digest_runner import VOCABULARY, oracle
 
 DEADLY = VOCABULARY

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.errors import StaleFence, TurnFailed
-from continuo.engine.wire.messages import Reason, Sampling, Tokens, TurnEnded
-from continuo.engine.text import Text
 from continuo.engine.client.turn_stream import Piece, Turn
+from continuo.engine.errors import StaleFence, TurnFailed
+from continuo.engine.text import Text
+from continuo.engine.wire.messages import Reason, Sampling, Tokens, TurnEnded
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from pathlib import Path
 from continuo.engine import Security, Text
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.addresses import Address
-from continuo.realtime.server.process.engine_discovery import elsewhere
 from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.process.engine_discovery import elsewhere
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import Durability, open_store
 from tests.faults.caller import Caller

@@ -25,8 +25,8 @@ import uvloop
 
 from continuo.engine import Engine
 from continuo.engine.text import Text
-from continuo.realtime.server.http.app import build
 from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.http.app import build
 from continuo.realtime.store import Store, open_store
 from tests.simulation.hosts import EngineHost, Host
 from tests.simulation.network import Network, NetworkLoop

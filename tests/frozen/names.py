@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from continuo.engine.errors import BY_CODE
+from continuo.realtime.persistence.session_codec import Asked, State
 from continuo.realtime.protocol import core, realtime_api, responses_api
 from continuo.realtime.protocol.close_codes import EXPLANATIONS
 from continuo.realtime.protocol.responses_api import Cancel, Create, Steer
 from continuo.realtime.server.config.options import COMMANDS, OPTIONS, PREFIX
 from continuo.realtime.server.http.stats_routes import ServerStats
-from continuo.realtime.persistence.session_codec import Asked, State
 from continuo.realtime.store import Begun, keys, open_store
 from tests.frozen.shapes import shape_of
 

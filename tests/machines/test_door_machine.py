@@ -23,8 +23,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from continuo.engine.errors import TooLong
 from continuo.engine.client.engine_client import Turn
+from continuo.engine.errors import TooLong
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine, tiny_text

@@ -18,9 +18,9 @@ import oracle
 import pytest
 import torch
 
+from continuo.engine.client.engine_client import Engine
 from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
-from continuo.engine.client.engine_client import Engine
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY
 from tests.support.disturbed import DisturbedScheduler

@@ -10,8 +10,8 @@ import transformers as tf
 
 from continuo.engine.config import BUNDLED
 from continuo.engine.device.weights import resolve
-from continuo.engine.wire.messages import Grammar, Sampling
 from continuo.engine.text import Text
+from continuo.engine.wire.messages import Grammar, Sampling
 from tests.parity import oracle
 from tests.support.engines import engine_on
 from tests.support.talks import read

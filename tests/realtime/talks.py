@@ -5,9 +5,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from continuo.engine import Engine
+from continuo.realtime.event_log.event_log import Line
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
-from continuo.realtime.event_log.event_log import Line
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import Store, open_store

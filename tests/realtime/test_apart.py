@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol import core
-from continuo.realtime.conversation.conversation import Conversation
 from tests.realtime.talks import Talk, message
 from tests.support.digest_runner import oracle
 

@@ -6,10 +6,10 @@ import sys
 import pytest
 from starlette.datastructures import Headers
 
-from continuo.realtime.server.auth.gate import Denied, Gate, offered
-from continuo.realtime.server.auth.client_secrets import KeptSecrets
-from continuo.realtime.server.logging_setup import Redacting
 from continuo.realtime.registry.access import Guest
+from continuo.realtime.server.auth.client_secrets import KeptSecrets
+from continuo.realtime.server.auth.gate import Denied, Gate, offered
+from continuo.realtime.server.logging_setup import Redacting
 
 OPEN = Gate({}, frozenset(), KeptSecrets())
 CLOSED = Gate(

@@ -8,9 +8,17 @@ from hypothesis import strategies as st
 
 from continuo.engine import Grammar, Sampling, ToolParser
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.core import Settings, Tool, ToolChoice
+from continuo.realtime.generation.output_items import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Chunk,
+    PlainReader,
+    Reader,
+    Said,
+)
 from continuo.realtime.generation.tool_calls import CallReader, grammar_of, reader_for, vet
-from continuo.realtime.generation.output_items import CallArguments, CallBegun, CallEnded, Chunk, PlainReader, Reader, Said
+from continuo.realtime.protocol.core import Settings, Tool, ToolChoice
 from tests.engine.text.text_fixtures import template_of
 
 ANSWER = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'

@@ -20,11 +20,10 @@ from websockets.exceptions import InvalidStatus
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.core import Settings as Wishes
-from continuo.realtime.server.auth.gate import Denied, Gate
+from continuo.realtime.registry.access import Access, Guest, Return, hashed, secret_of
 from continuo.realtime.server.auth.client_secrets import PREFIX, KeptSecrets, SealedSecrets
+from continuo.realtime.server.auth.gate import Denied, Gate
 from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.registry.access import Access, Guest, Return
-from continuo.realtime.registry.access import hashed, secret_of
 from continuo.realtime.store import open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client

@@ -41,7 +41,9 @@ class Holding(DigestRunner):
 
 @pytest.fixture
 async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    monkeypatch.setattr("continuo.engine.client.connection.SILENT_S", 600.0)  # it is not taken for dead
+    monkeypatch.setattr(
+        "continuo.engine.client.connection.SILENT_S", 600.0
+    )  # it is not taken for dead
     async with engine_on(chatty, Holding) as bench:
         try:
             yield bench

@@ -9,9 +9,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol import core
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.registry.access import Fork
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import closed, first, serve
 from tests.realtime.talks import Ears, Talk, registry_of
 from tests.support.engines import Bench

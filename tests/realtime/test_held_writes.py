@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Coroutine
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
-from continuo.realtime.registry.registry import Registry
-from continuo.realtime.registry.access import Return
 from continuo.realtime.persistence.session_codec import Asked
+from continuo.realtime.protocol import core
+from continuo.realtime.registry.access import Return
+from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client

@@ -12,12 +12,12 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.http import app
-from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.http.app import bind
-from continuo.realtime.server.hardening.guarded_websocket import frame_head
 from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.hardening import guarded_http, guards
+from continuo.realtime.server.hardening.guarded_websocket import frame_head
+from continuo.realtime.server.http import app
+from continuo.realtime.server.http.app import bind
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench
 from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade

@@ -257,7 +257,14 @@ async def test_an_upgrade_that_cannot_be_read_is_answered(
 async def gateway(folder: Path, model: Path) -> AsyncIterator[tuple[int, int]]:
     """A server in a process of its own: its port and its process id."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "continuo.bench.gateway_server", str(model), "0", str(folder / "told")),
+        *(
+            sys.executable,
+            "-m",
+            "continuo.bench.gateway_server",
+            str(model),
+            "0",
+            str(folder / "told"),
+        ),
         *(f"sqlite:///{folder}/store.db", "normal", "0"),
         stdout=asyncio.subprocess.PIPE,
     )

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from continuo.realtime.persistence.token_journal import Journal, Scribe
 from continuo.realtime.persistence.session_writer import Ledger
+from continuo.realtime.persistence.token_journal import Journal, Scribe
 from continuo.realtime.store import Change, Spoken
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import answer, fresh_session

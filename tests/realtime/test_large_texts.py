@@ -11,13 +11,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.engine import ChatTemplate, TooLong
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.text_limits import TextBounds
 from continuo.realtime.errors import Fault, Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
 from continuo.realtime.protocol import core
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.rate_limit import Allowance, Rates
-from continuo.realtime.conversation.text_limits import TextBounds
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import KEY, Running, first, serve
 from tests.realtime.talks import Talk, message
 from tests.realtime.test_tenants import ask

@@ -6,10 +6,18 @@ from typing import Any
 
 import pytest
 
-from continuo.realtime.protocol.core import Settings
-from continuo.realtime.persistence.session_writer import Ledger, News, Whole
 from continuo.realtime.persistence.session_codec import Piece, Place, Words, entry_of
-from continuo.realtime.store import Change, Conflict, Lease, Once, Repeated, StoreUnavailable, Written
+from continuo.realtime.persistence.session_writer import Ledger, News, Whole
+from continuo.realtime.protocol.core import Settings
+from continuo.realtime.store import (
+    Change,
+    Conflict,
+    Lease,
+    Once,
+    Repeated,
+    StoreUnavailable,
+    Written,
+)
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import fresh_session
 

@@ -12,9 +12,9 @@ import pytest
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
-from continuo.realtime.responses.service import Responses
-from continuo.realtime.responses.run import Visitor
 from continuo.realtime.responses.event_stream import Recording
+from continuo.realtime.responses.run import Visitor
+from continuo.realtime.responses.service import Responses
 from continuo.realtime.store import Store, StoreUnavailable, open_store
 from tests.realtime.talks import message
 from tests.support.digest_runner import oracle

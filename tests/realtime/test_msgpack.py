@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import BadFrame, Refusal
-from continuo.realtime.limits import FRAME_ELEMENTS_MAX
 from continuo.realtime.ids import fresh
+from continuo.realtime.limits import FRAME_ELEMENTS_MAX
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.realtime_api import CODECS, JSON, Voice, hear
 from tests.fuzz.corpus import EVENTS, TOOL

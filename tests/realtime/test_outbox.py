@@ -13,7 +13,12 @@ from continuo.realtime.errors import Hangup
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import EXPLANATIONS, CloseCode
 from continuo.realtime.protocol.realtime_api import ServerEvent
-from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, AudioCleared, ItemDeleted, TextDelta
+from continuo.realtime.protocol.realtime_api.server_events import (
+    ArgumentsDelta,
+    AudioCleared,
+    ItemDeleted,
+    TextDelta,
+)
 from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.outbox import Outbox
 from tests.realtime.sockets import FakeSocket

@@ -5,9 +5,17 @@ from collections.abc import Iterable
 
 import pytest
 
+from continuo.realtime.generation.output_items import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Chunk,
+    Output,
+    PlainReader,
+    Said,
+)
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.realtime_api import Voice, encode
-from continuo.realtime.generation.output_items import CallArguments, CallBegun, CallEnded, Chunk, Output, PlainReader, Said
 
 
 class Place:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
+from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.server.http.app import build
 from continuo.realtime.server.http.readiness import Entrance
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.store import open_store, health_probe
+from continuo.realtime.store import health_probe, open_store
 from tests.realtime.served import Running, first, listening
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
 from tests.realtime.store.refusals import REFUSALS, Refusal, run, with_a_user

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
 from continuo.realtime.protocol import chat_api, core, responses_api
-from continuo.realtime.protocol.responses_api import client_events, decode, decode_input, stream_id_of
+from continuo.realtime.protocol.responses_api import (
+    client_events,
+    decode,
+    decode_input,
+    stream_id_of,
+)
 
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 FRAMES: list[dict[str, Any]] = [

@@ -12,8 +12,8 @@ from starlette.applications import Starlette
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.core import Settings as Wishes
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.responses.service import Responses
+from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.store import open_store
 from continuo.realtime.transport.responses_connection import ResponsesConnection
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of

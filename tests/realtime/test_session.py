@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from continuo.engine import EngineLost, Sampling
+from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
-from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.session.state import State
 from tests.realtime.talks import Talk, kinds, message, open_talk
 from tests.support.digest_runner import oracle

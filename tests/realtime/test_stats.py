@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from continuo.realtime.server.logging_setup import RECENT_MAX, Recent
 from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.logging_setup import RECENT_MAX, Recent
 from tests.realtime.test_server import Running, serve
 from tests.support.engines import Bench
 

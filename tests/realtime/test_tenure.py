@@ -7,7 +7,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from continuo.realtime.persistence.ownership import Tenure
-from continuo.realtime.store import Change, Lease, StaleFence, Store, StoreUnavailable, UnknownSession, Written, open_store
+from continuo.realtime.store import (
+    Change,
+    Lease,
+    StaleFence,
+    Store,
+    StoreUnavailable,
+    UnknownSession,
+    Written,
+    open_store,
+)
 from tests.realtime.store.making import entry, fresh_session
 
 

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from continuo.realtime.conversation.rendering import HELD_CHARS_MAX, stable
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TEXT_CHARS_MAX
 from continuo.realtime.protocol import core
-from continuo.realtime.conversation.rendering import HELD_CHARS_MAX, stable
 from tests.realtime.talks import Talk, kinds
 
 

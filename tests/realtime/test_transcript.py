@@ -3,9 +3,9 @@ are two gateways; the client has heard one and comes back to the other."""
 
 import pytest
 
-from continuo.realtime.protocol import core
 from continuo.realtime.event_log.event_id import Position, parse
 from continuo.realtime.event_log.event_log import Gap, Line, Transcript
+from continuo.realtime.protocol import core
 from tests.realtime.talks import message
 
 SETTINGS = core.Settings()

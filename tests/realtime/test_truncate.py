@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from continuo import engine
 from continuo.engine import Text
-from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.item_truncation import heard
+from continuo.realtime.errors import Refusal
+from continuo.realtime.protocol import core
 from tests.realtime.talks import Talk
 
 FOLDER = next(Path(engine.__file__).parent.joinpath("bundled").iterdir())

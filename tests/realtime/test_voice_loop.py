@@ -15,8 +15,8 @@ import pytest
 
 from continuo.engine import Engine, EngineConfig, Sampling
 from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import Limits
 from continuo.realtime.ids import fresh
+from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session

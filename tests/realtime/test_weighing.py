@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuo.realtime.errors import BadFrame, Refusal
-from continuo.realtime.limits import BODY_ELEMENTS_MAX, BODY_ESCAPES_MAX, TEXT_CHARS_MAX
 from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import core, complexity_limits
-from continuo.realtime.protocol.responses_api import decode_body, hear
+from continuo.realtime.limits import BODY_ELEMENTS_MAX, BODY_ESCAPES_MAX, TEXT_CHARS_MAX
+from continuo.realtime.protocol import complexity_limits, core
 from continuo.realtime.protocol.complexity_limits import elements, weigh
+from continuo.realtime.protocol.responses_api import decode_body, hear
 
 VALUES = st.recursive(
     st.integers() | st.text(alphabet='ab\\",[]{}é'),

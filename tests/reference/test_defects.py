@@ -28,8 +28,17 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.wire.messages import Append, Cancel, Expired, Generate, Refused, Rewind, Sampling, TurnEnded
 from continuo.engine.core.deferred_commands import QUEUED_TURNS_MAX
+from continuo.engine.wire.messages import (
+    Append,
+    Cancel,
+    Expired,
+    Generate,
+    Refused,
+    Rewind,
+    Sampling,
+    TurnEnded,
+)
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine

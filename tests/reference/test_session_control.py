@@ -14,7 +14,17 @@ vision variants                      nothing to test: text alone
 
 import pytest
 
-from continuo.engine.wire.messages import Append, Attach, Cancel, Generate, Open, Refused, Sampling, TokenLogprobs, Tokens
+from continuo.engine.wire.messages import (
+    Append,
+    Attach,
+    Cancel,
+    Generate,
+    Open,
+    Refused,
+    Sampling,
+    TokenLogprobs,
+    Tokens,
+)
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words

@@ -24,10 +24,10 @@ from typing import Any
 
 import pytest
 
-from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.client.engine_client import Engine
-from continuo.engine.wire.messages import Sampling, TokenLogprobs
 from continuo.engine.core.schedule import Scheduler
+from continuo.engine.errors import BadRequest, TooLong
+from continuo.engine.wire.messages import Sampling, TokenLogprobs
 from tests.support.engines import Bench, digest_engine
 from tests.support.retracting import RetractingScheduler
 from tests.support.talks import Talk, complete, is_healthy, read, words

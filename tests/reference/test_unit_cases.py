@@ -26,7 +26,21 @@ from typing import Any
 import pytest
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.wire.messages import Append, Cancel, Close, Done, Expired, Fork, Generate, LoopCommand, Open, Refused, Rewind, Sampling, TurnEnded
+from continuo.engine.wire.messages import (
+    Append,
+    Cancel,
+    Close,
+    Done,
+    Expired,
+    Fork,
+    Generate,
+    LoopCommand,
+    Open,
+    Refused,
+    Rewind,
+    Sampling,
+    TurnEnded,
+)
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words

@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 from continuo.engine import Engine
 from continuo.engine.batch import Geometry
-from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.config import EngineConfig, Listening
-from continuo.engine.server.clients import Fronts
-from continuo.engine.server.listener import listen
-from continuo.engine.core.loop import Flight, Loop
+from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
+from continuo.engine.core.loop import Flight, Loop
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
+from continuo.engine.server.clients import Fronts
+from continuo.engine.server.listener import listen
 from continuo.engine.text import StopWatch, Text
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.server.http.app import PING_S
 from continuo.realtime.registry.access import Fork, Guest, Return
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server.http.app import PING_S
 from continuo.realtime.transport import Connection, SocketClosed
 from tests.simulation.network import End
 from tests.simulation.storage import Handle

@@ -7,8 +7,8 @@ from random import Random
 from typing import Any, TypeVar
 
 from continuo.realtime.store import StoreLost, StoreUnavailable, keys
-from continuo.realtime.store.sqlite.store import SqliteStore
 from continuo.realtime.store.sqlite.file import connect, transaction
+from continuo.realtime.store.sqlite.store import SqliteStore
 from continuo.realtime.store.sqlite.tables import Tables
 from tests.simulation.replica import Fact, Replica, facts
 from tests.simulation.virtual import HERE, VirtualLoop

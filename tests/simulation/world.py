@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from continuo.engine.text import Text
+from continuo.realtime.persistence.session_codec import entry_of, pieces_of
 from continuo.realtime.registry.access import Fork, Return
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
-from continuo.realtime.persistence.session_codec import entry_of, pieces_of
 from tests.simulation.hosts import LIMITS, EngineHost, GatewayHost, Host
 from tests.simulation.network import End, Network, NetworkLoop
 from tests.simulation.person import Person

@@ -7,9 +7,9 @@ import secrets
 import signal
 from collections.abc import Callable
 
-from continuo.engine.server import process
 from continuo.engine.batch import Batch, Geometry, Sampled
 from continuo.engine.config import EngineConfig
+from continuo.engine.server import process
 from continuo.engine.wire.messages import Ready
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 

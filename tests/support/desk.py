@@ -9,14 +9,28 @@ from typing import Any, TypeVar
 
 from continuo.engine.batch import Geometry, Sampled
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.loop import Loop, Order
-from continuo.engine.wire.messages import AnyEvent, Append, Close, Done, Fork, Generate, LoopCommand, Open, Refused, Rewind, Sampling, Tokens, TurnEnded
 from continuo.engine.core.counters import Counters
+from continuo.engine.core.loop import Loop, Order
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
 from continuo.engine.text import Grammars, StopWatch
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
+from continuo.engine.wire.messages import (
+    AnyEvent,
+    Append,
+    Close,
+    Done,
+    Fork,
+    Generate,
+    LoopCommand,
+    Open,
+    Refused,
+    Rewind,
+    Sampling,
+    Tokens,
+    TurnEnded,
+)
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 from tests.support.engines import tiny_tokenizer
 

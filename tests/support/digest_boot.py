@@ -10,9 +10,9 @@ import os
 import secrets
 from collections.abc import Callable
 
-from continuo.engine.server import process
 from continuo.engine.batch import Geometry
 from continuo.engine.config import EngineConfig
+from continuo.engine.server import process
 from continuo.engine.wire.messages import Ready
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 

@@ -9,10 +9,20 @@ import time
 from collections.abc import Sequence
 from typing import TypeVar
 
-from continuo.engine.batch import Batch, Drawn, Geometry, Logprobs, Move, Row, Runner, Sample, Sampled
+from continuo.engine.batch import (
+    Batch,
+    Drawn,
+    Geometry,
+    Logprobs,
+    Move,
+    Row,
+    Runner,
+    Sample,
+    Sampled,
+)
 from continuo.engine.fingerprint import fingerprint
-from continuo.engine.wire.messages import Ready
 from continuo.engine.text import Matcher
+from continuo.engine.wire.messages import Ready
 
 VOCABULARY = 97
 Digest = bytes

@@ -14,16 +14,16 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import WordLevel
 
 from continuo.engine.batch import Geometry, Runner
-from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.config import EngineConfig, Listening
 from continuo.engine.client.engine_client import Engine
-from continuo.engine.wire.link import Link
-from continuo.engine.server.listener import listen
+from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.loop import Loop
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Ready, malformed
-from continuo.engine.server.assembly import assemble
 from continuo.engine.core.schedule import Scheduler
+from continuo.engine.server.assembly import assemble
+from continuo.engine.server.listener import listen
 from continuo.engine.text import Text
+from continuo.engine.wire.link import Link
+from continuo.engine.wire.messages import AnyCommand, AnyEvent, Ready, malformed
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 

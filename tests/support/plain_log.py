@@ -1,7 +1,7 @@
 """PlainLog: a session's log told from outside, the slow and obvious way: each id keeps whose it is.
 
-The oracle of engine/wire/token_log.py and engine/wire/turn_tree.py. It learns what happens from the engine's events,
-in their order, and copies whole logs; names of turns must not come twice."""
+The oracle of engine/wire/token_log.py and engine/wire/turn_tree.py. It learns what happens from the
+engine's events, in their order, and copies whole logs; names of turns must not come twice."""
 
 from typing import NamedTuple
 

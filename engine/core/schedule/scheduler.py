@@ -16,10 +16,10 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.wire.messages import Residency
 from continuo.engine.core.schedule.budget import Budget, Load, StepTime, allot
 from continuo.engine.core.schedule.fault_isolation import Allowed, Isolation
 from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.wire.messages import Residency
 
 SHORT_TOKENS = 64
 """A turn that owes no more than this is never cut: nobody's step grows much by it."""

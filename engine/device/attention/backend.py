@@ -7,9 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from continuo.engine.device.step_inputs import Step
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.step_inputs import Step
 
 
 class StepAttention(Protocol):

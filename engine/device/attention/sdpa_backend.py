@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from continuo.engine.device.attention.backend import PoolAttend
-from continuo.engine.device.step_inputs import Ints, Step, upload
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.step_inputs import Ints, Step, upload
 
 FOLD_COUNT_MAX = 64
 """Rows with more new tokens than this are computed alone, and their heads share keys by stride

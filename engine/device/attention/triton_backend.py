@@ -23,9 +23,9 @@ import triton.language as tl
 from torch import Tensor
 
 from continuo.engine.device.attention.backend import PoolAttend
-from continuo.engine.device.step_inputs import Ints, Step, upload
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.step_inputs import Ints, Step, upload
 
 SPLIT_TOKENS = 512
 """Context tokens of one split, at least: below, starting a program costs more than it reads."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from continuo.engine.errors import BadRequest, ModelError
 from continuo.engine.text.chat_template.message import Message, Role, Tool, ToolCall
-from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.text.chat_template.renderer import Writer
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 WORDS: dict[Role, str] = {
     "system": "zq9system9qz",

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from continuo.engine.wire.messages import Grammar
-from continuo.engine.text.tool_grammar import Asked, Callee, calls
 from continuo.engine.text.chat_template.message import Message, Role, Tool, ToolCall
 from continuo.engine.text.chat_template.probe import CALL, SYSTEM, TOOL, USER, Seams
-from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-from continuo.engine.text.tool_parser import ToolFormat, format_of
 from continuo.engine.text.chat_template.renderer import Writer
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer
+from continuo.engine.text.tool_grammar import Asked, Callee, calls
+from continuo.engine.text.tool_parser import ToolFormat, format_of
+from continuo.engine.wire.messages import Grammar
 
 _PROBE_TOOL: Tool = {
     "type": "function",

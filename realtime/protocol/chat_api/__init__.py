@@ -4,8 +4,8 @@ body ──decode──▶ Create ──hear──▶ GoOn          (core)
 JSON, SSE ◀──────── chunk ◀──say─── Told        (core)
 """
 
-from continuo.realtime.protocol.chat_api.requests import Create, decode
 from continuo.realtime.protocol.chat_api.decoder import hear, worded
 from continuo.realtime.protocol.chat_api.encoder import Voice, failure
+from continuo.realtime.protocol.chat_api.requests import Create, decode
 
 __all__ = ["Create", "Voice", "decode", "failure", "hear", "worded"]

@@ -10,8 +10,8 @@ from continuo.engine import Grammar
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.chat_api import requests
-from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
 from continuo.realtime.protocol.sampling import missing, sampling_of
+from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
 
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""

@@ -7,8 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.validation import Choices, decoded
 from continuo.realtime.protocol.sampling import ItemId, Sampled, Text
+from continuo.realtime.protocol.validation import Choices, decoded
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
 Tokens = Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)]

@@ -9,10 +9,21 @@ import msgspec
 
 from continuo.realtime.errors import BadFrame
 from continuo.realtime.limits import FRAME_ELEMENTS_MAX
-from continuo.realtime.protocol.validation import Choices, explain
-from continuo.realtime.protocol.realtime_api.client_events import EVENT_TYPES, ITEM_TYPES, ClientEvent, EventId, ResponseCreate, SessionUpdate
-from continuo.realtime.protocol.realtime_api.server_events import ServerEvent, SessionCreated, SessionUpdated
 from continuo.realtime.protocol.complexity_limits import elements, packed_elements
+from continuo.realtime.protocol.realtime_api.client_events import (
+    EVENT_TYPES,
+    ITEM_TYPES,
+    ClientEvent,
+    EventId,
+    ResponseCreate,
+    SessionUpdate,
+)
+from continuo.realtime.protocol.realtime_api.server_events import (
+    ServerEvent,
+    SessionCreated,
+    SessionUpdated,
+)
+from continuo.realtime.protocol.validation import Choices, explain
 
 
 class _Envelope(msgspec.Struct):

@@ -9,10 +9,10 @@ from msgspec import UNSET, UnsetType
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import within
 from continuo.realtime.protocol import core
-from continuo.realtime.protocol.tools_and_formats import named, standing, tools_of
 from continuo.realtime.protocol.realtime_api import client_events
 from continuo.realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
 from continuo.realtime.protocol.sampling import missing, pick, sampling_of
+from continuo.realtime.protocol.tools_and_formats import named, standing, tools_of
 
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""

@@ -61,7 +61,9 @@ class Voice:
                     item=shape,
                     rewind=rewind_out(rewind),
                 )
-                yield server_events.ItemDone(event_id=self._id(), previous_item_id=previous, item=shape)
+                yield server_events.ItemDone(
+                    event_id=self._id(), previous_item_id=previous, item=shape
+                )
             case core.ItemFetched(item=item):
                 yield server_events.ItemRetrieved(event_id=self._id(), item=item_out(item))
             case core.ItemDropped(item_id=item_id, rewind=rewind):
@@ -86,7 +88,9 @@ class Voice:
                     event_id=self._id(), item_id=item_id, previous_item_id=previous
                 )
             case core.AnswerStarted(answer=answer):
-                yield server_events.ResponseCreated(event_id=self._id(), response=response_out(answer))
+                yield server_events.ResponseCreated(
+                    event_id=self._id(), response=response_out(answer)
+                )
             case core.OutputStarted():
                 yield from self._output_started(tell)
             case core.TextDelta():
@@ -143,7 +147,9 @@ class Voice:
             event_id=self._id(), response_id=tell.answer_id, output_index=tell.index, item=shape
         )
         if not tell.apart:
-            yield server_events.ItemAdded(event_id=self._id(), previous_item_id=tell.previous, item=shape)
+            yield server_events.ItemAdded(
+                event_id=self._id(), previous_item_id=tell.previous, item=shape
+            )
         if isinstance(tell.item, core.MessageItem):
             yield server_events.ContentPartAdded(
                 event_id=self._id(),
@@ -192,7 +198,9 @@ class Voice:
             event_id=self._id(), response_id=answer_id, output_index=index, item=shape
         )
         if not tell.apart:
-            yield server_events.ItemDone(event_id=self._id(), previous_item_id=tell.previous, item=shape)
+            yield server_events.ItemDone(
+                event_id=self._id(), previous_item_id=tell.previous, item=shape
+            )
 
     def session(
         self, settings: core.Settings, resume: core.Resume | None = None
@@ -254,7 +262,9 @@ def _rate_limit(level: core.Level) -> server_events.RateLimit:
 def rewind_out(rewind: core.Rewind | None) -> server_events.RewindOut | UnsetType:
     if rewind is None:
         return UNSET
-    return server_events.RewindOut(kept_tokens=rewind.kept_tokens, prefill_tokens=rewind.prefill_tokens)
+    return server_events.RewindOut(
+        kept_tokens=rewind.kept_tokens, prefill_tokens=rewind.prefill_tokens
+    )
 
 
 def response_out(answer: core.Answer) -> server_events.ResponseOut:
@@ -266,7 +276,9 @@ def response_out(answer: core.Answer) -> server_events.ResponseOut:
         conversation_id=answer.conversation,
         output_modalities=["text"],
         max_output_tokens=_tokens(answer.settings),
-        audio=server_events.ResponseAudio(output=server_events.AudioOut(voice=Extras.of(answer.settings).voice)),
+        audio=server_events.ResponseAudio(
+            output=server_events.AudioOut(voice=Extras.of(answer.settings).voice)
+        ),
         usage=None if answer.usage is None else usage_out(answer.usage),
         metadata=answer.metadata,
         **_sampling(answer.settings),
@@ -341,7 +353,8 @@ def _details(answer: core.Answer) -> server_events.StatusDetails | None:
         case "failed":
             error = answer.error or core.AnswerError("server_error", "The answer failed.")
             return server_events.StatusDetails(
-                type="failed", error=server_events.ErrorDetail(code=error.code, message=error.message)
+                type="failed",
+                error=server_events.ErrorDetail(code=error.code, message=error.message),
             )
         case _:
             assert_never(answer.status)

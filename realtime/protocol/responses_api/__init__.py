@@ -4,8 +4,20 @@ frame, body ──codec──▶ Create ──hear──▶ GoOn          (core)
 frame, SSE  ◀─codec─── event  ◀──say─── Told          (core)
 """
 
-from continuo.realtime.protocol.responses_api.client_events import EVENT_TYPES, Cancel, Create, Steer
-from continuo.realtime.protocol.responses_api.codec import decode, decode_body, decode_input, encode, encode_sse, stream_id_of
+from continuo.realtime.protocol.responses_api.client_events import (
+    EVENT_TYPES,
+    Cancel,
+    Create,
+    Steer,
+)
+from continuo.realtime.protocol.responses_api.codec import (
+    decode,
+    decode_body,
+    decode_input,
+    encode,
+    encode_sse,
+    stream_id_of,
+)
 from continuo.realtime.protocol.responses_api.decoder import hear, steering
 from continuo.realtime.protocol.responses_api.encoder import Voice, error_out, response_out
 from continuo.realtime.protocol.responses_api.server_events import ServerEvent

@@ -5,9 +5,13 @@ import re
 
 import msgspec
 
-from continuo.realtime.protocol.validation import Choices, decoded
 from continuo.realtime.protocol.responses_api import client_events
-from continuo.realtime.protocol.responses_api.server_events import ResponseEvent, ResponseOut, ServerEvent
+from continuo.realtime.protocol.responses_api.server_events import (
+    ResponseEvent,
+    ResponseOut,
+    ServerEvent,
+)
+from continuo.realtime.protocol.validation import Choices, decoded
 
 _frame = msgspec.json.Decoder(client_events.ClientEvent)
 _body = msgspec.json.Decoder(client_events.Create)

@@ -8,10 +8,10 @@ import msgspec
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol import core
-from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
 from continuo.realtime.protocol.responses_api import client_events
 from continuo.realtime.protocol.responses_api.extras import Extras
 from continuo.realtime.protocol.sampling import missing, sampling_of
+from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
 
 T = TypeVar("T")
 Fresh = Callable[[str], str]
@@ -24,7 +24,9 @@ _ROLES: dict[str, core.ItemRole] = {
 }
 
 
-def hear(create: client_events.Create, default: core.Settings, model: str, fresh: Fresh) -> core.GoOn:
+def hear(
+    create: client_events.Create, default: core.Settings, model: str, fresh: Fresh
+) -> core.GoOn:
     """`default` is how answers are made that wish for nothing, `model` what is served."""
     _unsupported(create)
     settings = settings_of(create, default, create.model or model)

@@ -30,7 +30,9 @@ class Voice:
                 yield server_events.Created(**self._numbered(), response=response)
                 yield server_events.InProgress(**self._numbered(), response=response)
             case core.OutputStarted(index=index, item=item):
-                yield server_events.ItemAdded(**self._numbered(), output_index=index, item=item_out(item))
+                yield server_events.ItemAdded(
+                    **self._numbered(), output_index=index, item=item_out(item)
+                )
                 if isinstance(item, core.MessageItem):
                     yield server_events.PartAdded(
                         **self._numbered(),

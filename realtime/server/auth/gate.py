@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.datastructures import Headers
 
-from continuo.realtime.server.auth.client_secrets import PREFIX, ClientSecrets
 from continuo.realtime.registry.access import Guest
+from continuo.realtime.server.auth.client_secrets import PREFIX, ClientSecrets
 
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")

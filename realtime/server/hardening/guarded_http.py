@@ -22,8 +22,21 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from websockets import http11
 
 from continuo.realtime.server import replies
-from continuo.realtime.server.hardening.guards import LINGER_S, SLICE_BYTES, Lingerer, TurnwiseReader, last_answer, slices
-from continuo.realtime.server.hardening.incoming_budget import INCOMING, IncomingBytes, Share, release, share_of
+from continuo.realtime.server.hardening.guards import (
+    LINGER_S,
+    SLICE_BYTES,
+    Lingerer,
+    TurnwiseReader,
+    last_answer,
+    slices,
+)
+from continuo.realtime.server.hardening.incoming_budget import (
+    INCOMING,
+    IncomingBytes,
+    Share,
+    release,
+    share_of,
+)
 from continuo.realtime.server.hardening.read_turns import Turns
 
 HEAD_S = 10.0

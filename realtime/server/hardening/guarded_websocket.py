@@ -22,7 +22,14 @@ from websockets.protocol import State
 
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.server import replies
-from continuo.realtime.server.hardening.guards import LINGER_S, SLICE_BYTES, Lingerer, TurnwiseReader, last_answer, slices
+from continuo.realtime.server.hardening.guards import (
+    LINGER_S,
+    SLICE_BYTES,
+    Lingerer,
+    TurnwiseReader,
+    last_answer,
+    slices,
+)
 from continuo.realtime.server.hardening.incoming_budget import IncomingBytes, Share
 from continuo.realtime.server.hardening.read_turns import Turns
 from continuo.realtime.transport.socket import ASK, SEND_NOW

@@ -22,26 +22,26 @@ from continuo.engine import Engine, Sampling
 from continuo.realtime.errors import SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.core import Settings as SessionSettings
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.responses.service import Responses
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.gate import Gate
 from continuo.realtime.server.auth.client_secrets import KeptSecrets, SealedSecrets
+from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.server.garbage_collection import collect
-from continuo.realtime.server.http.chat_routes import CompletionRoutes
-from continuo.realtime.server.http.readiness import Entrance
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
 from continuo.realtime.server.hardening.incoming_budget import IncomingBytes
-from continuo.realtime.server.logging_setup import Recent
+from continuo.realtime.server.hardening.read_turns import Turns
+from continuo.realtime.server.http.chat_routes import CompletionRoutes
 from continuo.realtime.server.http.page import Page
-from continuo.realtime.server.http.responses_routes import ResponseRoutes
+from continuo.realtime.server.http.readiness import Entrance
 from continuo.realtime.server.http.realtime_routes import Routes
+from continuo.realtime.server.http.responses_routes import ResponseRoutes
 from continuo.realtime.server.http.served_model import Model, Served
 from continuo.realtime.server.http.session_routes import SessionRoutes
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.server.http.stats_routes import StatsRoutes
-from continuo.realtime.server.hardening.read_turns import Turns
-from continuo.realtime.registry.registry import Registry
-from continuo.realtime.responses.service import Responses
+from continuo.realtime.server.logging_setup import Recent
 from continuo.realtime.store import Store
 
 PING_S = 20.0

@@ -11,14 +11,14 @@ from starlette.routing import Route
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
 from continuo.realtime.protocol.chat_api import Voice, decode, failure, hear, worded
+from continuo.realtime.responses.event_stream import Recording
+from continuo.realtime.responses.run import Visitor
+from continuo.realtime.responses.service import Responses
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Gate
 from continuo.realtime.server.http.request_body import read_body
 from continuo.realtime.server.http.served_model import Served
 from continuo.realtime.server.http.sse import EventStream, HungUp, unless_gone
-from continuo.realtime.responses.event_stream import Recording
-from continuo.realtime.responses.service import Responses
-from continuo.realtime.responses.run import Visitor
 
 
 class CompletionRoutes:

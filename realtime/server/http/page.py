@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from continuo.realtime.registry.access import Guest
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Gate
-from continuo.realtime.registry.access import Guest
 
-BUILT = Path(__file__).parent / "assets"
+BUILT = Path(__file__).parents[1] / "assets"
 _PAGES = {"/": "index.html", "/admin": "admin.html"}
 _HEADERS = {
     "Content-Security-Policy": (

@@ -21,11 +21,11 @@ from starlette.websockets import WebSocket
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.realtime_api import CODECS, JSON
+from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Denied, Gate, offered
 from continuo.realtime.server.http.served_model import Model, Served
-from continuo.realtime.registry.access import Fork, Guest, Return
-from continuo.realtime.registry.registry import Registry
 from continuo.realtime.transport import Connection, StarletteSocket
 
 

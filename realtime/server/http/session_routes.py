@@ -18,15 +18,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.limits import Limits
 from continuo.realtime.ids import fresh
+from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
-from continuo.realtime.server import replies
-from continuo.realtime.server.auth.gate import Gate
-from continuo.realtime.server.http.request_body import read_body
-from continuo.realtime.server.auth.client_secrets import ClientSecrets
 from continuo.realtime.registry.access import Access, Guest
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server import replies
+from continuo.realtime.server.auth.client_secrets import ClientSecrets
+from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.http.request_body import read_body
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):

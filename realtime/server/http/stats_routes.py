@@ -19,11 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from continuo.engine import Engine, EngineError, EngineStats, SessionInfo
+from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Gate
-from continuo.realtime.server.logging_setup import Recent, Warned
 from continuo.realtime.server.http.session_routes import access_of
-from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server.logging_setup import Recent, Warned
 
 ENGINE_S_MAX = 2.0
 """How long a look waits for the engine; without its answer it is said to be away."""

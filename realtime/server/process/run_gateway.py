@@ -22,10 +22,10 @@ import msgspec
 from continuo.engine import Engine, EngineError, Security
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.http.app import Server, bind, build, not_free
-from continuo.realtime.server.process.engine_discovery import elsewhere
-from continuo.realtime.server.http.readiness import Entrance
 from continuo.realtime.server.config.settings import DEFAULT_PORT, Settings
+from continuo.realtime.server.http.app import Server, bind, build, not_free
+from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.process.engine_discovery import elsewhere
 from continuo.realtime.store import Store, StoreError, open_store
 
 QUIET_S = 0.5

@@ -80,7 +80,7 @@ def _refused(error: redis_errors.ResponseError) -> bool:
 
 
 def _scripts() -> dict[str, str]:
-    folder = files("realtime.store") / "scripts"
+    folder = files("continuo.realtime.store.redis") / "scripts"
 
     def read(name: str) -> str:
         return (folder / f"{name}.lua").read_text(encoding="utf-8")

@@ -11,11 +11,45 @@ from typing import Any, Self
 import msgspec
 
 from continuo.realtime.store import keys
-from continuo.realtime.store.base import Answer, Begun, Card, Change, Events, Kept, Lease, NewSession, Once, Repeated, Snapshot, Spoken, Swept, Written
+from continuo.realtime.store.base import (
+    Answer,
+    Begun,
+    Card,
+    Change,
+    Events,
+    Kept,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    Snapshot,
+    Spoken,
+    Swept,
+    Written,
+)
+from continuo.realtime.store.codec import (
+    digest,
+    join_ids,
+    pack,
+    pack_entry,
+    pack_ids,
+    pack_kept,
+    unpack,
+    unpack_entry,
+    unpack_kept,
+)
 from continuo.realtime.store.durability import Durability
-from continuo.realtime.store.errors import Conflict, SessionBehind, SessionEnded, SessionExists, StaleFence, StoreLost, UnknownAnswer, UnknownSession
+from continuo.realtime.store.errors import (
+    Conflict,
+    SessionBehind,
+    SessionEnded,
+    SessionExists,
+    StaleFence,
+    StoreLost,
+    UnknownAnswer,
+    UnknownSession,
+)
 from continuo.realtime.store.keys import kept_key, session_keys
-from continuo.realtime.store.codec import digest, join_ids, pack, pack_entry, pack_ids, pack_kept, unpack, unpack_entry, unpack_kept
 from continuo.realtime.store.redis.client import RedisServer
 
 

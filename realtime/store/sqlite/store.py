@@ -12,7 +12,19 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from continuo.realtime.store import keys
-from continuo.realtime.store.base import Card, Change, Kept, Lease, NewSession, Once, Repeated, Snapshot, Spoken, Swept, Written
+from continuo.realtime.store.base import (
+    Card,
+    Change,
+    Kept,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    Snapshot,
+    Spoken,
+    Swept,
+    Written,
+)
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import StoreRefused, StoreUnavailable
 from continuo.realtime.store.health_probe import Pulse

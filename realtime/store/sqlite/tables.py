@@ -8,9 +8,45 @@ from typing import Any
 import msgspec
 
 from continuo.realtime.store import keys
-from continuo.realtime.store.base import Answer, Begun, Card, Change, Entry, Events, Kept, Lease, NewSession, Once, Repeated, Snapshot, Spoken, Swept, Written
-from continuo.realtime.store.errors import Conflict, SessionBehind, SessionEnded, SessionExists, StaleFence, StoreError, StoreLost, UnknownAnswer, UnknownSession
-from continuo.realtime.store.codec import digest, join_ids, pack, pack_entry, pack_ids, pack_kept, unpack, unpack_entry, unpack_kept
+from continuo.realtime.store.base import (
+    Answer,
+    Begun,
+    Card,
+    Change,
+    Entry,
+    Events,
+    Kept,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    Snapshot,
+    Spoken,
+    Swept,
+    Written,
+)
+from continuo.realtime.store.codec import (
+    digest,
+    join_ids,
+    pack,
+    pack_entry,
+    pack_ids,
+    pack_kept,
+    unpack,
+    unpack_entry,
+    unpack_kept,
+)
+from continuo.realtime.store.errors import (
+    Conflict,
+    SessionBehind,
+    SessionEnded,
+    SessionExists,
+    StaleFence,
+    StoreError,
+    StoreLost,
+    UnknownAnswer,
+    UnknownSession,
+)
 from continuo.realtime.store.sqlite.file import make_epoch, read_epoch
 
 Clock = Callable[[], float]

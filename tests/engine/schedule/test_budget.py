@@ -5,7 +5,14 @@ import random
 
 import pytest
 
-from continuo.engine.core.schedule.budget import FITTED_AFTER, OUTLIER, Budget, Load, StepTime, allot
+from continuo.engine.core.schedule.budget import (
+    FITTED_AFTER,
+    OUTLIER,
+    Budget,
+    Load,
+    StepTime,
+    allot,
+)
 
 TRUE = (0.003, 0.0002, 0.00005, 2e-9)
 """Seconds: of a step, of a row, of a token, of a token times its context."""

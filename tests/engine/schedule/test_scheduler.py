@@ -5,12 +5,12 @@ from array import array
 import pytest
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.wire.token_log import Log
-from continuo.engine.wire.messages import Sampling
 from continuo.engine.core.schedule import Plan, Scheduler
 from continuo.engine.core.schedule.budget import Load
 from continuo.engine.core.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TOKENS
 from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.wire.messages import Sampling
+from continuo.engine.wire.token_log import Log
 
 
 class Bureau:

@@ -8,10 +8,19 @@ from typing import Any
 import jsonschema
 import pytest
 
-from continuo.engine.wire.messages import Grammar
-from continuo.engine.text import ArgumentsDelta, Asked, CallDone, Callee, CallStarted, TextDelta, ToolFormat, ToolParser
+from continuo.engine.text import (
+    ArgumentsDelta,
+    Asked,
+    CallDone,
+    Callee,
+    CallStarted,
+    TextDelta,
+    ToolFormat,
+    ToolParser,
+)
 from continuo.engine.text.tool_grammar import calls
 from continuo.engine.text.tool_parser import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
+from continuo.engine.wire.messages import Grammar
 from tests.engine.text.test_grammar import drawn, grammars
 from tests.engine.text.text_fixtures import family, template_of
 

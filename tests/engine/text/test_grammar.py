@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from continuo.bench import random_checkpoints
 from continuo.engine.errors import BadRequest
-from continuo.engine.wire.messages import Grammar
 from continuo.engine.text import Grammars, Text, schema_problem
 from continuo.engine.text.grammar import CACHE_BYTES_MAX, Matcher
+from continuo.engine.wire.messages import Grammar
 from tests.engine.text.text_fixtures import NAMES, family
 
 SHORT = 25

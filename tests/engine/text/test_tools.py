@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 from text_fixtures import family, template_of
 
 from continuo.engine.config import BUNDLED
-from continuo.engine.text import ArgumentsDelta, CallDone, CallStarted, Message, TextDelta, ToolCall, ToolEvent, ToolFormat, ToolParser
+from continuo.engine.text import (
+    ArgumentsDelta,
+    CallDone,
+    CallStarted,
+    Message,
+    TextDelta,
+    ToolCall,
+    ToolEvent,
+    ToolFormat,
+    ToolParser,
+)
 from continuo.engine.text.tool_parser import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 
 FORMATS = {format.name: format for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}

@@ -20,7 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-import continuo.engine.text
+from continuo import engine
 from continuo.engine.config import BUNDLED
 from continuo.engine.text import ChatTemplate, Text
 
@@ -171,7 +171,7 @@ NAMES = (*FAMILIES, BUNDLED)
 def family_folder(name: str) -> Path:
     """A checkpoint folder of the family, gone when the tests end; or the bundled model's."""
     if name == BUNDLED:
-        return Path(engine.text.__file__).parents[1] / "bundled" / BUNDLED
+        return Path(engine.__file__).parent / "bundled" / BUNDLED
     folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tokenizer, config = FAMILIES[name]

@@ -13,14 +13,23 @@ import pytest
 
 from continuo.bench import random_checkpoints
 from continuo.engine import Engine, EngineConfig, Sampling, Text
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.persistence.session_codec import unpack_state
 from continuo.realtime.protocol import core
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.registry.access import Fork
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.session.unit_of_work import History
-from continuo.realtime.persistence.session_codec import unpack_state
-from continuo.realtime.store import Begun, Change, Entry, Kept, NewSession, Store, StoreUnavailable, open_store
+from continuo.realtime.store import (
+    Begun,
+    Change,
+    Entry,
+    Kept,
+    NewSession,
+    Store,
+    StoreUnavailable,
+    open_store,
+)
 from tests.parity import oracle as parity
 from tests.realtime.conftest import TEMPLATE, chat_folder
 from tests.realtime.response_talks import Caller, calling, text_of

@@ -11,12 +11,20 @@ import msgspec
 import pytest
 
 from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.session_codec import Piece, Words, entry_of
+from continuo.realtime.persistence.session_writer import Ledger, News, Whole
 from continuo.realtime.protocol import core
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.persistence.session_writer import Ledger, News, Whole
 from continuo.realtime.session.idempotency_keys import Requests
-from continuo.realtime.persistence.session_codec import Piece, Words, entry_of
-from continuo.realtime.store import Change, Lease, Once, Repeated, StaleFence, StoreUnavailable, Written
+from continuo.realtime.store import (
+    Change,
+    Lease,
+    Once,
+    Repeated,
+    StaleFence,
+    StoreUnavailable,
+    Written,
+)
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client, resumed
 from tests.realtime.store.making import fresh_session

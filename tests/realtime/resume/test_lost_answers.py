@@ -1,9 +1,9 @@
 """A store that does what it is asked, and is not heard: what was refused is undone."""
 
 from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.session_codec import unpack_state
 from continuo.realtime.protocol import core
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.persistence.session_codec import unpack_state
 from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client

@@ -12,8 +12,8 @@ from continuo.engine import Engine
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.registry.registry import Registry
 from continuo.realtime.registry.access import Return
+from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Store, open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client, resumed, told

@@ -15,9 +15,9 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.registry.access import Fork, Guest, Return
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.session.status import Status
 from continuo.realtime.store import Store, open_store
 from tests.engine.test_fronts import front

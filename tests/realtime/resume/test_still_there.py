@@ -11,9 +11,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.registry.access import Guest, Return
 from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server.config.settings import Settings
 from tests.realtime.resume.returning import Client
 from tests.realtime.resume.test_other_gateways import gates
 from tests.realtime.served import Running, closed, serve

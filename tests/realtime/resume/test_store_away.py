@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from continuo.realtime.limits import Limits
+from continuo.realtime.persistence.session_codec import entry_of, pieces_of
 from continuo.realtime.protocol import core
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.persistence.session_codec import entry_of, pieces_of
 from continuo.realtime.store import open_store
 from tests.realtime.resume.returning import Event, connected, resumed
 from tests.realtime.store.redis_process import RedisProcess, needs_redis

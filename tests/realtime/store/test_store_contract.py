@@ -4,7 +4,29 @@ import asyncio
 
 import pytest
 
-from continuo.realtime.store import Answer, Change, Conflict, Entry, Events, Kept, Lease, Once, Repeated, SessionBehind, SessionEnded, SessionExists, Spoken, StaleFence, Store, StoreLost, UnknownAnswer, UnknownSession, Written, keys, sweep_overdue
+from continuo.realtime.store import (
+    Answer,
+    Change,
+    Conflict,
+    Entry,
+    Events,
+    Kept,
+    Lease,
+    Once,
+    Repeated,
+    SessionBehind,
+    SessionEnded,
+    SessionExists,
+    Spoken,
+    StaleFence,
+    Store,
+    StoreLost,
+    UnknownAnswer,
+    UnknownSession,
+    Written,
+    keys,
+    sweep_overdue,
+)
 from tests.realtime.store.making import answer, append, entry, fresh_session
 
 # ---------------------------------------------------------------- sessions

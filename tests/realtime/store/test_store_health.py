@@ -16,7 +16,17 @@ from typing import Any, cast
 
 import pytest
 
-from continuo.realtime.store import Change, Entry, Lease, Spoken, Store, StoreLost, StoreUnavailable, open_store, health_probe
+from continuo.realtime.store import (
+    Change,
+    Entry,
+    Lease,
+    Spoken,
+    Store,
+    StoreLost,
+    StoreUnavailable,
+    health_probe,
+    open_store,
+)
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import answer, append, entry, fresh_session
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
@@ -69,7 +79,7 @@ async def positions(store: Store, lease: Lease) -> list[tuple[int, ...]]:
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Of the store, and none of them with a traceback."""
     assert not any(record.exc_info for record in caplog.records)
-    return [r.getMessage() for r in caplog.records if r.name.startswith("realtime.store")]
+    return [r.getMessage() for r in caplog.records if r.name.startswith("continuo.realtime.store")]
 
 
 # ---------------------------------------------------------------- Redis
@@ -495,5 +505,5 @@ async def test_it_is_logged_as_a_warning(sqlite: SqliteStore, tmp_path: Path, ca
     """So that it is on the operator's page, too."""
     delete(tmp_path, "")
     await sqlite.find("sess_1")
-    (record,) = [r for r in caplog.records if r.name.startswith("realtime.store")]
+    (record,) = [r for r in caplog.records if r.name.startswith("continuo.realtime.store")]
     assert record.levelno == logging.WARNING

@@ -17,7 +17,27 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from continuo.realtime.store import Answer, Begun, Change, Conflict, Entry, Events, Lease, NewSession, Once, Repeated, SessionBehind, SessionEnded, Snapshot, StaleFence, Store, UnknownAnswer, UnknownSession, Written, open_store
+from continuo.realtime.store import (
+    Answer,
+    Begun,
+    Change,
+    Conflict,
+    Entry,
+    Events,
+    Lease,
+    NewSession,
+    Once,
+    Repeated,
+    SessionBehind,
+    SessionEnded,
+    Snapshot,
+    StaleFence,
+    Store,
+    UnknownAnswer,
+    UnknownSession,
+    Written,
+    open_store,
+)
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import fresh_session
 from tests.realtime.store.redis_process import RedisProcess

@@ -8,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from continuo.realtime.store import Change, StoreLost, StoreRefused, StoreUnavailable, UnknownSession, default_url, open_store
+from continuo.realtime.store import (
+    Change,
+    StoreLost,
+    StoreRefused,
+    StoreUnavailable,
+    UnknownSession,
+    default_url,
+    open_store,
+)
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import append, entry, fresh_session

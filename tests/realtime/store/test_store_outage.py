@@ -11,7 +11,25 @@ from typing import Any
 import pytest
 from redis.crc import key_slot
 
-from continuo.realtime.store import Change, Entry, Events, Lease, Once, Repeated, SessionBehind, StaleFence, Store, StoreLost, StoreRefused, StoreUnavailable, Swept, UnknownSession, Written, keys, open_store
+from continuo.realtime.store import (
+    Change,
+    Entry,
+    Events,
+    Lease,
+    Once,
+    Repeated,
+    SessionBehind,
+    StaleFence,
+    Store,
+    StoreLost,
+    StoreRefused,
+    StoreUnavailable,
+    Swept,
+    UnknownSession,
+    Written,
+    keys,
+    open_store,
+)
 from tests.realtime.store.making import answer, append, entry, fresh_session
 from tests.realtime.store.redis_process import RedisProcess, free_port, needs_redis
 

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuo.realtime.store import Entry, Kept
-from continuo.realtime.store.codec import join_ids, pack, pack_entry, pack_ids, pack_kept, unpack, unpack_entry, unpack_kept
+from continuo.realtime.store.codec import (
+    join_ids,
+    pack,
+    pack_entry,
+    pack_ids,
+    pack_kept,
+    unpack,
+    unpack_entry,
+    unpack_kept,
+)
 
 ITEM = (
     b'[{"type":"message","id":"item_0f3a9c11d2b3a4958677","role":"user","parts":[{"kind":'

@@ -1,0 +1,2 @@
+"""The gateway's side of the engine: the async client, and the routing of commands to engine
+processes."""

@@ -1,0 +1,1 @@
+"""Chat templates: rendered in a sandbox, and tokenized message by message."""

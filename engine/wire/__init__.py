@@ -1,0 +1,2 @@
+"""Code that both ends of the link between gateway and engine process run: messages, frames,
+handshake."""

@@ -1,0 +1,1 @@
+"""API keys, client secrets of browsers, and the check of both."""

@@ -1,0 +1,1 @@
+"""Options of the command line, the environment and the configuration file."""

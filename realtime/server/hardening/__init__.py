@@ -1,0 +1,1 @@
+"""Limits on what a peer may cost before its request is read."""

@@ -1,0 +1,1 @@
+"""The processes of `continuo serve`, `gateway` and `engine`, from start to shutdown."""
