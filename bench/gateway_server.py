@@ -21,7 +21,8 @@ from continuo.engine.client.engine_client import Engine
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import Server, bind, build
+from continuo.realtime.server.http.app import build
+from continuo.realtime.server.process.web_server import Server, bind
 from continuo.realtime.store import Durability, open_store
 
 KEY = "bench"

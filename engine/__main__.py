@@ -4,7 +4,8 @@ import secrets
 from collections.abc import Callable
 
 from continuo.engine.config import EngineConfig
-from continuo.engine.device.runner import TorchRunner, build
+from continuo.engine.device.build import build
+from continuo.engine.device.runner import TorchRunner
 from continuo.engine.fingerprint import fingerprint
 from continuo.engine.server import process
 from continuo.engine.wire.messages import Ready

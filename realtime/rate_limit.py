@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from continuo.engine import BadRequest
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.core import Level, Limited, Usage
+from continuo.realtime.protocol.events import Level, Limited
+from continuo.realtime.protocol.response import Usage
 
 Clock = Callable[[], float]
 """Seconds."""

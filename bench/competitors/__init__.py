@@ -202,7 +202,7 @@ def _without(peer: Peer, note: str) -> PeerResult:
 
 
 def _auto_dtype(folder: Path) -> str:
-    from continuo.engine.device.runner import CPU_FP32_PARAMETERS_MAX
+    from continuo.engine.device.build import CPU_FP32_PARAMETERS_MAX
 
     return "float32" if parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
 

@@ -21,8 +21,9 @@ from continuo.engine.batch import Batch, DeviceLost, Drawn, Row, Runner, Sampled
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.schedule import Load, Scheduler, Work
-from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
+from continuo.engine.core.turn import Turn
 from continuo.engine.wire.flight_recorder import FlightRecorder, size_for
 from continuo.engine.wire.messages import AnyEvent, LoopCommand, TokenLogprobs, Tokens
 

@@ -24,8 +24,9 @@ from continuo.engine.core.counters import Counters
 from continuo.engine.core.deferred_commands import Deferrable
 from continuo.engine.core.idle_timeouts import Deadlines
 from continuo.engine.core.schedule import Scheduler
-from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.stats import engine_load, engine_stats, session_info
+from continuo.engine.core.turn import Turn
 from continuo.engine.errors import (
     BadRequest,
     Busy,

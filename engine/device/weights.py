@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
 from continuo.engine.config import BUNDLED
-from continuo.engine.device.models.llama_decoder import Slot
+from continuo.engine.device.model import Slot
 from continuo.engine.errors import ModelError
 
 Progress = Callable[[str, float], None]

@@ -6,6 +6,7 @@ from continuo.engine.text.grammar import Grammars, Matcher, SchemaError, schema_
 from continuo.engine.text.model_text import Text
 from continuo.engine.text.stop import Holdback, StopWatch
 from continuo.engine.text.tokenizer.detokenizer import Detokenizer
+from continuo.engine.text.tool_format import ToolFormat
 from continuo.engine.text.tool_grammar import Asked, Callee
 from continuo.engine.text.tool_parser import (
     ArgumentsDelta,
@@ -13,7 +14,6 @@ from continuo.engine.text.tool_parser import (
     CallStarted,
     TextDelta,
     ToolEvent,
-    ToolFormat,
     ToolParser,
 )
 

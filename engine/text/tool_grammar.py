@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from continuo.engine.text.grammar import json_rule
-from continuo.engine.text.tool_parser import ToolFormat
+from continuo.engine.text.tool_format import ToolFormat
 from continuo.engine.wire.messages import Grammar
 
 TokenId = Callable[[str], int | None]

@@ -21,35 +21,7 @@ from typing import cast
 
 import msgspec
 
-
-class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model writes calls."""
-
-    name: str
-    marker: str
-    """Opens a call, or a list of them."""
-    close: str = ""
-    array: bool = False
-    """Whether calls stand in a JSON array behind the marker."""
-    bare: bool = False
-    """Whether a call may also be the whole answer, without marker."""
-    args_marker: str = ""
-    """Parts the name from its arguments where they are not one JSON object."""
-
-
-HERMES = ToolFormat(name="hermes", marker="<tool_call>", close="</tool_call>")
-LLAMA3 = ToolFormat(name="llama3", marker="<|python_tag|>", bare=True)
-MISTRAL = ToolFormat(name="mistral", marker="[TOOL_CALLS]", array=True)
-MISTRAL_ARGS = ToolFormat(name="mistral_args", marker="[TOOL_CALLS]", args_marker="[ARGS]")
-
-
-def format_of(written: str, name: str) -> ToolFormat | None:
-    """The format in which a template wrote an assistant's message with a call of tool `name`."""
-    for format in (HERMES, MISTRAL_ARGS, MISTRAL):
-        if format.marker in written and format.args_marker in written:
-            return format
-    bare = rf'\{{\s*"name":\s*"{re.escape(name)}",\s*"(parameters|arguments)"'
-    return LLAMA3 if re.search(bare, written) else None
+from continuo.engine.text.tool_format import ToolFormat
 
 
 class TextDelta(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ context is quite full, while nobody waits.
 import msgspec
 
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.protocol.core import Truncation
+from continuo.realtime.protocol.settings import Truncation
 
 ROOM = 1 / 10
 """Of the context, left for an answer before anything is dropped."""

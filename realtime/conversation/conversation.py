@@ -22,7 +22,9 @@ from continuo.engine import ChatTemplate, Text, TooLong
 from continuo.realtime.conversation.item_truncation import heard
 from continuo.realtime.conversation.rendering import role_of, text_of, tool_of
 from continuo.realtime.conversation.tokenization import Layout, Span, Tools, common_prefix, joined
-from continuo.realtime.protocol.core import ROOT, Item, MessageItem, Part, Rewind, Settings, Tool
+from continuo.realtime.protocol.events import Rewind
+from continuo.realtime.protocol.items import ROOT, Item, MessageItem, Part
+from continuo.realtime.protocol.settings import Settings, Tool
 
 _MORE = " zq9"
 """Words that nothing merges with."""

@@ -6,7 +6,8 @@ import msgspec
 
 from continuo.engine import Text
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.core import Item, MessageItem, TruncateItem
+from continuo.realtime.protocol.commands import TruncateItem
+from continuo.realtime.protocol.items import Item, MessageItem
 
 
 def heard(text: Text, sampled: Sequence[int], end: int) -> tuple[list[int], int]:

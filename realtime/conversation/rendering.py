@@ -6,14 +6,8 @@ from typing import Any, Literal, assert_never
 import msgspec
 
 from continuo.engine import Message, ToolCall
-from continuo.realtime.protocol.core import (
-    CallItem,
-    CallOutputItem,
-    Item,
-    MessageItem,
-    Settings,
-    Tool,
-)
+from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem
+from continuo.realtime.protocol.settings import Settings, Tool
 
 Role = Literal["system", "user", "assistant", "tool"]
 

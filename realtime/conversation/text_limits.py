@@ -13,7 +13,8 @@ from continuo.engine import ChatTemplate, Ready, TooLong
 from continuo.realtime.conversation.rendering import chars_of, chars_of_head
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX
-from continuo.realtime.protocol.core import Item, ItemReference, Settings
+from continuo.realtime.protocol.items import Item, ItemReference
+from continuo.realtime.protocol.settings import Settings
 
 
 class TextBounds(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from continuo.engine import ChatTemplate, Message
 from continuo.realtime.conversation.rendering import joins, message_of
-from continuo.realtime.protocol.core import Item
+from continuo.realtime.protocol.items import Item
 
 Tools = tuple[dict[str, Any], ...]
 

@@ -15,21 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from continuo.realtime.event_log.event_id import Position, Reached
-from continuo.realtime.protocol.core import (
+from continuo.realtime.protocol.events import (
     AnswerEnded,
     AnswerInterrupted,
     AnswerStarted,
     ArgumentsDelta,
-    CallItem,
-    Item,
     ItemAdded,
-    MessageItem,
     OutputEnded,
     OutputStarted,
     Tell,
     TextCommitted,
     TextDelta,
 )
+from continuo.realtime.protocol.items import CallItem, Item, MessageItem
 
 RECORDS_MAX = 256
 """Kept to be told again; older positions are answered with a snapshot."""

@@ -4,59 +4,12 @@ fewest tokens: rewinds to the first that differs, appends what follows."""
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from typing import Literal, Protocol
 
 import msgspec
 
-from continuo.engine import Ready, Sampling, SessionInfo, Text, Turn, Unfinished, UnknownSession
+from continuo.engine import Sampling, Turn, Unfinished, UnknownSession
 from continuo.realtime.conversation.tokenization import Span, common_prefix
-
-AppendAs = Literal["firm", "provisional", "commit"]
-
-
-class Door(Protocol):
-    """Of engine.Engine, what a session needs."""
-
-    ready: Ready
-    text: Text
-
-    @property
-    def expected(self) -> bool: ...
-    async def open(
-        self,
-        session_id: str | None = None,
-        *,
-        streaming: bool = True,
-        timeout_s: float | None = None,
-        capacity_tokens: int | None = None,
-        cache_scope: str = "",
-        fence: int = 0,
-    ) -> str: ...
-    async def attach(
-        self,
-        session: str,
-        ids: Sequence[int],
-        *,
-        unfinished: Unfinished | None = None,
-        streaming: bool = True,
-        timeout_s: float | None = None,
-        capacity_tokens: int | None = None,
-        cache_scope: str = "",
-        fence: int = 0,
-    ) -> Turn | None: ...
-    def fence(self, session: str, fence: int) -> None: ...
-    async def pause(self, session: str) -> None: ...
-    async def resume(self, session: str) -> None: ...
-    async def append(self, session: str, ids: Sequence[int], span: AppendAs = "firm") -> int: ...
-    async def generate(self, session: str, sampling: Sampling, turn: str | None = None) -> Turn: ...
-    async def cancel(self, session: str, turn: str | None = None, *, drop: bool = False) -> int: ...
-    async def rewind(self, session: str, to: int) -> int: ...
-    async def fork(
-        self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
-    ) -> str: ...
-    async def info(self, session: str) -> SessionInfo: ...
-    async def look(self, session: str) -> SessionInfo | None: ...
-    async def close(self, session: str, *, keep_prefix: bool = True) -> None: ...
+from continuo.realtime.generation.engine_port import Door
 
 
 class Synced(msgspec.Struct, frozen=True):

@@ -3,7 +3,7 @@
 from continuo.engine import BadRequest, EngineError, SessionQuarantined, TooLong
 from continuo.engine import StaleFence as OtherFront
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.engine_port import Door
 from continuo.realtime.store import Conflict, SessionEnded, StaleFence, StoreError
 
 RETRY_AFTER_S = 2.0

@@ -19,16 +19,12 @@ from continuo.engine import (
     TurnFailed,
 )
 from continuo.realtime.generation.engine_session import Strand
-from continuo.realtime.generation.output_items import Output, Reader
+from continuo.realtime.generation.output_items import Output
+from continuo.realtime.generation.output_parser import Reader
 from continuo.realtime.generation.prompt import Prompt
-from continuo.realtime.protocol.core import (
-    Answer,
-    AnswerError,
-    AnswerStatus,
-    ItemStatus,
-    Tell,
-    Usage,
-)
+from continuo.realtime.protocol.events import Tell
+from continuo.realtime.protocol.items import ItemStatus
+from continuo.realtime.protocol.response import Answer, AnswerError, AnswerStatus, Usage
 
 log = logging.getLogger(__name__)
 

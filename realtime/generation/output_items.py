@@ -1,63 +1,26 @@
 """What a model says, cut into items: messages and calls. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, assert_never
+from typing import assert_never
 
 import msgspec
 
-from continuo.realtime.protocol.core import (
-    Answer,
+from continuo.realtime.generation.output_parser import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Chunk,
+    Said,
+)
+from continuo.realtime.protocol.events import (
     ArgumentsDelta,
-    CallItem,
-    Item,
-    ItemStatus,
-    MessageItem,
     OutputEnded,
     OutputStarted,
-    Part,
     Tell,
     TextDelta,
 )
-
-
-class Said(msgspec.Struct, frozen=True, gc=False):
-    text: str
-
-
-class CallBegun(msgspec.Struct, frozen=True):
-    name: str
-
-
-class CallArguments(msgspec.Struct, frozen=True):
-    text: str
-
-
-class CallEnded(msgspec.Struct, frozen=True):
-    complete: bool = True
-    """False: its arguments were cut off, or are no JSON."""
-
-
-Chunk = Said | CallBegun | CallArguments | CallEnded
-
-
-class Reader(Protocol):
-    """Finds the calls in a model's text."""
-
-    def push(self, text: str) -> Sequence[Chunk]: ...
-    def end(self) -> Sequence[Chunk]:
-        """What was held back in case it became a call."""
-        ...
-
-
-class PlainReader:
-    """Where there are no tools there are no calls."""
-
-    def push(self, text: str) -> Sequence[Chunk]:
-        return (Said(text),) if text else ()
-
-    def end(self) -> Sequence[Chunk]:
-        return ()
-
+from continuo.realtime.protocol.items import CallItem, Item, ItemStatus, MessageItem, Part
+from continuo.realtime.protocol.response import Answer
 
 Place = Callable[[tuple[Item, ...]], str | None]
 """The answer has these items now; says which item stands before the last of them."""

@@ -7,8 +7,8 @@ import msgspec
 from continuo.engine import Ready, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.tool_calls import grammar_of
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.generation.output_grammar import grammar_of
+from continuo.realtime.protocol.settings import Settings
 
 
 class Prompt(msgspec.Struct, frozen=True):

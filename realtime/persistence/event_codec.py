@@ -11,14 +11,28 @@ from continuo.engine import Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.event_log.event_log import Record
 from continuo.realtime.persistence.session_codec import first_of
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import (
+    AnswerEnded,
+    AnswerStarted,
+    Configured,
+    ItemAdded,
+    ItemDropped,
+    ItemTruncated,
+    Rewind,
+    TextAppended,
+    TextCleared,
+    TextCommitted,
+)
+from continuo.realtime.protocol.items import Item
+from continuo.realtime.protocol.response import Answer, AnswerError, AnswerStatus, Residency, Usage
+from continuo.realtime.protocol.settings import Settings
 
 _Name = bytes
 """An id: what it is of, one byte, and its digits; where it is a client's, how it is spelt."""
 _OURS = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
 _KINDS = ("item", "resp", "call")
 _SPELT = len(_KINDS)
-_STATUSES: tuple[core.AnswerStatus, ...] = get_args(core.AnswerStatus)
+_STATUSES: tuple[AnswerStatus, ...] = get_args(AnswerStatus)
 """New ones go to the end: their numbers are in the store."""
 
 
@@ -45,10 +59,10 @@ class _Usage(msgspec.Struct, frozen=True, array_like=True):
     queued_us: int
     prefill_us: int
     model_us: int
-    residency: core.Residency
+    residency: Residency
 
     @classmethod
-    def of(cls, usage: core.Usage) -> "_Usage":
+    def of(cls, usage: Usage) -> "_Usage":
         queued_us, prefill_us, model_us = (
             round(time * 1e6) for time in (usage.queued_s, usage.prefill_s, usage.model_s)
         )
@@ -62,8 +76,8 @@ class _Usage(msgspec.Struct, frozen=True, array_like=True):
             usage.residency,
         )
 
-    def usage(self) -> core.Usage:
-        return core.Usage(
+    def usage(self) -> Usage:
+        return Usage(
             input_tokens=self.input_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.output_tokens,
@@ -87,26 +101,26 @@ class _Shape(msgspec.Struct, frozen=True, array_like=True):
     sampling: dict[str, Any]
     extras: str
     reason: Any
-    error: core.AnswerError | None
+    error: AnswerError | None
     usage: _Usage | None
-    items: tuple[core.Item, ...]
+    items: tuple[Item, ...]
     named: tuple[_Name, ...]
     """Empty: the name of an answer's first item."""
 
 
 class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    rewind: core.Rewind | None = None
+    rewind: Rewind | None = None
 
 
 class _Added(msgspec.Struct, frozen=True, array_like=True, tag="a"):
     item: _Name
     previous: _Name | None
-    rewind: core.Rewind | None = None
+    rewind: Rewind | None = None
 
 
 class _Gone(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     item: _Name
-    rewind: core.Rewind | None = None
+    rewind: Rewind | None = None
 
 
 class _Cut(msgspec.Struct, frozen=True, array_like=True, tag="t"):
@@ -114,7 +128,7 @@ class _Cut(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     content_index: int
     audio_end_ms: int | None
     text_end: int | None
-    rewind: core.Rewind | None = None
+    rewind: Rewind | None = None
 
 
 class _Heard(msgspec.Struct, frozen=True, array_like=True, tag="h"):
@@ -149,23 +163,23 @@ def event_of(record: Record) -> bytes:
 
 def _event_of(record: Record) -> _Event:
     match record.tell:
-        case core.Configured(rewind=rewind):
+        case Configured(rewind=rewind):
             return _Configured(rewind)
-        case core.ItemAdded(item=item, previous=previous, rewind=rewind):
+        case ItemAdded(item=item, previous=previous, rewind=rewind):
             return _Added(_short(item.id), _before(previous), rewind)
-        case core.ItemDropped(item_id=item, rewind=rewind):
+        case ItemDropped(item_id=item, rewind=rewind):
             return _Gone(_short(item), rewind)
-        case core.ItemTruncated(item_id=item, content_index=index) as tell:
+        case ItemTruncated(item_id=item, content_index=index) as tell:
             return _Cut(_short(item), index, tell.audio_end_ms, tell.text_end, tell.rewind)
-        case core.TextAppended(length=length):
+        case TextAppended(length=length):
             return _Heard(length)
-        case core.TextCleared():
+        case TextCleared():
             return _Cleared()
-        case core.TextCommitted(item_id=item, previous=previous):
+        case TextCommitted(item_id=item, previous=previous):
             return _Committed(_short(item), _before(previous))
-        case core.AnswerStarted(answer=answer):
+        case AnswerStarted(answer=answer):
             return _Started(_shape(answer))
-        case core.AnswerEnded(answer=answer):
+        case AnswerEnded(answer=answer):
             assert record.answer is not None, "it has begun"
             return _Ended(_shape(answer), record.answer)
         case _:
@@ -177,7 +191,7 @@ def _before(item: str | None) -> _Name | None:
 
 
 def records_of(
-    bodies: Sequence[bytes], settings: core.Settings, conversation: Conversation, name: str
+    bodies: Sequence[bytes], settings: Settings, conversation: Conversation, name: str
 ) -> list[Record]:
     """The last ones: as many as can be told exactly. `name`: the conversation's id."""
     items = {item.id: item for item in conversation.items()}
@@ -200,29 +214,27 @@ def records_of(
     return records
 
 
-def _record(
-    event: _Event, settings: core.Settings, items: dict[str, core.Item], name: str
-) -> Record:
+def _record(event: _Event, settings: Settings, items: dict[str, Item], name: str) -> Record:
     """Raises KeyError for an item that is not there any more."""
     match event:
         case _Configured(rewind=rewind):
-            return Record(core.Configured(settings, rewind))
+            return Record(Configured(settings, rewind))
         case _Added(item=item, previous=previous, rewind=rewind):
-            return Record(core.ItemAdded(items[_long(item)], _after(previous), rewind))
+            return Record(ItemAdded(items[_long(item)], _after(previous), rewind))
         case _Gone(item=item, rewind=rewind):
-            return Record(core.ItemDropped(_long(item), rewind))
+            return Record(ItemDropped(_long(item), rewind))
         case _Cut(item=item, content_index=index, audio_end_ms=ms, text_end=end) as cut:
-            return Record(core.ItemTruncated(_long(item), index, ms, end, cut.rewind))
+            return Record(ItemTruncated(_long(item), index, ms, end, cut.rewind))
         case _Heard(length=length):
-            return Record(core.TextAppended(length))
+            return Record(TextAppended(length))
         case _Cleared():
-            return Record(core.TextCleared())
+            return Record(TextCleared())
         case _Committed(item=item, previous=previous):
-            return Record(core.TextCommitted(_long(item), _after(previous)))
+            return Record(TextCommitted(_long(item), _after(previous)))
         case _Started(answer=shape):
-            return Record(core.AnswerStarted(_answer(shape, items, name)))
+            return Record(AnswerStarted(_answer(shape, items, name)))
         case _Ended(answer=shape, began=began):
-            return Record(core.AnswerEnded(_answer(shape, items, name)), began)
+            return Record(AnswerEnded(_answer(shape, items, name)), began)
         case _:
             assert_never(event)
 
@@ -231,7 +243,7 @@ def _after(item: _Name | None) -> str | None:
     return None if item is None else _long(item)
 
 
-def _shape(answer: core.Answer) -> _Shape:
+def _shape(answer: Answer) -> _Shape:
     apart, first = answer.conversation is None, first_of(answer.id)
     plain = msgspec.structs.asdict(Sampling())
     sampling = msgspec.structs.asdict(answer.settings.sampling)
@@ -251,12 +263,12 @@ def _shape(answer: core.Answer) -> _Shape:
     )
 
 
-def _answer(shape: _Shape, items: dict[str, core.Item], name: str) -> core.Answer:
+def _answer(shape: _Shape, items: dict[str, Item], name: str) -> Answer:
     id = _long(shape.id)
-    return core.Answer(
+    return Answer(
         id=id,
         conversation=None if shape.apart else name,
-        settings=core.Settings(
+        settings=Settings(
             max_output_tokens=shape.max_output_tokens,
             sampling=msgspec.convert(shape.sampling, Sampling),
             extras=shape.extras,

@@ -16,7 +16,8 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import message_of
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.ids import within
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.items import Item
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.store import Begun, Entry
 
 # ---------------------------------------------------------------- the log
@@ -29,7 +30,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    items: tuple[core.Item, ...]
+    items: tuple[Item, ...]
 
 
 class Words(msgspec.Struct, frozen=True, eq=False):
@@ -42,7 +43,7 @@ Piece = Span | Place | Dropped | Words
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    items: tuple[core.Item, ...] = ()
+    items: tuple[Item, ...] = ()
     answer: str | None = None
     sampled: tuple[int, int] | None = None
     """Of the ids: from, to."""
@@ -81,14 +82,14 @@ def entry_of(piece: Piece) -> Entry:
             assert_never(piece)
 
 
-def _unnamed(items: tuple[core.Item, ...], answer: str | None) -> tuple[core.Item, ...]:
+def _unnamed(items: tuple[Item, ...], answer: str | None) -> tuple[Item, ...]:
     """The id of an answer's first item follows from the answer's own: it is left out."""
     if answer is None or not items or items[0].id != first_of(answer):
         return items
     return (msgspec.structs.replace(items[0], id=""), *items[1:])
 
 
-def _named(items: tuple[core.Item, ...], answer: str | None) -> tuple[core.Item, ...]:
+def _named(items: tuple[Item, ...], answer: str | None) -> tuple[Item, ...]:
     if answer is None or not items or items[0].id:
         return items
     return (msgspec.structs.replace(items[0], id=first_of(answer)), *items[1:])
@@ -116,14 +117,14 @@ class Log(msgspec.Struct, frozen=True):
     words: tuple[Words, ...]
 
 
-def log_of(entries: Iterable[Entry], template: ChatTemplate, settings: core.Settings) -> Log:
+def log_of(entries: Iterable[Entry], template: ChatTemplate, settings: Settings) -> Log:
     pieces = tuple(_piece(entry) for entry in entries)
     if not pieces:
         return Log((), Conversation.start(template, settings), ())
     head, *rest = pieces
     assert isinstance(head, Span), "a log begins with the head"
     spans: list[Span] = []
-    dropped: tuple[core.Item, ...] = ()
+    dropped: tuple[Item, ...] = ()
     words: list[Words] = []
     for piece in rest:
         match piece:
@@ -162,7 +163,7 @@ def _piece(entry: Entry) -> Piece:
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    settings: core.Settings
+    settings: Settings
     first: int = 0
     """Number of the record that is event 0."""
     model: str = ""
@@ -188,10 +189,10 @@ def unpack_state(data: bytes) -> State:
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer is made from, besides the conversation before its place."""
 
-    settings: core.Settings | None = None
+    settings: Settings | None = None
     """None: the session's."""
     metadata: dict[str, str] | None = None
-    context: tuple[core.Item, ...] | None = None
+    context: tuple[Item, ...] | None = None
     number: int = 0
     """Of the record that began it."""
     model: str = ""

@@ -13,7 +13,7 @@ import msgspec
 from continuo.realtime.conversation.tokenization import common_prefix
 from continuo.realtime.persistence.ownership import Tenure
 from continuo.realtime.persistence.session_codec import Piece, State, entry_of, pack_state
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.store import (
     Begun,
     Change,

@@ -9,8 +9,8 @@ import msgspec
 from continuo.engine import Grammar
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TEXT_CHARS_MAX
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.sampling import missing
+from continuo.realtime.protocol.settings import Tool, ToolChoice
 
 Schema = dict[str, object]
 
@@ -26,12 +26,12 @@ class Function(Protocol):
     def strict(self) -> bool | None: ...
 
 
-def tools_of(functions: Iterable[tuple[str, Function]]) -> tuple[core.Tool, ...]:
+def tools_of(functions: Iterable[tuple[str, Function]]) -> tuple[Tool, ...]:
     """Each with the place it stands at."""
     return tuple(_tool(where, function) for where, function in functions)
 
 
-def _tool(where: str, function: Function) -> core.Tool:
+def _tool(where: str, function: Function) -> Tool:
     if function.name is None:
         raise missing(f"{where}.name")
     parameters = msgspec.json.encode(function.parameters or {}).decode()
@@ -41,7 +41,7 @@ def _tool(where: str, function: Function) -> core.Tool:
             code="string_above_max_length",
             param=f"{where}.parameters",
         )
-    return core.Tool(
+    return Tool(
         name=function.name,
         description=function.description,
         parameters=parameters,
@@ -49,7 +49,7 @@ def _tool(where: str, function: Function) -> core.Tool:
     )
 
 
-def named(name: str | None, tools: Sequence[core.Tool], param: str) -> core.ToolChoice:
+def named(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:
     """The choice of one tool. Raises Refusal if there is none of that name."""
     if name is None:
         raise missing(param)
@@ -57,25 +57,25 @@ def named(name: str | None, tools: Sequence[core.Tool], param: str) -> core.Tool
         raise Refusal(
             f"Invalid '{param}': no tool is called {name!r}.", code="invalid_value", param=param
         )
-    return core.ToolChoice("function", name)
+    return ToolChoice("function", name)
 
 
-def required(tools: Sequence[core.Tool], param: str, *, given: bool) -> core.ToolChoice:
+def required(tools: Sequence[Tool], param: str, *, given: bool) -> ToolChoice:
     """A call of any tool. `given`: there were tools, also such as we leave out; among these alone
     there is no choice. Raises Refusal if there were none."""
     if tools:
-        return core.ToolChoice("required")
+        return ToolChoice("required")
     if given:
-        return core.ToolChoice()
+        return ToolChoice()
     raise Refusal(
         f"Invalid '{param}': 'required', but there are no tools.", code="invalid_value", param=param
     )
 
 
-def standing(choice: core.ToolChoice, tools: Sequence[core.Tool]) -> core.ToolChoice:
+def standing(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
     """A choice that was made before, now that the tools are these: it goes with its tool."""
     gone = choice.mode == "function" and choice.name not in {tool.name for tool in tools}
-    return core.ToolChoice() if gone else choice
+    return ToolChoice() if gone else choice
 
 
 def grammar_of(

@@ -7,7 +7,7 @@ import msgspec
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_id import Position, parse
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 
 DIGEST_BYTES = 32
 """Size of a SHA-256 digest."""

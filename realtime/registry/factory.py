@@ -12,7 +12,8 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import chars_of, chars_of_head
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_log import Transcript
-from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.generation.engine_port import Door
+from continuo.realtime.generation.engine_session import Strand
 from continuo.realtime.generation.tokenizer_threads import LayoutThreads
 from continuo.realtime.ids import conversation_of
 from continuo.realtime.limits import Limits
@@ -21,7 +22,7 @@ from continuo.realtime.persistence.session_codec import State as Stored
 from continuo.realtime.persistence.session_codec import is_of, log_of, unpack_state
 from continuo.realtime.persistence.session_writer import Ledger
 from continuo.realtime.persistence.token_journal import Scribe
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.rate_limit import Allowance, Rates
 from continuo.realtime.session.session import Session
 from continuo.realtime.session.state import State

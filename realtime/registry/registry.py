@@ -23,16 +23,16 @@ from continuo.realtime.conversation.rendering import chars_of_head
 from continuo.realtime.conversation.text_limits import TextBounds, named
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_log import Listener
-from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.engine_port import Door
 from continuo.realtime.generation.error_mapping import not_kept
 from continuo.realtime.generation.tokenizer_threads import LayoutThreads
 from continuo.realtime.ids import fresh
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import State, pack_state
 from continuo.realtime.persistence.token_journal import Scribe
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.events import Resume
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.rate_limit import Rates
 from continuo.realtime.registry.access import (
     Access,
@@ -428,8 +428,8 @@ class Registry:
         """While a client is there, and then for its window, should this process die."""
         return self._limits.session_s_max + self._limits.resume_window_s
 
-    def _resume_of(self, session: Session, token: str | None = None) -> core.Resume:
-        return core.Resume(
+    def _resume_of(self, session: Session, token: str | None = None) -> Resume:
+        return Resume(
             session_id=session.id,
             epoch=session.epoch,
             window_s=self._limits.resume_window_s,

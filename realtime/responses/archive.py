@@ -11,7 +11,9 @@ import msgspec
 
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.persistence.session_codec import is_of
-from continuo.realtime.protocol.core import Answer, Item, Told
+from continuo.realtime.protocol.events import Told
+from continuo.realtime.protocol.items import Item
+from continuo.realtime.protocol.response import Answer
 from continuo.realtime.responses.event_stream import Recording
 from continuo.realtime.store import Entry, Kept, Store, StoreError
 

@@ -17,7 +17,8 @@ from collections.abc import Callable
 
 from continuo.engine import EngineError
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.generation.engine_port import Door
+from continuo.realtime.generation.engine_session import Strand
 from continuo.realtime.limits import Limits
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,8 @@ their own pace. A slow reader costs nothing that is not kept anyway."""
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from continuo.realtime.protocol.core import Answer, AnswerEnded, AnswerStarted, Told
+from continuo.realtime.protocol.events import AnswerEnded, AnswerStarted, Told
+from continuo.realtime.protocol.response import Answer
 
 
 class Recording:

@@ -13,7 +13,18 @@ from continuo.realtime.generation.output_items import Output
 from continuo.realtime.generation.prompt import Prompt
 from continuo.realtime.generation.tool_calls import reader_for
 from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.events import (
+    AnswerStarted,
+    ArgumentsDelta,
+    OutputEnded,
+    OutputStarted,
+    Tell,
+    TextDelta,
+    Told,
+)
+from continuo.realtime.protocol.items import CallItem, Item
+from continuo.realtime.protocol.response import Answer, Usage
 from continuo.realtime.responses.continuations import Line
 from continuo.realtime.responses.event_stream import Recording
 
@@ -29,12 +40,12 @@ class Making:
     """`recording` begins with AnswerStarted; all but the end is told by `make`."""
 
     def __init__(
-        self, ask: core.GoOn, visitor: Visitor, answer: core.Answer, prompt: Prompt, line: Line
+        self, ask: GoOn, visitor: Visitor, answer: Answer, prompt: Prompt, line: Line
     ) -> None:
         self.id = answer.id
         self.ask = ask
         self.visitor = visitor
-        self.recording = Recording([core.AnswerStarted(answer)])
+        self.recording = Recording([AnswerStarted(answer)])
         self.prompt = prompt
         self.line = line
         self.steered = False
@@ -47,7 +58,7 @@ class Making:
     def calls(self) -> bool:
         """Whether the model has begun to call a tool."""
         return any(
-            isinstance(told, core.OutputStarted) and isinstance(told.item, core.CallItem)
+            isinstance(told, OutputStarted) and isinstance(told.item, CallItem)
             for told in self.recording.told
         )
 
@@ -57,14 +68,14 @@ class Making:
             with contextlib.suppress(EngineError):
                 await self._answering.cancel()
 
-    async def make(self) -> tuple[core.Answer, list[int]]:
+    async def make(self) -> tuple[Answer, list[int]]:
         """The answer as it ended, and the ids that were drawn for it."""
         if not self.ask.generate:
             return await self._take_in(), []
         recording = self.recording
         return await self._make(lambda tell: recording.tell(_told(tell)))
 
-    async def _make(self, tell: Teller) -> tuple[core.Answer, list[int]]:
+    async def _make(self, tell: Teller) -> tuple[Answer, list[int]]:
         answer, prompt = self.recording.answer, self.prompt
         reader = reader_for(answer.settings, prompt.conversation.template)
         answering = Answering(answer, self.line.strand, Output(answer, _nowhere, fresh), reader)
@@ -75,13 +86,13 @@ class Making:
             answer = msgspec.structs.replace(answer, reason="steered")
         return answer, answering.sampled
 
-    async def _take_in(self) -> core.Answer:
+    async def _take_in(self) -> Answer:
         """The prompt is prefilled by an answer of one id, which nobody hears and nothing keeps: the
         engine says what of it was in KV before."""
         if not self.prompt.length:
             now = int(time.time())
             return msgspec.structs.replace(
-                self.recording.answer, status="completed", usage=core.Usage(), ended_s=now
+                self.recording.answer, status="completed", usage=Usage(), ended_s=now
             )
         answer, _ = await self._make(_unheard)
         if answer.status not in ("completed", "incomplete"):
@@ -100,17 +111,17 @@ class Making:
         )
 
 
-_OF_AN_ANSWER = core.OutputStarted | core.TextDelta | core.ArgumentsDelta | core.OutputEnded
+_OF_AN_ANSWER = OutputStarted | TextDelta | ArgumentsDelta | OutputEnded
 
 
-def _told(tell: core.Tell) -> core.Told:
+def _told(tell: Tell) -> Told:
     assert isinstance(tell, _OF_AN_ANSWER), "an answer tells of itself alone"
     return tell
 
 
-def _unheard(tell: core.Tell) -> None:
+def _unheard(tell: Tell) -> None:
     pass
 
 
-def _nowhere(items: Sequence[core.Item]) -> str | None:
+def _nowhere(items: Sequence[Item]) -> str | None:
     return None

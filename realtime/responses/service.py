@@ -24,14 +24,18 @@ from continuo.realtime.conversation.rendering import chars_of, chars_of_head
 from continuo.realtime.conversation.text_limits import TextBounds, named, written
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.engine_port import Door
 from continuo.realtime.generation.error_mapping import check_engine
+from continuo.realtime.generation.output_grammar import vet
 from continuo.realtime.generation.prompt import Prompt, prompt_of, warm_up_of
 from continuo.realtime.generation.tokenizer_threads import LayoutThreads
-from continuo.realtime.generation.tool_calls import vet
 from continuo.realtime.ids import fresh
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.events import AnswerEnded
+from continuo.realtime.protocol.items import Item, ItemReference
+from continuo.realtime.protocol.response import Answer, AnswerError
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.rate_limit import Rates
 from continuo.realtime.responses.archive import Keeper
 from continuo.realtime.responses.continuations import Lineage, Point
@@ -48,7 +52,7 @@ T = TypeVar("T")
 class _Origin(msgspec.Struct, frozen=True):
     """What an answer goes on from. `begin` gives the conversation for these settings."""
 
-    begin: Callable[[core.Settings], Conversation]
+    begin: Callable[[Settings], Conversation]
     point: Point | None = None
     parent: str | None = None
     """The answer whose kept history is that of the conversation; None: there is none."""
@@ -59,7 +63,7 @@ class Responses:
         self,
         door: Door,
         template: ChatTemplate,
-        settings: core.Settings,
+        settings: Settings,
         limits: Limits,
         scope: Callable[[str], str],
         store: Store | None = None,
@@ -83,7 +87,7 @@ class Responses:
         self._layout = layout or LayoutThreads(limits.off_loop_chars)
         self._texts = TextBounds.of(door.ready, template)
 
-    async def begin(self, ask: core.GoOn, visitor: Visitor) -> Making:
+    async def begin(self, ask: GoOn, visitor: Visitor) -> Making:
         """Returns when it has begun. Raises Refusal; then nothing has changed."""
         check_engine(self._door)
         allowance, tokens_max = self._rates.of(visitor.tenant), self._texts.tokens_max
@@ -95,7 +99,7 @@ class Responses:
             with allowance.text(chars, tokens_max):
                 origin = await self._origin(ask.previous, visitor)
                 prompt, given = await self._prompt(ask, origin, chars)
-        answer = core.Answer(
+        answer = Answer(
             id=fresh("resp"),
             conversation=None,
             settings=ask.settings,
@@ -193,14 +197,14 @@ class Responses:
         )
 
     async def _prompt(
-        self, ask: core.GoOn, origin: _Origin, chars: int
-    ) -> tuple[Prompt, tuple[core.Item, ...]]:
+        self, ask: GoOn, origin: _Origin, chars: int
+    ) -> tuple[Prompt, tuple[Item, ...]]:
         """And the input, which is `chars` long with instructions and tools. Raises Refusal."""
         window = Window(self._door.ready.max_model_len, ask.settings.truncation)
         items = ask.input
         ready = self._door.ready
 
-        def make() -> tuple[Prompt, tuple[core.Item, ...]]:
+        def make() -> tuple[Prompt, tuple[Item, ...]]:
             before = origin.begin(ask.settings)
             given = tuple(_resolved(item, before) for item in items)
             conversation = self._with_input(before, given, window)
@@ -217,7 +221,7 @@ class Responses:
             return await self._laid(chars + ITEM_CHARS * len(items), make)
 
     def _with_input(
-        self, before: Conversation, given: Sequence[core.Item], window: Window
+        self, before: Conversation, given: Sequence[Item], window: Window
     ) -> Conversation:
         """Raises TooLong; but with truncation, what does not fit is dropped, oldest first."""
         if window.truncation.mode == "disabled":
@@ -239,13 +243,13 @@ class Responses:
 
     # ------------------------------------------------------------ while it is made
 
-    async def _make(self, making: Making, parent: str | None, given: tuple[core.Item, ...]) -> None:
+    async def _make(self, making: Making, parent: str | None, given: tuple[Item, ...]) -> None:
         try:
             answer, sampled = await making.make()
             made = await self._settled(making, answer, sampled)
         except Exception:
             log.exception("response %s", making.id)
-            failure = core.AnswerError("server_error", "The server had a fault.")
+            failure = AnswerError("server_error", "The server had a fault.")
             answer = msgspec.structs.replace(
                 making.recording.answer, status="failed", error=failure
             )
@@ -256,7 +260,7 @@ class Responses:
             if answer.items:
                 own.append(Span(answer.items, answer=answer.id, sampled=tuple(sampled)))
             spans = own if parent is not None or answer.previous is None else made.spans
-            told = [*making.recording.told, core.AnswerEnded(answer)]
+            told = [*making.recording.told, AnswerEnded(answer)]
             model = self._door.ready.digest
             kept = await self._keeper.keep(
                 making.visitor.tenant, parent, spans, answer, told, model
@@ -265,7 +269,7 @@ class Responses:
         self._settle(making, made, answer)
 
     async def _settled(
-        self, making: Making, answer: core.Answer, sampled: Sequence[int]
+        self, making: Making, answer: Answer, sampled: Sequence[int]
     ) -> Conversation:
         """The conversation with the answer in it. What stands before all items is gone through once
         more for that."""
@@ -276,7 +280,7 @@ class Responses:
 
         return await self._laid(before.length, settle)
 
-    def _settle(self, making: Making, made: Conversation, answer: core.Answer) -> None:
+    def _settle(self, making: Making, made: Conversation, answer: Answer) -> None:
         """It has ended; from now on one can go on from it, if anybody may."""
         visitor, keep, line = making.visitor, making.ask.keep, making.line
         self._rates.of(visitor.tenant).spend(answer.usage)
@@ -289,7 +293,7 @@ class Responses:
         else:
             self.lineage.give_up(line)
         del self._makings[answer.id]
-        making.recording.tell(core.AnswerEnded(answer))
+        making.recording.tell(AnswerEnded(answer))
         making.ended.set()
 
     def _left(self, making: Making) -> None:
@@ -313,8 +317,8 @@ class Responses:
         task.add_done_callback(self._tasks.discard)
 
 
-def _resolved(item: core.Item | core.ItemReference, before: Conversation) -> core.Item:
-    if not isinstance(item, core.ItemReference):
+def _resolved(item: Item | ItemReference, before: Conversation) -> Item:
+    if not isinstance(item, ItemReference):
         return item
     known = before.find(item.item_id)
     if known is None:

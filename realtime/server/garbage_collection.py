@@ -8,6 +8,7 @@ tests of both prove with the collector off.
 """
 
 import asyncio
+import ctypes
 import gc
 
 YOUNG = (4_000, 20, 25)
@@ -26,3 +27,19 @@ async def collect() -> None:
         await asyncio.sleep(FREEZE_S)
         gc.collect(1)
         gc.freeze()
+
+
+LARGE_BLOCK_BYTES = 1024 * 1024
+"""Freed blocks of so many bytes go back to the system. Else glibc raises that bound to 32 MiB with
+the first large message that is freed, and keeps up to 270 MiB after many of them at once."""
+
+
+_M_MMAP_THRESHOLD = -3
+"""Number of the mallopt parameter in malloc.h of glibc."""
+
+
+def return_large_blocks() -> None:
+    """Does nothing where the C library is another."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)

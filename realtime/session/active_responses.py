@@ -15,7 +15,7 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import chars_of, chars_of_head
 from continuo.realtime.conversation.text_limits import TextBounds, named
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_session import Door
+from continuo.realtime.generation.engine_port import Door
 from continuo.realtime.generation.error_mapping import check_engine
 from continuo.realtime.generation.generation import Answering
 from continuo.realtime.generation.output_items import Output
@@ -25,7 +25,10 @@ from continuo.realtime.ids import conversation_of, fresh, within
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import Asked, asked_of, is_of
 from continuo.realtime.persistence.token_journal import Journal, Scribe
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import Respond
+from continuo.realtime.protocol.items import Item, ItemReference
+from continuo.realtime.protocol.response import Answer as Response
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.rate_limit import Allowance
 from continuo.realtime.session.state import Action, Event, Standing
 from continuo.realtime.session.unit_of_work import History
@@ -88,7 +91,7 @@ class Answers:
 
     # ------------------------------------------------------------ beginning
 
-    async def begin(self, ask: core.Respond, once: Once | None) -> str:
+    async def begin(self, ask: Respond, once: Once | None) -> str:
         """Gives its id, when it is accepted. Raises Refusal, StoreError; then nothing has
         changed."""
         check_engine(self._door)
@@ -110,7 +113,7 @@ class Answers:
         if context is not None:
             self._texts.check_response(ask.settings, context)
         prompt = await self._prompt(ask.settings, context, self._history.conversation)
-        answer = core.Answer(
+        answer = Response(
             id=fresh("resp"),
             conversation=None if ask.apart else self.conversation_id,
             settings=ask.settings,
@@ -146,7 +149,7 @@ class Answers:
         """With answers that were being made when the session was left."""
         for one in found:
             begun, asked = one.begun, asked_of(one.begun)
-            answer = core.Answer(
+            answer = Response(
                 id=begun.id,
                 conversation=None if begun.entry is None else self.conversation_id,
                 settings=asked.settings or self._history.settings,
@@ -162,7 +165,7 @@ class Answers:
     def conversation_id(self) -> str:
         return conversation_of(self._session)
 
-    def _answering(self, answer: core.Answer, *, own: bool) -> Answering:
+    def _answering(self, answer: Response, *, own: bool) -> Answering:
         """`own`: not in the engine's session of the conversation."""
         strand = self._history.strand
         if own:
@@ -187,8 +190,8 @@ class Answers:
 
     async def _prompt(
         self,
-        settings: core.Settings,
-        context: tuple[core.Item, ...] | None,
+        settings: Settings,
+        context: tuple[Item, ...] | None,
         now: Conversation,
     ) -> Prompt:
         """Raises Refusal if there is no room for a single token."""
@@ -210,13 +213,13 @@ class Answers:
         with named(param, ready.max_model_len):
             return await self._history.beside(chars, now, make)
 
-    def _resolve(self, item: core.Item | core.ItemReference) -> core.Item:
-        if isinstance(item, core.ItemReference):
+    def _resolve(self, item: Item | ItemReference) -> Item:
+        if isinstance(item, ItemReference):
             return self._history.find(item.item_id, "item_reference_invalid_item_id")
         return item
 
-    def _place(self, answer_id: str) -> Callable[[tuple[core.Item, ...]], str | None]:
-        def place(items: tuple[core.Item, ...]) -> str | None:
+    def _place(self, answer_id: str) -> Callable[[tuple[Item, ...]], str | None]:
+        def place(items: tuple[Item, ...]) -> str | None:
             self._history.conversation = self._history.conversation.show(answer_id, items)
             return self._history.conversation.previous(items[-1].id)
 
@@ -352,5 +355,5 @@ class Answers:
             task.cancel()
 
 
-def _nowhere(items: tuple[core.Item, ...]) -> str | None:
+def _nowhere(items: tuple[Item, ...]) -> str | None:
     return None

@@ -6,42 +6,63 @@ from typing import assert_never
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import (
+    AddItem,
+    AppendText,
+    Ask,
+    Cancel,
+    ClearText,
+    CommitText,
+    Configure,
+    DropItem,
+    FetchItem,
+    ReplaceText,
+    Respond,
+    TruncateItem,
+)
+from continuo.realtime.protocol.events import (
+    AnswerEnded,
+    Configured,
+    ItemAdded,
+    ItemDropped,
+    ItemTruncated,
+    TextAppended,
+    TextCleared,
+    TextCommitted,
+)
 from continuo.realtime.session.active_responses import Answers
 from continuo.realtime.session.unit_of_work import History
 
 
-def say_again(ask: core.Ask, result: str, history: History, answers: Answers) -> bool:
+def say_again(ask: Ask, result: str, history: History, answers: Answers) -> bool:
     """`result`: what came of it. False: it is to be done, which cannot be twice. Raises Refusal."""
     say = history.transcript.aside
     match ask:
-        case core.AddItem(item=item):
+        case AddItem(item=item):
             known = item.id if item.id.startswith(result) else result  # a long one was cut
             if not _say_item(known, history):
-                say(core.ItemAdded(msgspec.structs.replace(item, id=known), None))
-                say(core.ItemDropped(known))
-        case core.CommitText():
+                say(ItemAdded(msgspec.structs.replace(item, id=known), None))
+                say(ItemDropped(known))
+        case CommitText():
             found = history.conversation.find(result)
-            say(
-                core.TextCommitted(result, history.conversation.previous(result) if found else None)
-            )
+            say(TextCommitted(result, history.conversation.previous(result) if found else None))
             if not _say_item(result, history):
-                say(core.ItemDropped(result))
-        case core.DropItem(item_id=item_id):
-            say(core.ItemDropped(item_id))
-        case core.TruncateItem(item_id=item_id, content_index=index):
-            say(core.ItemTruncated(item_id, index, ask.audio_end_ms, ask.text_end))
-        case core.AppendText() | core.ReplaceText():
-            say(core.TextAppended(len(history.draft)))
-        case core.ClearText():
-            say(core.TextCleared())
-        case core.Configure():
-            say(core.Configured(history.settings))
-        case core.Respond():
+                say(ItemDropped(result))
+        case DropItem(item_id=item_id):
+            say(ItemDropped(item_id))
+        case TruncateItem(item_id=item_id, content_index=index):
+            say(ItemTruncated(item_id, index, ask.audio_end_ms, ask.text_end))
+        case AppendText() | ReplaceText():
+            say(TextAppended(len(history.draft)))
+        case ClearText():
+            say(TextCleared())
+        case Configure():
+            say(Configured(history.settings))
+        case Respond():
             _say_answer(result, history)
-        case core.Cancel():
+        case Cancel():
             return _say_cancelled(result, history, answers)
-        case core.FetchItem():
+        case FetchItem():
             return False
         case _:
             assert_never(ask)
@@ -53,7 +74,7 @@ def _say_item(item_id: str, history: History) -> bool:
     item = history.conversation.find(item_id)
     if item is None:
         return False
-    history.transcript.aside(core.ItemAdded(item, history.conversation.previous(item_id)))
+    history.transcript.aside(ItemAdded(item, history.conversation.previous(item_id)))
     return True
 
 
@@ -82,6 +103,6 @@ def _say_cancelled(answer_id: str, history: History, answers: Answers) -> bool:
         if answering.answer.id == answer_id:
             return answering.cancelled
     for tell in history.transcript.of_answer(answer_id):
-        if isinstance(tell, core.AnswerEnded):
+        if isinstance(tell, AnswerEnded):
             history.transcript.aside(tell)
     return True

@@ -24,12 +24,46 @@ from continuo.realtime.conversation.text_limits import TextBounds, written
 from continuo.realtime.errors import Refusal
 from continuo.realtime.event_log.event_id import Position
 from continuo.realtime.event_log.event_log import Gap, Listener
-from continuo.realtime.generation.engine_session import Door, Strand
+from continuo.realtime.generation.engine_port import Door
+from continuo.realtime.generation.engine_session import Strand
 from continuo.realtime.generation.error_mapping import no_answer, not_kept, refusal_of
-from continuo.realtime.generation.tool_calls import vet
+from continuo.realtime.generation.output_grammar import vet
 from continuo.realtime.limits import TEXT_CHARS_MAX, Limits
 from continuo.realtime.persistence.token_journal import Scribe
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import (
+    AddItem,
+    AppendText,
+    Ask,
+    Cancel,
+    ClearText,
+    CommitText,
+    Configure,
+    DropItem,
+    FetchItem,
+    ReplaceText,
+    Respond,
+    TextBuffer,
+    TruncateItem,
+)
+from continuo.realtime.protocol.events import (
+    AnswerStarted,
+    Configured,
+    ItemAdded,
+    ItemDropped,
+    ItemFetched,
+    ItemTruncated,
+    Opened,
+    Resume,
+    Resumed,
+    Rewind,
+    Tell,
+    TextAppended,
+    TextCleared,
+    TextCommitted,
+)
+from continuo.realtime.protocol.items import ROOT, MessageItem, Part
+from continuo.realtime.protocol.response import Residency
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.rate_limit import Allowance, is_ours
 from continuo.realtime.session.active_responses import Answers
 from continuo.realtime.session.idempotency import say_again
@@ -85,7 +119,7 @@ class Session:
         )
 
     @property
-    def settings(self) -> core.Settings:
+    def settings(self) -> Settings:
         return self._history.settings
 
     @property
@@ -98,25 +132,25 @@ class Session:
 
     # ------------------------------------------------------------ who listens
 
-    async def start(self, listener: Listener, resume: core.Resume | None = None) -> None:
+    async def start(self, listener: Listener, resume: Resume | None = None) -> None:
         """Says what there is already; a fork has items. Raises Refusal."""
         self._transcript.attach(listener)
         if self.conversation.spans:
             await self._kept(self._history.write_all())
-        self._transcript.open(core.Opened(self.settings, resume))
+        self._transcript.open(Opened(self.settings, resume))
         previous = None
         for item in self.conversation.items():
-            self._transcript.record(core.ItemAdded(item, previous))
+            self._transcript.record(ItemAdded(item, previous))
             previous = item.id
 
-    async def resume(self, listener: Listener, since: Position | None, resume: core.Resume) -> None:
+    async def resume(self, listener: Listener, since: Position | None, resume: Resume) -> None:
         """Says what was missed since a position, or everything if that cannot be told exactly, then
         all that comes. Raises Refusal."""
         kv = await self._residency()
         await self._unpause()
         resume = msgspec.structs.replace(resume, kv=kv)
         if since is not None:
-            exact = core.Resumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
+            exact = Resumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
             try:
                 self._transcript.go_on(listener, since, exact, self.conversation.previous)
             except Gap:
@@ -128,17 +162,17 @@ class Session:
         resume = msgspec.structs.replace(resume, resumed="snapshot", epoch=epoch)
         self._transcript.snapshot(listener, self._everything(resume))
 
-    def _everything(self, resume: core.Resume) -> Iterator[core.Tell]:
-        yield core.Resumed(self.settings, resume)
+    def _everything(self, resume: Resume) -> Iterator[Tell]:
+        yield Resumed(self.settings, resume)
         previous = None
         for item in self.conversation.items():
             if not self.conversation.is_open(item.id):  # that one is told behind the one before it
-                yield core.ItemAdded(item, previous)
+                yield ItemAdded(item, previous)
                 previous = item.id
         if self._history.draft:
-            yield core.TextAppended(len(self._history.draft))
+            yield TextAppended(len(self._history.draft))
         for answering in self._answers:
-            yield core.AnswerStarted(answering.answer)
+            yield AnswerStarted(answering.answer)
 
     def aside(self) -> str:
         """An event id for what is said now and is no part of the conversation."""
@@ -194,7 +228,7 @@ class Session:
         """Write all of it, though nothing has changed. Raises StoreError."""
         await self._history.write_all()
 
-    async def _residency(self) -> core.Residency:
+    async def _residency(self) -> Residency:
         """Where the KV is now."""
         strand = self._history.strand
         try:
@@ -221,7 +255,7 @@ class Session:
         item (None: all). Raises Refusal."""
         return Origin.of(self.settings, self.conversation, at, self._history.strand)
 
-    async def do(self, ask: core.Ask, once: Once | None = None) -> None:
+    async def do(self, ask: Ask, once: Once | None = None) -> None:
         """`once`: the client's id for it; under the same id the same is done once. Raises
         Refusal."""
         try:
@@ -333,36 +367,36 @@ class Session:
 
     # ------------------------------------------------------------ asks
 
-    async def _do(self, ask: core.Ask) -> None:
+    async def _do(self, ask: Ask) -> None:
         match ask:
-            case core.Configure(settings=settings):
+            case Configure(settings=settings):
                 await self._configure(settings)
-            case core.AddItem():
+            case AddItem():
                 await self._add(ask)
-            case core.FetchItem(item_id=item_id):
+            case FetchItem(item_id=item_id):
                 self._standing.may(Event.LOOK)
                 item = self._history.find(item_id, "item_retrieve_invalid_item_id")
-                self._transcript.aside(core.ItemFetched(item))
-            case core.DropItem(item_id=item_id):
+                self._transcript.aside(ItemFetched(item))
+            case DropItem(item_id=item_id):
                 self._standing.may(Event.EDIT)
                 self._history.find_whole(item_id, "item_delete_invalid_item_id")
                 await self._change(
                     lambda now: now.drop(item_id),
-                    tells=lambda now, rewind: [core.ItemDropped(item_id, rewind)],
+                    tells=lambda now, rewind: [ItemDropped(item_id, rewind)],
                     param="item_id",
                 )
-            case core.TruncateItem():
+            case TruncateItem():
                 await self._truncate(ask)
-            case core.Respond():
+            case Respond():
                 await self._respond(ask)
-            case core.Cancel(answer_id=answer_id):
+            case Cancel(answer_id=answer_id):
                 await self._cancel(answer_id)
-            case core.AppendText() | core.ReplaceText() | core.ClearText() | core.CommitText():
+            case AppendText() | ReplaceText() | ClearText() | CommitText():
                 await self._draft(ask)
             case _:
                 assert_never(ask)
 
-    async def _configure(self, settings: core.Settings) -> None:
+    async def _configure(self, settings: Settings) -> None:
         self._standing.may(Event.CONFIGURE)
         self._texts.check_head(settings, "session.")
         was = self.settings
@@ -372,7 +406,7 @@ class Session:
             await vet(settings, self.conversation.template, "session.")
             await self._change(
                 lambda now: now.configured(settings),
-                tells=lambda now, rewind: [core.Configured(settings, rewind)],
+                tells=lambda now, rewind: [Configured(settings, rewind)],
                 settings=settings,
                 window=Window(self._door.ready.max_model_len, settings.truncation),
                 param="session.instructions",
@@ -385,12 +419,12 @@ class Session:
         """Whether what changes now goes to the engine at once."""
         return Action.PUSH in self._standing.may(Event.EDIT)
 
-    async def _truncate(self, ask: core.TruncateItem) -> None:
+    async def _truncate(self, ask: TruncateItem) -> None:
         self._standing.may(Event.LOOK)
         code = "item_truncate_invalid_item_id"
         item = self._history.find(ask.item_id, code)
         end = ask.text_end
-        told = core.ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, end)
+        told = ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, end)
         spoken(item)
         if end is not None:
             if self.state is State.CANCELLING and self.conversation.is_open(ask.item_id):
@@ -408,35 +442,35 @@ class Session:
                 return
         self._transcript.aside(told)
 
-    async def _draft(self, ask: core.TextBuffer) -> None:
+    async def _draft(self, ask: TextBuffer) -> None:
         self._standing.may(Event.EDIT)
         match ask:
-            case core.AppendText(text=text):
+            case AppendText(text=text):
                 await self._set_draft(self._history.draft + text)
-            case core.ReplaceText(text=text):
+            case ReplaceText(text=text):
                 await self._set_draft(text)
-            case core.ClearText():
+            case ClearText():
                 await self._change(
                     _same,
-                    tells=lambda now, rewind: [core.TextCleared()],
+                    tells=lambda now, rewind: [TextCleared()],
                     param="text",
                     draft="",
                 )
-            case core.CommitText(item_id=item_id):
+            case CommitText(item_id=item_id):
                 text = self._history.draft
                 if not text.strip():
                     raise Refusal(
                         "Error committing input text buffer: it is empty.",
                         code="input_text_buffer_commit_empty",
                     )
-                part = core.Part("input_text", text)
-                item = core.MessageItem(id=item_id, role="user", parts=(part,))
+                part = Part("input_text", text)
+                item = MessageItem(id=item_id, role="user", parts=(part,))
 
-                def tells(now: Conversation, rewind: core.Rewind | None) -> list[core.Tell]:
+                def tells(now: Conversation, rewind: Rewind | None) -> list[Tell]:
                     previous = now.previous(item_id)
                     return [
-                        core.TextCommitted(item_id, previous),
-                        core.ItemAdded(item, previous, rewind),
+                        TextCommitted(item_id, previous),
+                        ItemAdded(item, previous, rewind),
                     ]
 
                 self._texts.check(len(text), "text")
@@ -461,11 +495,11 @@ class Session:
                 param="text",
             )
         self._texts.check(len(text), "text")
-        told = core.TextAppended(len(text))
+        told = TextAppended(len(text))
         with self._text(len(text)):
             await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
 
-    async def _add(self, ask: core.AddItem) -> None:
+    async def _add(self, ask: AddItem) -> None:
         item, after = ask.item, ask.after
         self._standing.may(Event.EDIT)
         known = self.conversation.find(item.id)
@@ -475,26 +509,26 @@ class Session:
                 code="item_create_duplicate_item_id",
                 param="item.id",
             )
-        if after is not None and after != core.ROOT and self.conversation.find(after) is None:
+        if after is not None and after != ROOT and self.conversation.find(after) is None:
             raise Refusal(
                 f"Error adding item: the previous item with id '{after}' does not exist.",
                 code="item_create_invalid_previous_item_id",
                 param="previous_item_id",
             )
         if known is not None:
-            self._transcript.aside(core.ItemAdded(item, self.conversation.previous(item.id)))
+            self._transcript.aside(ItemAdded(item, self.conversation.previous(item.id)))
             return
         self._texts.check(chars_of(item), "item")
         with self._text(chars_of(item)):
             await self._change(
                 lambda now: now.add(item, after),
                 item.id,
-                tells=lambda now, rewind: [core.ItemAdded(item, now.previous(item.id), rewind)],
+                tells=lambda now, rewind: [ItemAdded(item, now.previous(item.id), rewind)],
                 param="item",
                 chars=chars_of(item),
             )
 
-    async def _respond(self, ask: core.Respond) -> None:
+    async def _respond(self, ask: Respond) -> None:
         event = Event.RESPOND_APART if ask.apart else Event.RESPOND
         self._standing.may(event)
         context = written(ask.context or ())
@@ -554,7 +588,7 @@ class Session:
         if self._once is not None:
             self._requests.done(msgspec.structs.replace(self._once, result=result.encode()[:255]))
 
-    def _say_again(self, ask: core.Ask, result: bytes) -> bool:
+    def _say_again(self, ask: Ask, result: bytes) -> bool:
         return say_again(ask, result.decode(errors="ignore"), self._history, self._answers)
 
     def _owe(self, result: str) -> None:

@@ -6,7 +6,7 @@ import msgspec
 
 from continuo.engine import SessionInfo
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.protocol.core import Residency
+from continuo.realtime.protocol.response import Residency
 
 
 class KV(msgspec.Struct, frozen=True, kw_only=True):

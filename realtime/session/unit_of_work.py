@@ -28,15 +28,10 @@ from continuo.realtime.generation.tokenizer_threads import LayoutThreads
 from continuo.realtime.persistence.event_codec import event_of
 from continuo.realtime.persistence.session_codec import Asked, Words, pack_asked, pieces_of
 from continuo.realtime.persistence.session_writer import Ledger, News, Whole
-from continuo.realtime.protocol.core import (
-    Answer,
-    AnswerEnded,
-    AnswerStarted,
-    Item,
-    Rewind,
-    Settings,
-    Tell,
-)
+from continuo.realtime.protocol.events import AnswerEnded, AnswerStarted, Rewind, Tell
+from continuo.realtime.protocol.items import Item
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.store import Begun, Once, StaleFence, StoreError
 
 log = logging.getLogger(__name__)

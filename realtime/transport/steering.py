@@ -7,7 +7,9 @@ import msgspec
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import Steered as ResponseSteered
+from continuo.realtime.protocol.items import CallItem, Item
+from continuo.realtime.protocol.response import Answer
 from continuo.realtime.protocol.responses_api import (
     ServerEvent,
     Steer,
@@ -25,7 +27,7 @@ class Steered(msgspec.Struct, frozen=True):
     """Accepted, and not yet part of a response. `given` is the input as it came."""
 
     id: str
-    items: tuple[core.Item, ...]
+    items: tuple[Item, ...]
     given: msgspec.Raw
 
 
@@ -42,7 +44,7 @@ class Steering:
         self._waiting: dict[str, list[Steered]] = {}
         """By the response it was said to."""
 
-    def said_to(self, previous: str | None) -> tuple[core.Item, ...]:
+    def said_to(self, previous: str | None) -> tuple[Item, ...]:
         """What waits for who goes on from this response."""
         waiting = self._waiting.get(previous or "", ())
         return tuple(item for steer in waiting for item in steer.items)
@@ -61,7 +63,7 @@ class Steering:
             return
         steer = Steered(fresh("steer"), items, event.input)
         self._waiting.setdefault(answer_id, []).append(steer)
-        making.recording.tell(core.Steered(answer_id, steer.id))
+        making.recording.tell(ResponseSteered(answer_id, steer.id))
         if not making.calls and making.ask.generate:
             making.steered = True
             await making.cancel()
@@ -74,7 +76,7 @@ class Steering:
         owed = [
             item
             for item in answer.items
-            if isinstance(item, core.CallItem) and item.status == "completed"
+            if isinstance(item, CallItem) and item.status == "completed"
         ]
         if owed:
             for steer in steers:
@@ -89,7 +91,7 @@ class Steering:
         self.used(answer.id)
         return successor
 
-    async def _succeed(self, making: Making, answer: core.Answer) -> Making:
+    async def _succeed(self, making: Making, answer: Answer) -> Making:
         """Raises Refusal."""
         if answer.status == "failed" or answer.reason == "client_cancelled":
             raise Refusal("The response has ended otherwise.", code="response_not_active")
@@ -100,7 +102,7 @@ class Steering:
         except Refusal as refusal:
             raise Refusal(refusal.message, code="successor_creation_failed") from refusal
 
-    def _check(self, event: Steer) -> tuple[Making, tuple[core.Item, ...]]:
+    def _check(self, event: Steer) -> tuple[Making, tuple[Item, ...]]:
         """Raises Refusal."""
         answer_id = event.previous_response_id
         making = self._running.get(answer_id)

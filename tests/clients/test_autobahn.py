@@ -17,7 +17,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import Server, bind
+from continuo.realtime.server.process.web_server import Server, bind
 
 PYTHON = os.environ.get("CONTINUO_AUTOBAHN")
 RUN = """

@@ -6,7 +6,7 @@ from pathlib import Path
 from random import Random
 from unittest.mock import patch
 
-from continuo.realtime.server.http import app
+from continuo.realtime.server.process import web_server
 from tests.faults.caller import Caller, item
 from tests.faults.house import House, house, until
 from tests.faults.proxy import Proxy
@@ -77,7 +77,7 @@ async def in_the_middle(world: House, chance: Random) -> None:
 
 @asynccontextmanager
 async def behind_a_proxy(folder: Path) -> AsyncIterator[House]:
-    with patch.object(app, "PING_S", PING_S):
+    with patch.object(web_server, "PING_S", PING_S):
         async with house(folder) as world, Proxy(world.gateways[0].port).running() as proxy:
             world.proxies.append(proxy)
             yield world

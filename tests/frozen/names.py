@@ -19,8 +19,9 @@ from typing import Any
 
 from continuo.engine.errors import BY_CODE
 from continuo.realtime.persistence.session_codec import Asked, State
-from continuo.realtime.protocol import core, realtime_api, responses_api
+from continuo.realtime.protocol import realtime_api, responses_api
 from continuo.realtime.protocol.close_codes import EXPLANATIONS
+from continuo.realtime.protocol.events import Told
 from continuo.realtime.protocol.responses_api import Cancel, Create, Steer
 from continuo.realtime.server.config.options import COMMANDS, OPTIONS, PREFIX
 from continuo.realtime.server.http.stats_routes import ServerStats
@@ -54,7 +55,7 @@ def today() -> dict[str, Any]:
             "state of a session": shape_of(State),
             "request of a response": shape_of(Asked),
             "response under way": shape_of(Begun),
-            "recording of a response": shape_of(core.Told),
+            "recording of a response": shape_of(Told),
         },
         "redis": _redis_keys(),
         "sqlite": asyncio.run(_sqlite_schema()),

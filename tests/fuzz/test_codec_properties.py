@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from continuo.realtime.errors import BadFrame, Refusal
 from continuo.realtime.ids import fresh
-from continuo.realtime.protocol.core import Settings
 from continuo.realtime.protocol.realtime_api import client_events, decode, event_id_of, hear
+from continuo.realtime.protocol.settings import Settings
 from tests.fuzz import hostile
 from tests.fuzz.corpus import EVENTS
 

@@ -16,7 +16,7 @@ from continuo.engine.batch import Move, Sample
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.sdpa_backend import Reference
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.model import KVShape
 from continuo.engine.device.sampling import draw
 from tests.engine.device import attention_oracle as cases
 from tests.engine.device.test_sampling import Only

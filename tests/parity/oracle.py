@@ -17,7 +17,8 @@ from torch import Tensor
 
 from continuo.engine.batch import Batch, Row, Sample
 from continuo.engine.config import EngineConfig
-from continuo.engine.device.runner import TorchRunner, build
+from continuo.engine.device.build import build
+from continuo.engine.device.runner import TorchRunner
 
 VOCAB = 131
 SMALL: dict[str, Any] = {

@@ -8,7 +8,7 @@ import torch
 import transformers as tf
 
 from continuo.engine.config import BUNDLED, EngineConfig
-from continuo.engine.device.runner import build
+from continuo.engine.device.build import build
 from continuo.engine.device.weights import resolve
 from tests.parity import oracle
 

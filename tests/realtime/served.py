@@ -14,8 +14,9 @@ from websockets.exceptions import ConnectionClosed
 from continuo.engine import Engine
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import Server, bind, build
+from continuo.realtime.server.http.app import build
 from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.process.web_server import Server, bind
 from continuo.realtime.store import Store
 from tests.realtime.talks import store_of
 from tests.support.engines import Bench

@@ -7,7 +7,11 @@ from weakref import WeakKeyDictionary
 from continuo.engine import Engine
 from continuo.realtime.event_log.event_log import Line
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import AddItem, Respond
+from continuo.realtime.protocol.events import AnswerEnded, Tell
+from continuo.realtime.protocol.items import MessageItem, Part
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import Store, open_store
@@ -22,7 +26,7 @@ class Ears:
     """Hears what a session says."""
 
     def __init__(self) -> None:
-        self.heard: list[core.Tell] = []
+        self.heard: list[Tell] = []
         self.lines: list[Line] = []
         self._new = asyncio.Event()
 
@@ -31,7 +35,7 @@ class Ears:
         self.heard.append(line.tell)
         self._new.set()
 
-    async def until(self, kind: type[core.Tell], count: int = 1) -> core.Tell:
+    async def until(self, kind: type[Tell], count: int = 1) -> Tell:
         """The `count`th of its kind."""
         while True:
             found = [tell for tell in self.heard if type(tell) is kind]
@@ -56,7 +60,7 @@ class Talk:
     async def say(self, text: str, after: str | None = None, name: str = "") -> str:
         self._items += 1
         name = name or f"u{self._items}"
-        await self.session.do(core.AddItem(message(name, text), after))
+        await self.session.do(AddItem(message(name, text), after))
         return name
 
     def expected(self, tokens: int) -> list[int]:
@@ -68,24 +72,24 @@ class Talk:
         """None: one that goes on while something is done to it, on a machine however loaded."""
         if tokens is None:
             self.bench.runner.step_s = SLOW_S
-        wish = core.Settings(
+        wish = Settings(
             instructions=self.session.settings.instructions,
             tools=self.session.settings.tools,
             max_output_tokens=tokens,
         )
-        await self.session.do(core.Respond(settings=wish, **more))
+        await self.session.do(Respond(settings=wish, **more))
 
-    async def ended(self) -> core.Answer:
+    async def ended(self) -> Answer:
         self._answers += 1
-        tell = await self.ears.until(core.AnswerEnded, self._answers)
-        assert isinstance(tell, core.AnswerEnded)
+        tell = await self.ears.until(AnswerEnded, self._answers)
+        assert isinstance(tell, AnswerEnded)
         return tell.answer
 
-    def sampled(self, answer: core.Answer) -> list[int]:
+    def sampled(self, answer: Answer) -> list[int]:
         spans = [s for s in self.session.conversation.spans if s.answer == answer.id]
         return list(spans[0].sampled or ()) if spans else []
 
-    async def turn(self, tokens: int = 6) -> core.Answer:
+    async def turn(self, tokens: int = 6) -> Answer:
         """One answer, which must be what a fresh prefill gives."""
         expected = self.expected(tokens)
         await self.respond(tokens)
@@ -94,8 +98,8 @@ class Talk:
         return answer
 
 
-def message(name: str, text: str) -> core.MessageItem:
-    return core.MessageItem(id=name, role="user", parts=(core.Part("input_text", text),))
+def message(name: str, text: str) -> MessageItem:
+    return MessageItem(id=name, role="user", parts=(Part("input_text", text),))
 
 
 _STORES: WeakKeyDictionary[Bench, Store] = WeakKeyDictionary()
@@ -113,7 +117,7 @@ async def registry_of(bench: Bench, limits: Limits | None = None) -> Registry:
     template = bench.engine.text.template
     assert template is not None
     store = await store_of(bench)
-    return Registry(bench.engine, template, core.Settings(), limits or Limits(), store)
+    return Registry(bench.engine, template, Settings(), limits or Limits(), store)
 
 
 async def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:

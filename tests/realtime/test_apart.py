@@ -6,17 +6,17 @@ import pytest
 
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import Respond
+from continuo.realtime.protocol.items import ItemReference, MessageItem
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 from tests.realtime.talks import Talk, message
 from tests.support.digest_runner import oracle
 
 
-def words(answer: core.Answer) -> str:
+def words(answer: Answer) -> str:
     return "".join(
-        part.text
-        for item in answer.items
-        if isinstance(item, core.MessageItem)
-        for part in item.parts
+        part.text for item in answer.items if isinstance(item, MessageItem) for part in item.parts
     )
 
 
@@ -54,13 +54,13 @@ async def test_items_that_are_referred_to_share_it_too(talk: Talk) -> None:
     await history(talk)
     known = [item.id for item in talk.session.conversation.items()][:4]
     question = message("q", "what was that about?")
-    context = (*(core.ItemReference(name) for name in known), question)
+    context = (*(ItemReference(name) for name in known), question)
     await talk.respond(5, apart=True, context=context)
     answer = await talk.ended()
     shared = sum(len(span.ids) for span in talk.session.conversation.all_spans[:5])
     assert answer.usage is not None
     assert answer.usage.cached_tokens >= shared
-    start = Conversation.start(talk.session.conversation.template, core.Settings())
+    start = Conversation.start(talk.session.conversation.template, Settings())
     spans = talk.session.conversation.spans[:4]
     made = start.with_spans(spans).add(question)
     assert words(answer) == told(talk, made, 5)
@@ -69,13 +69,13 @@ async def test_items_that_are_referred_to_share_it_too(talk: Talk) -> None:
 
 async def test_an_unknown_reference_is_refused(talk: Talk) -> None:
     with pytest.raises(Refusal) as caught:
-        await talk.respond(5, apart=True, context=(core.ItemReference("nobody"),))
+        await talk.respond(5, apart=True, context=(ItemReference("nobody"),))
     assert caught.value.code == "item_reference_invalid_item_id"
 
 
 async def test_own_input_replaces_the_context(talk: Talk) -> None:
     await history(talk)
-    start = Conversation.start(talk.session.conversation.template, core.Settings())
+    start = Conversation.start(talk.session.conversation.template, Settings())
     for context in ((message("x", "only this"),), ()):
         made = start
         for item in context:
@@ -106,8 +106,8 @@ async def test_several_beside_the_default_one(talk: Talk) -> None:
 
 async def test_its_own_instructions_stay_its_own(talk: Talk) -> None:
     await history(talk)
-    wish = core.Settings(instructions="be brief", max_output_tokens=4)
+    wish = Settings(instructions="be brief", max_output_tokens=4)
     made = talk.session.conversation.configured(wish)
-    await talk.session.do(core.Respond(settings=wish, apart=True))
+    await talk.session.do(Respond(settings=wish, apart=True))
     assert words(await talk.ended()) == told(talk, made, 4)
     await talk.turn()

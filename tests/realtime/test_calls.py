@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from continuo.engine import Grammar, Sampling, ToolParser
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.output_items import (
+from continuo.realtime.generation.output_grammar import grammar_of, vet
+from continuo.realtime.generation.output_parser import (
     CallArguments,
     CallBegun,
     CallEnded,
@@ -17,8 +18,8 @@ from continuo.realtime.generation.output_items import (
     Reader,
     Said,
 )
-from continuo.realtime.generation.tool_calls import CallReader, grammar_of, reader_for, vet
-from continuo.realtime.protocol.core import Settings, Tool, ToolChoice
+from continuo.realtime.generation.tool_calls import CallReader, reader_for
+from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice
 from tests.engine.text.text_fixtures import template_of
 
 ANSWER = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'

@@ -19,7 +19,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.core import Settings as Wishes
+from continuo.realtime.protocol.settings import Settings as Wishes
 from continuo.realtime.registry.access import Access, Guest, Return, hashed, secret_of
 from continuo.realtime.server.auth.client_secrets import PREFIX, KeptSecrets, SealedSecrets
 from continuo.realtime.server.auth.gate import Denied, Gate

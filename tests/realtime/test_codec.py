@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuo.realtime.errors import BadFrame, Refusal
-from continuo.realtime.protocol.core import Settings
 from continuo.realtime.protocol.realtime_api import client_events, decode, event_id_of, hear
+from continuo.realtime.protocol.settings import Settings
 
 GOOD: dict[str, str] = {
     "session.update": '"session": {"type": "realtime"}',

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.commands import Ask
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.state import State
 from continuo.realtime.transport import Connection
@@ -224,7 +224,7 @@ async def test_a_fault_of_ours_is_an_error_and_not_the_end(
         session = wire.registry.find(created["session"]["id"])
         assert session is not None
 
-        async def broken(ask: core.Ask, once: object) -> None:
+        async def broken(ask: Ask, once: object) -> None:
             raise ZeroDivisionError
 
         monkeypatch.setattr(session, "do", broken)

@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 
 from continuo.engine import ChatTemplate, Message, Text
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.protocol.core import (
-    ROOT,
-    CallItem,
-    CallOutputItem,
-    Item,
-    MessageItem,
-    Part,
-    Settings,
-    Tool,
-)
+from continuo.realtime.protocol.items import ROOT, CallItem, CallOutputItem, Item, MessageItem, Part
+from continuo.realtime.protocol.settings import Settings, Tool
 
 SAMPLED = (11, 12, 13, 0)
 """Letters, and the id that ends a message."""

@@ -8,7 +8,8 @@ import pytest
 from continuo.engine.client import connection
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import Cancel, FetchItem
+from continuo.realtime.protocol.events import TextDelta
 from tests.realtime.talks import Talk, open_talk
 from tests.support.engines import Bench
 
@@ -36,7 +37,7 @@ async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
     assert alone.session.conversation.find("lost") is None, "nothing has changed"
     with pytest.raises(Refusal):
         await alone.session.status()
-    await alone.session.do(core.FetchItem("u1"))
+    await alone.session.do(FetchItem("u1"))
     alone.bench.may_launch.set()
     while not alone.engine.up:
         await asyncio.sleep(0)
@@ -67,7 +68,7 @@ async def test_what_the_engine_does_not_take_in_time_costs_nothing(bench: Bench)
 
 async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
     await alone.respond(None)
-    await alone.ears.until(core.TextDelta)
+    await alone.ears.until(TextDelta)
     alone.bench.kill()
     while alone.engine.up:
         await asyncio.sleep(0)
@@ -88,7 +89,7 @@ async def test_nobody_waits_for_an_engine_that_is_not_there(
     """What is not answered is not begun either; what had begun goes on when it is back."""
     monkeypatch.setattr(connection, "AWAY_S", 0.05)
     await alone.respond(None)
-    await alone.ears.until(core.TextDelta)
+    await alone.ears.until(TextDelta)
     alone.bench.kill()
     while alone.engine.expected:
         await asyncio.sleep(0.01)
@@ -99,7 +100,7 @@ async def test_nobody_waits_for_an_engine_that_is_not_there(
     alone.bench.may_launch.set()
     while not alone.engine.up:
         await asyncio.sleep(0)
-    await alone.session.do(core.Cancel())
+    await alone.session.do(Cancel())
     await alone.ended()
     await alone.turn()
     await alone.session.close()

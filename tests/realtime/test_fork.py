@@ -8,7 +8,9 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import Configure
+from continuo.realtime.protocol.events import ItemAdded, TextDelta
+from continuo.realtime.protocol.settings import Settings as GenerationSettings
 from continuo.realtime.registry.access import Fork
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import Settings
@@ -26,13 +28,13 @@ async def begin(bench: Bench, registry: Registry, fork: Fork | None = None) -> T
 async def test_a_fork_shares_history_and_kv(bench: Bench) -> None:
     registry = await registry_of(bench)
     one = await begin(bench, registry)
-    await one.session.do(core.Configure(core.Settings(instructions="be kind")))
+    await one.session.do(Configure(GenerationSettings(instructions="be kind")))
     for n in range(3):
         await one.say(f"some words of turn {n}")
         await one.turn()
     names = [item.id for item in one.session.conversation.items()]
     two = await begin(bench, registry, Fork(one.session.id, names[3]))
-    told = [tell.item.id for tell in two.ears.heard if isinstance(tell, core.ItemAdded)]
+    told = [tell.item.id for tell in two.ears.heard if isinstance(tell, ItemAdded)]
     assert told == names[:4]
     assert two.session.settings.instructions == "be kind"
     shared = two.session.conversation.length
@@ -56,7 +58,7 @@ async def test_a_fork_while_an_answer_is_made(bench: Bench) -> None:
     await one.say("hello")
     expected = one.expected(60)
     await one.respond(60)
-    await one.ears.until(core.TextDelta)
+    await one.ears.until(TextDelta)
     two = await begin(bench, registry, Fork(one.session.id))
     await two.turn()
     assert one.sampled(await one.ended()) == expected

@@ -7,41 +7,50 @@ import pytest
 
 from continuo.engine import Sampling
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import AddItem, Ask, Configure, Respond
+from continuo.realtime.protocol.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    ItemReference,
+    MessageItem,
+    Part,
+)
 from continuo.realtime.protocol.realtime_api import Farewell, NoAudio, decode, hear
 from continuo.realtime.protocol.realtime_api.extras import Extras
+from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice
 
-NOW = core.Settings(
+NOW = Settings(
     instructions="be kind",
-    tools=(core.Tool(name="look"),),
+    tools=(Tool(name="look"),),
     max_output_tokens=7,
     sampling=Sampling(temperature=0.5, top_k=9, seed=3, stop=("x",)),
 )
-DEFAULT = core.Settings(sampling=Sampling(temperature=0.1))
+DEFAULT = Settings(sampling=Sampling(temperature=0.1))
 
 
 def ask(
-    event: dict[str, object], now: core.Settings = NOW, fresh: str = "fresh"
-) -> core.Ask | NoAudio | Farewell:
+    event: dict[str, object], now: Settings = NOW, fresh: str = "fresh"
+) -> Ask | NoAudio | Farewell:
     frame = json.dumps(event)
     return hear(decode(frame), now, DEFAULT, lambda prefix: f"{prefix}_{fresh}")
 
 
-def update(now: core.Settings = NOW, /, **session: object) -> core.Settings:
+def update(now: Settings = NOW, /, **session: object) -> Settings:
     asked = ask({"type": "session.update", "session": {"type": "realtime", **session}}, now)
-    assert isinstance(asked, core.Configure)
+    assert isinstance(asked, Configure)
     return asked.settings
 
 
-def respond(now: core.Settings = NOW, /, **response: object) -> core.Respond:
+def respond(now: Settings = NOW, /, **response: object) -> Respond:
     asked = ask({"type": "response.create", "response": response}, now)
-    assert isinstance(asked, core.Respond)
+    assert isinstance(asked, Respond)
     return asked
 
 
-def add(**item: object) -> core.Item:
+def add(**item: object) -> Item:
     asked = ask({"type": "conversation.item.create", "item": item})
-    assert isinstance(asked, core.AddItem)
+    assert isinstance(asked, AddItem)
     return asked.item
 
 
@@ -144,15 +153,15 @@ def test_tools_that_do_not_add_up(wish: dict[str, object], param: str) -> None:
 
 def test_a_tool_may_be_chosen() -> None:
     choice = {"type": "function", "name": "look"}
-    assert update(tool_choice=choice).tool_choice == core.ToolChoice("function", "look")
-    assert update(tool_choice="required").tool_choice == core.ToolChoice("required")
+    assert update(tool_choice=choice).tool_choice == ToolChoice("function", "look")
+    assert update(tool_choice="required").tool_choice == ToolChoice("required")
 
 
 @pytest.mark.parametrize("choice", [{"type": "mcp", "server_label": "x"}, {"type": "file_search"}])
 def test_a_choice_among_tools_that_are_left_out_is_none(choice: dict[str, object]) -> None:
     mcp = {"type": "mcp", "server_label": "x", "require_approval": "never"}
-    assert update(tools=[mcp], tool_choice=choice).tool_choice == core.ToolChoice()
-    assert respond(tool_choice=choice).settings.tool_choice == core.ToolChoice()
+    assert update(tools=[mcp], tool_choice=choice).tool_choice == ToolChoice()
+    assert respond(tool_choice=choice).settings.tool_choice == ToolChoice()
 
 
 LISTEN = {"type": "function", "name": "listen"}
@@ -160,24 +169,24 @@ LISTEN = {"type": "function", "name": "listen"}
 
 @pytest.mark.parametrize("tools", [[LISTEN], [], None])
 def test_a_chosen_tool_that_goes_takes_the_choice_along(tools: object) -> None:
-    chosen = msgspec.structs.replace(NOW, tool_choice=core.ToolChoice("function", "look"))
+    chosen = msgspec.structs.replace(NOW, tool_choice=ToolChoice("function", "look"))
     assert update(chosen).tool_choice == chosen.tool_choice
-    assert update(chosen, tools=tools).tool_choice == core.ToolChoice()
+    assert update(chosen, tools=tools).tool_choice == ToolChoice()
     again = update(chosen, tools=[LISTEN, {"type": "function", "name": "look"}])
     assert again.tool_choice == chosen.tool_choice
 
 
 def test_a_response_with_tools_of_its_own_leaves_out_a_choice_of_the_sessions() -> None:
-    chosen = msgspec.structs.replace(NOW, tool_choice=core.ToolChoice("function", "look"))
+    chosen = msgspec.structs.replace(NOW, tool_choice=ToolChoice("function", "look"))
     assert respond(chosen).settings.tool_choice == chosen.tool_choice
     for wish in ({"tools": [LISTEN]}, {"tools": [LISTEN], "tool_choice": None}, {"tools": []}):
-        assert respond(chosen, **wish).settings.tool_choice == core.ToolChoice()
+        assert respond(chosen, **wish).settings.tool_choice == ToolChoice()
 
 
 def test_a_call_may_be_required_of_tools_to_come() -> None:
-    now = update(core.Settings(), tool_choice="required")
-    assert now.tool_choice == core.ToolChoice("required")
-    assert respond(now, tools=[LISTEN]).settings.tool_choice == core.ToolChoice("required")
+    now = update(Settings(), tool_choice="required")
+    assert now.tool_choice == ToolChoice("required")
+    assert respond(now, tools=[LISTEN]).settings.tool_choice == ToolChoice("required")
 
 
 @pytest.mark.parametrize("audio", [None, 5, {"output": 5}, {"output": {"voice": {"id": "v"}}}])
@@ -190,17 +199,17 @@ def test_whatever_audio_says_is_accepted(audio: object) -> None:
 @pytest.mark.parametrize("kind", ["input_text", "output_text", "text"])
 def test_any_spelling_of_text_is_text(role: str, kind: str) -> None:
     item = add(type="message", role=role, content=[{"type": kind, "text": "hi"}])
-    assert isinstance(item, core.MessageItem)
+    assert isinstance(item, MessageItem)
     assert item.id == "item_fresh"
     expected = "output_text" if role == "assistant" else "input_text"
-    assert item.parts == (core.Part(expected, "hi"),)
+    assert item.parts == (Part(expected, "hi"),)
 
 
 def test_audio_counts_by_its_transcript() -> None:
     part = {"type": "input_audio", "audio": "AAAA", "transcript": "hi"}
     item = add(type="message", role="user", content=[part])
-    assert isinstance(item, core.MessageItem)
-    assert item.parts == (core.Part("input_audio", "hi"),)
+    assert isinstance(item, MessageItem)
+    assert item.parts == (Part("input_audio", "hi"),)
 
 
 @pytest.mark.parametrize(
@@ -220,9 +229,9 @@ def test_parts_that_cannot_be_read(part: dict[str, object], param: str) -> None:
 
 def test_calls_and_results_keep_the_clients_ids() -> None:
     call = add(type="function_call", id="i", call_id="c", name="look", arguments="{}")
-    assert call == core.CallItem(id="i", call_id="c", name="look", arguments="{}")
+    assert call == CallItem(id="i", call_id="c", name="look", arguments="{}")
     result = add(type="function_call_output", call_id="c", output="seen")
-    assert result == core.CallOutputItem(id="item_fresh", call_id="c", output="seen")
+    assert result == CallOutputItem(id="item_fresh", call_id="c", output="seen")
 
 
 def test_a_call_without_a_call_id_is_the_same_call_each_time() -> None:
@@ -231,8 +240,8 @@ def test_a_call_without_a_call_id_is_the_same_call_each_time() -> None:
         ask({"type": "conversation.item.create", "item": {**item, **more}}, fresh=fresh)
         for fresh, more in (("1", {}), ("2", {}), ("3", {"id": "j"}), ("4", {"id": None}))
     ]
-    calls = [one.item for one in asked if isinstance(one, core.AddItem)]
-    names = [call.call_id for call in calls if isinstance(call, core.CallItem)]
+    calls = [one.item for one in asked if isinstance(one, AddItem)]
+    names = [call.call_id for call in calls if isinstance(call, CallItem)]
     assert calls[0] == calls[1]
     assert [name.startswith("call_") for name in names] == [True] * 4
     assert len(set(names)) == 3, "other calls have other ids"
@@ -248,13 +257,13 @@ def test_a_response_apart_with_a_context_of_its_own() -> None:
     assert asked.apart
     assert asked.metadata == {"a": "b"}
     assert asked.context == (
-        core.ItemReference("i"),
-        core.MessageItem(id="item_fresh", role="user", parts=()),
+        ItemReference("i"),
+        MessageItem(id="item_fresh", role="user", parts=()),
     )
     assert respond(input=[]).context == ()
     assert not respond(conversation="auto").apart
     assert respond(conversation="auto") == respond(conversation=None) == respond()
-    assert respond(conversation="conv_1") == core.Respond(settings=NOW, conversation="conv_1")
+    assert respond(conversation="conv_1") == Respond(settings=NOW, conversation="conv_1")
 
 
 def test_audio_buffers() -> None:

@@ -7,7 +7,10 @@ import pytest
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import Asked
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import AnswerStarted, ItemAdded
+from continuo.realtime.protocol.items import MessageItem, Part
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.access import Return
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
@@ -64,7 +67,7 @@ async def store() -> AsyncIterator[Held]:
 async def talk(bench: Bench, store: Held) -> AsyncIterator[Talk]:
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, Settings(), Limits(), store)
     ears = Ears()
     yield Talk(await registry.open(ears), ears, bench)
     await registry.aclose()
@@ -74,16 +77,16 @@ async def test_what_is_shown_while_an_answer_beside_it_is_written(talk: Talk, st
     """Its beginning, and its end."""
     history, settings = talk.session._history, talk.session.settings
     await talk.say("hello")
-    main = core.Answer(id="resp_main", conversation=talk.session.id, settings=settings)
-    beside = core.Answer(id="resp_beside", conversation=None, settings=settings)
+    main = Answer(id="resp_main", conversation=talk.session.id, settings=settings)
+    beside = Answer(id="resp_beside", conversation=None, settings=settings)
     await history.begin(main, Asked(), 1, 1)
 
     async def shown_during(write: Coroutine[None, None, None], text: str) -> None:
         store.block()
         writing = asyncio.create_task(write)
         await asyncio.wait_for(store.waiting.wait(), 20)
-        part = core.Part("output_text", text)
-        item = core.MessageItem(id="a1", role="assistant", parts=(part,))
+        part = Part("output_text", text)
+        item = MessageItem(id="a1", role="assistant", parts=(part,))
         history.conversation = history.conversation.show(main.id, (item,))
         store.let_go()
         await asyncio.wait_for(writing, 20)
@@ -92,8 +95,8 @@ async def test_what_is_shown_while_an_answer_beside_it_is_written(talk: Talk, st
     await shown_during(history.begin(beside, Asked(), 1, 1), "so")
     await shown_during(history.end(beside, ()), "so far")
     await talk.say("while you speak")
-    added = await talk.ears.until(core.ItemAdded, 2)
-    assert isinstance(added, core.ItemAdded)
+    added = await talk.ears.until(ItemAdded, 2)
+    assert isinstance(added, ItemAdded)
     assert added.previous == "a1"
     await history.end(main, ())
 
@@ -119,7 +122,7 @@ async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, st
     asking.cancel()
     await asyncio.wait([asking])
     turn = asyncio.create_task(talk.turn(5))
-    await talk.ears.until(core.AnswerStarted)
+    await talk.ears.until(AnswerStarted)
     bench.may_launch.set()
     await asyncio.wait_for(turn, 20)
     await talk.say("and more")
@@ -129,7 +132,7 @@ async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, st
 async def test_who_comes_back_while_it_is_being_parked_has_it(bench: Bench, store: Held) -> None:
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, Settings(), Limits(), store)
     client = Client(registry)
     client.connect()
     client.say("u1", "hello")

@@ -16,8 +16,8 @@ from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server.hardening.guarded_websocket import frame_head
-from continuo.realtime.server.http import app
-from continuo.realtime.server.http.app import bind
+from continuo.realtime.server.process import web_server
+from continuo.realtime.server.process.web_server import USER_TIMEOUT_MS, bind
 from tests.realtime.served import BEARER, KEY, Running, closed, first, serve
 from tests.support.engines import Bench
 from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade
@@ -48,7 +48,7 @@ async def test_a_whole_handshake_is_not(bench: Bench, monkeypatch: pytest.Monkey
 async def test_listening_sockets_drop_peers_that_do_not_acknowledge() -> None:
     with bind("127.0.0.1", 0) as sock:
         ms = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-        assert ms == app.USER_TIMEOUT_MS
+        assert ms == USER_TIMEOUT_MS
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
@@ -218,7 +218,7 @@ async def leave(running: Running, part: bytes, how: str) -> None:
 
 async def test_who_answers_no_ping_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the way in between has swallowed both directions."""
-    monkeypatch.setattr(app, "PING_S", 0.1)
+    monkeypatch.setattr(web_server, "PING_S", 0.1)
     async with serve(bench, Settings(limits=FLEETING)) as running:
         peer = await Peer.connect(running.port)
         await peer.event()

@@ -18,7 +18,7 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
 from continuo.realtime.server.hardening.incoming_budget import IncomingBytes, Share
-from continuo.realtime.server.http.app import Server, bind
+from continuo.realtime.server.process.web_server import Server, bind
 from tests.realtime.served import KEY, Running, first, serve
 from tests.support.engines import Bench
 from tests.support.frames import CLOSE, CONT, PING, Peer, frame, upgrade

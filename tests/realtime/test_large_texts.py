@@ -15,7 +15,8 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.text_limits import TextBounds
 from continuo.realtime.errors import Fault, Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.settings import Settings as GenerationSettings
+from continuo.realtime.protocol.settings import Truncation
 from continuo.realtime.rate_limit import Allowance, Rates
 from continuo.realtime.server.config.settings import Settings
 from tests.realtime.served import KEY, Running, first, serve
@@ -155,7 +156,7 @@ async def test_with_truncation_each_item_must_fit(talk: Talk) -> None:
     texts = bounds(talk.session.conversation.template)
     items = [message(f"i{n}", "x" * 4_000) for n in range(50)]
     truncating, fixed = (
-        core.Settings(truncation=core.Truncation(mode=mode)) for mode in ("auto", "disabled")
+        GenerationSettings(truncation=Truncation(mode=mode)) for mode in ("auto", "disabled")
     )
     texts.check_input(truncating, items, "input")
     with pytest.raises(Refusal, match="200,000 characters of text"):
@@ -188,7 +189,7 @@ async def test_of_many_items_only_so_many_are_laid_out(talk: Talk) -> None:
     template = talk.session.conversation.template
     items = [message(f"i{n}", "hello") for n in range(100_000)]
     with pytest.raises(TooLong, match="more than 800 tokens"):
-        Conversation.start(template, core.Settings()).with_items(items, 800)
+        Conversation.start(template, GenerationSettings()).with_items(items, 800)
 
 
 async def test_a_refused_event_names_its_field(running: Running) -> None:

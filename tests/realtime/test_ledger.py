@@ -8,7 +8,7 @@ import pytest
 
 from continuo.realtime.persistence.session_codec import Piece, Place, Words, entry_of
 from continuo.realtime.persistence.session_writer import Ledger, News, Whole
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.store import (
     Change,
     Conflict,

@@ -11,7 +11,11 @@ import pytest
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.events import TextDelta, Told
+from continuo.realtime.protocol.items import Item, MessageItem
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings, Truncation
 from continuo.realtime.responses.event_stream import Recording
 from continuo.realtime.responses.run import Visitor
 from continuo.realtime.responses.service import Responses
@@ -30,7 +34,7 @@ async def answering(
     template = bench.engine.text.template
     assert template is not None
     responses = Responses(
-        bench.engine, template, core.Settings(), limits or Limits(), lambda tenant: tenant, store
+        bench.engine, template, Settings(), limits or Limits(), lambda tenant: tenant, store
     )
     responses._connections.add("conn_1")
     yield responses
@@ -46,17 +50,17 @@ def wish(
     instructions: str = "",
     drop: bool = False,
     tokens: int = 4,
-) -> core.GoOn:
-    settings = core.Settings(
+) -> GoOn:
+    settings = Settings(
         max_output_tokens=tokens,
-        truncation=core.Truncation(mode="auto" if drop else "disabled"),
+        truncation=Truncation(mode="auto" if drop else "disabled"),
         instructions=instructions,
     )
     given = (message("u", text),)
-    return core.GoOn(settings=settings, input=given, previous=previous, keep=keep)
+    return GoOn(settings=settings, input=given, previous=previous, keep=keep)
 
 
-async def turn(responses: Responses, ask: core.GoOn, visitor: Visitor = HERE) -> core.Answer:
+async def turn(responses: Responses, ask: GoOn, visitor: Visitor = HERE) -> Answer:
     return await (await responses.begin(ask, visitor)).recording.end()
 
 
@@ -146,8 +150,8 @@ async def test_what_is_forgotten_goes_on_from_the_store(bench: Bench) -> None:
     await store.aclose()
 
 
-def text(item: core.Item) -> str:
-    assert isinstance(item, core.MessageItem)
+def text(item: Item) -> str:
+    assert isinstance(item, MessageItem)
     return "".join(part.text for part in item.parts)
 
 
@@ -180,7 +184,7 @@ async def test_it_goes_on_when_the_engine_dies(bench: Bench) -> None:
         making = await responses.begin(wish("on", first.id, tokens=60, keep=True), HERE)
         async with contextlib.aclosing(making.recording.follow()) as following:
             async for told in following:
-                if isinstance(told, core.TextDelta):
+                if isinstance(told, TextDelta):
                     bench.kill()
                     break
         answer = await making.recording.end()
@@ -217,7 +221,7 @@ async def test_a_recording_is_followed_from_anywhere(bench: Bench) -> None:
     async with answering(bench) as responses:
         making = await responses.begin(wish("hello"), HERE)
 
-        async def hear(recording: Recording) -> list[core.Told]:
+        async def hear(recording: Recording) -> list[Told]:
             return [told async for told in recording.follow()]
 
         early = asyncio.create_task(hear(making.recording))

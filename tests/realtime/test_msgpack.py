@@ -15,8 +15,18 @@ from websockets.typing import Subprotocol
 from continuo.realtime.errors import BadFrame, Refusal
 from continuo.realtime.ids import fresh
 from continuo.realtime.limits import FRAME_ELEMENTS_MAX
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import (
+    AnswerEnded,
+    Configured,
+    ItemAdded,
+    Opened,
+    Rewind,
+    TextDelta,
+)
+from continuo.realtime.protocol.items import MessageItem, Part
 from continuo.realtime.protocol.realtime_api import CODECS, JSON, Voice, hear
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings, Tool
 from tests.fuzz.corpus import EVENTS, TOOL
 from tests.realtime.served import BEARER, Running
 from tests.realtime.test_codec import BAD
@@ -36,17 +46,15 @@ def test_both_codecs_read_the_same(event: dict[str, Any]) -> None:
 
 def test_both_codecs_write_the_same() -> None:
     odd = '{"type": "object", "x": [1.5, null, 1180591620717411303424]}'
-    tool = core.Tool(name="f", parameters=odd)
-    item = core.MessageItem(
-        id="m", role="user", parts=(core.Part("input_text", "\u00e9\U0001f9ff"),)
-    )
+    tool = Tool(name="f", parameters=odd)
+    item = MessageItem(id="m", role="user", parts=(Part("input_text", "\u00e9\U0001f9ff"),))
     voice = Voice("sess_x", "demo")
     for tell in (
-        core.Opened(core.Settings(tools=(tool,))),
-        core.Configured(core.Settings(tools=(tool,)), core.Rewind(1, 2)),
-        core.ItemAdded(item, None),
-        core.TextDelta("resp_x", 0, "m", "words"),
-        core.AnswerEnded(core.Answer(id="resp_x", conversation=None, settings=core.Settings())),
+        Opened(Settings(tools=(tool,))),
+        Configured(Settings(tools=(tool,)), Rewind(1, 2)),
+        ItemAdded(item, None),
+        TextDelta("resp_x", 0, "m", "words"),
+        AnswerEnded(Answer(id="resp_x", conversation=None, settings=Settings())),
     ):
         for event in voice.say(tell, str):
             said = msgspec.json.decode(JSON.encode(event))
@@ -112,7 +120,7 @@ VALUES = st.recursive(
 def taken(frame: bytes) -> None:
     """As an event that can be heard, or refused."""
     with contextlib.suppress(Refusal):
-        hear(MSGPACK.decode(frame), core.Settings(), core.Settings(), fresh)
+        hear(MSGPACK.decode(frame), Settings(), Settings(), fresh)
 
 
 @given(st.binary())

@@ -5,44 +5,47 @@ from collections.abc import Iterable
 
 import pytest
 
-from continuo.realtime.generation.output_items import (
+from continuo.realtime.generation.output_items import Output
+from continuo.realtime.generation.output_parser import (
     CallArguments,
     CallBegun,
     CallEnded,
     Chunk,
-    Output,
     PlainReader,
     Said,
 )
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import OutputEnded, OutputStarted, Tell
+from continuo.realtime.protocol.items import CallItem, Item, MessageItem, Part
 from continuo.realtime.protocol.realtime_api import Voice, encode
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 
 
 class Place:
     """Knows which item stands before: `u1`, or the item of the answer before the last."""
 
     def __init__(self) -> None:
-        self.items: tuple[core.Item, ...] = ()
+        self.items: tuple[Item, ...] = ()
 
-    def __call__(self, items: tuple[core.Item, ...]) -> str | None:
+    def __call__(self, items: tuple[Item, ...]) -> str | None:
         self.items = items
         return items[-2].id if len(items) > 1 else "u1"
 
 
 def output(place: Place) -> Output:
     names = itertools.count(1)
-    answer = core.Answer(id="resp_1", conversation="conv_1", settings=core.Settings())
+    answer = Answer(id="resp_1", conversation="conv_1", settings=Settings())
     return Output(answer, place, lambda prefix: f"{prefix}_{next(names)}")
 
 
-def wire(tells: Iterable[core.Tell]) -> list[str]:
+def wire(tells: Iterable[Tell]) -> list[str]:
     voice = Voice("sess_1", "demo")
     events = [event for tell in tells for event in voice.say(tell, str)]
     assert all(encode(event) for event in events)
     return [str(type(event).__struct_config__.tag) for event in events]
 
 
-def run(chunks: list[Chunk], *, whole: bool = True) -> tuple[list[core.Tell], Output]:
+def run(chunks: list[Chunk], *, whole: bool = True) -> tuple[list[Tell], Output]:
     made = output(Place())
     tells = list(made.take(chunks))
     tells += made.finish("completed", whole=whole)
@@ -63,8 +66,8 @@ def test_a_message() -> None:
         "conversation.item.done",
     ]
     (item,) = made.items
-    assert isinstance(item, core.MessageItem)
-    assert item.parts == (core.Part("output_text", "Hello"),)
+    assert isinstance(item, MessageItem)
+    assert item.parts == (Part("output_text", "Hello"),)
     assert item.status == "completed"
 
 
@@ -82,7 +85,7 @@ def test_a_call() -> None:
         "conversation.item.done",
     ]
     (item,) = made.items
-    assert isinstance(item, core.CallItem)
+    assert isinstance(item, CallItem)
     assert (item.name, item.arguments, item.status) == ("look", '{"a": 1}', "completed")
     assert item.call_id.startswith("call_")
 
@@ -94,16 +97,16 @@ def test_a_message_and_two_calls_follow_each_other() -> None:
         *(CallBegun("find"), CallArguments("{}"), CallEnded()),
     ]
     tells, made = run(chunks)
-    started = [tell for tell in tells if isinstance(tell, core.OutputStarted)]
-    ended = [tell for tell in tells if isinstance(tell, core.OutputEnded)]
+    started = [tell for tell in tells if isinstance(tell, OutputStarted)]
+    ended = [tell for tell in tells if isinstance(tell, OutputEnded)]
     first, second, third = made.items
     assert [tell.index for tell in started] == [tell.index for tell in ended] == [0, 1, 2]
     before = ["u1", first.id, second.id]
     assert [tell.previous for tell in started] == before
     assert [tell.previous for tell in ended] == before
-    assert isinstance(third, core.CallItem)
+    assert isinstance(third, CallItem)
     assert third.name == "find"
-    order = [tell for tell in tells if isinstance(tell, core.OutputStarted | core.OutputEnded)]
+    order = [tell for tell in tells if isinstance(tell, OutputStarted | OutputEnded)]
     assert [tell.item.id for tell in order] == [
         id for item in made.items for id in (item.id, item.id)
     ], "one ends before the next begins"
@@ -119,8 +122,8 @@ def test_nothing_said_is_an_empty_message_only_if_the_answer_is_whole() -> None:
     tells, made = run([])
     assert "response.output_text.delta" not in wire(tells)
     (item,) = made.items
-    assert isinstance(item, core.MessageItem)
-    assert item.parts == (core.Part("output_text", ""),)
+    assert isinstance(item, MessageItem)
+    assert item.parts == (Part("output_text", ""),)
     assert run([], whole=False)[0] == []
 
 

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import Configure, DropItem, FetchItem
+from continuo.realtime.protocol.events import Configured, ItemFetched
+from continuo.realtime.protocol.items import MessageItem
 from continuo.realtime.protocol.realtime_api import Voice, decode, encode, hear
+from continuo.realtime.protocol.settings import Settings, Truncation
 from continuo.realtime.session.state import State
 from tests.realtime.talks import Talk
 
@@ -17,8 +20,8 @@ LIMIT = 400
 
 
 async def configure(talk: Talk, **truncation: Any) -> None:
-    wish = core.Settings(instructions="be kind", truncation=core.Truncation(**truncation))
-    await talk.session.do(core.Configure(wish))
+    wish = Settings(instructions="be kind", truncation=Truncation(**truncation))
+    await talk.session.do(Configure(wish))
 
 
 def live(talk: Talk) -> list[str]:
@@ -61,16 +64,16 @@ async def test_auto_drops_the_oldest_after_the_instructions(talk: Talk) -> None:
 
 async def test_dropped_items_stay_retrievable(talk: Talk) -> None:
     names = await fill(talk)
-    await talk.session.do(core.FetchItem(names[0]))
+    await talk.session.do(FetchItem(names[0]))
     fetched = talk.ears.heard[-1]
-    assert isinstance(fetched, core.ItemFetched)
+    assert isinstance(fetched, ItemFetched)
     assert fetched.item.id == names[0]
     with pytest.raises(Refusal) as caught:
         await talk.say("other words", name=names[0])
     assert caught.value.code == "item_create_duplicate_item_id"
     await talk.say("front", after=names[0], name="new")
     assert live(talk)[0] == "new"
-    await talk.session.do(core.DropItem(names[0]))
+    await talk.session.do(DropItem(names[0]))
     assert talk.session.conversation.find(names[0]) is None
     await talk.turn()
 
@@ -98,7 +101,7 @@ async def test_a_question_comes_first_in_what_is_kept(talk: Talk) -> None:
         await talk.say(f"this is turn {turn}")
         await talk.turn(4)
         first = talk.session.conversation.spans[0].items[0]
-        assert isinstance(first, core.MessageItem)
+        assert isinstance(first, MessageItem)
         assert first.role == "user"
 
 
@@ -134,7 +137,7 @@ async def test_disabled_is_an_error_with_the_numbers(talk: Talk) -> None:
         await fill(talk)
     assert caught.value.code == "context_length_exceeded"
     assert not talk.session.conversation.dropped
-    await talk.session.do(core.DropItem("u1"))
+    await talk.session.do(DropItem("u1"))
     await talk.turn()
 
 
@@ -193,8 +196,8 @@ WIRE = [
 def test_truncation_on_the_wire(sent: object, reported: object) -> None:
     session = {"type": "realtime", "truncation": sent}
     event = decode(json.dumps({"type": "session.update", "session": session}))
-    default = core.Settings()
+    default = Settings()
     asked = hear(event, default, default, lambda prefix: prefix)
-    assert isinstance(asked, core.Configure)
-    (updated,) = Voice("sess_x", "m").say(core.Configured(asked.settings), str)
+    assert isinstance(asked, Configure)
+    (updated,) = Voice("sess_x", "m").say(Configured(asked.settings), str)
     assert json.loads(encode(updated))["session"]["truncation"] == reported

@@ -12,7 +12,9 @@ from continuo.engine import Engine, EngineConfig
 from continuo.engine.client import engine_process
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import AddItem, Respond
+from continuo.realtime.protocol.events import AnswerEnded
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
@@ -37,32 +39,32 @@ async def test_a_conversation_that_kills_engines_is_refused(engine: Engine) -> N
     deadly = engine.text.detokenizer().push([VOCABULARY])
     assert engine.text.encode(deadly) == [VOCABULARY]
     store = await open_store("sqlite://:memory:")
-    registry = Registry(engine, template, core.Settings(), Limits(), store)
+    registry = Registry(engine, template, Settings(), Limits(), store)
     ears = Ears()
     good, bad = await registry.open(ears), await registry.open(Ears())
-    wish = core.Respond(settings=core.Settings(max_output_tokens=100))
-    await good.do(core.AddItem(message("u1", "hello"), None))
+    wish = Respond(settings=Settings(max_output_tokens=100))
+    await good.do(AddItem(message("u1", "hello"), None))
     await good.do(wish)
 
     async def say() -> None:
         """It is read as soon as there is time, or again when the engine is back."""
         for n in range(100):
-            await bad.do(core.AddItem(message(f"u{n}", f"hello {deadly}"), None))
+            await bad.do(AddItem(message(f"u{n}", f"hello {deadly}"), None))
             await asyncio.sleep(0.1)
 
     with pytest.raises(Refusal, match="Begin another one"):
         await asyncio.wait_for(say(), PATIENCE_S)
     kept = bad.conversation
     with pytest.raises(Refusal) as caught:
-        await bad.do(core.AddItem(message("more", "more"), None))
+        await bad.do(AddItem(message("more", "more"), None))
     assert (caught.value.code, caught.value.status) == ("session_quarantined", 400)
     assert bad.conversation == kept, "nothing has changed"
-    ended = await asyncio.wait_for(ears.until(core.AnswerEnded), PATIENCE_S)
-    assert isinstance(ended, core.AnswerEnded)
+    ended = await asyncio.wait_for(ears.until(AnswerEnded), PATIENCE_S)
+    assert isinstance(ended, AnswerEnded)
     assert ended.answer.status in ("completed", "incomplete")
     await bad.close()
     fresh = await registry.open(Ears())
-    await fresh.do(core.AddItem(message("u1", "hello"), None))
+    await fresh.do(AddItem(message("u1", "hello"), None))
     await fresh.close()
     await good.close()
     assert await engine.list() == []

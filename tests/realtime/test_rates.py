@@ -10,7 +10,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.core import Usage
+from continuo.realtime.protocol.response import Usage
 from continuo.realtime.rate_limit import Allowance, Rates
 from continuo.realtime.server.config.settings import Settings, make
 from tests.realtime.served import Running, first, serve

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import chat_api, core, responses_api
+from continuo.realtime.protocol import chat_api, responses_api
+from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.events import Steered, Told
 from continuo.realtime.protocol.responses_api import (
     client_events,
     decode,
     decode_input,
     stream_id_of,
 )
+from continuo.realtime.protocol.settings import Settings
 
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 FRAMES: list[dict[str, Any]] = [
@@ -69,8 +72,8 @@ def mutated(value: Any, rng: random.Random) -> Any:
 def understood(event: client_events.ClientEvent) -> None:
     match event:
         case client_events.Create():
-            asked = responses_api.hear(event, core.Settings(), "demo", fresh)
-            assert isinstance(asked, core.GoOn)
+            asked = responses_api.hear(event, Settings(), "demo", fresh)
+            assert isinstance(asked, GoOn)
         case client_events.Steer(input=raw):
             responses_api.steering(decode_input(raw), fresh)
         case client_events.Cancel():
@@ -103,17 +106,17 @@ def test_any_text_is_understood_or_explained(text: str) -> None:
 @given(st.integers(0, 2**32))
 def test_odd_chats_are_understood_or_explained(seed: int) -> None:
     body = json.dumps(mutated(CHAT, random.Random(seed))).encode()
-    assert explained(lambda: chat_api.hear(chat_api.decode(body), core.Settings(), fresh))
+    assert explained(lambda: chat_api.hear(chat_api.decode(body), Settings(), fresh))
 
 
 def test_what_is_well_formed_is_understood() -> None:
     for frame in FRAMES:
         understood(decode(json.dumps(frame)))
-    asked = chat_api.hear(chat_api.decode(json.dumps(CHAT).encode()), core.Settings(), fresh)
+    asked = chat_api.hear(chat_api.decode(json.dumps(CHAT).encode()), Settings(), fresh)
     assert [type(item).__name__ for item in asked.input] == ["CallItem", "CallOutputItem"]
     assert asked.settings.instructions == "x"
     grammar = asked.settings.sampling.grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
-    told = msgspec.json.decode(msgspec.json.encode([core.Steered("a", "b")]), type=list[core.Told])
-    assert told == [core.Steered("a", "b")], "what is told can be kept"
+    told = msgspec.json.decode(msgspec.json.encode([Steered("a", "b")]), type=list[Told])
+    assert told == [Steered("a", "b")], "what is told can be kept"

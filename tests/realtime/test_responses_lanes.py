@@ -11,7 +11,7 @@ import pytest
 from starlette.applications import Starlette
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.core import Settings as Wishes
+from continuo.realtime.protocol.settings import Settings as Wishes
 from continuo.realtime.responses.service import Responses
 from continuo.realtime.server.config.settings import Settings
 from continuo.realtime.store import open_store

@@ -10,8 +10,9 @@ from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import bind, build
+from continuo.realtime.server.http.app import build
 from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.process.web_server import bind
 from tests.realtime.served import BEARER, KEY, Running, closed, first, listening, serve
 from tests.realtime.talks import store_of
 from tests.support.engines import Bench, digest_engine

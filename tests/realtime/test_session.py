@@ -17,7 +17,19 @@ from continuo.engine import EngineLost, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import (
+    AppendText,
+    Cancel,
+    CommitText,
+    Configure,
+    DropItem,
+    FetchItem,
+    ReplaceText,
+    Respond,
+)
+from continuo.realtime.protocol.events import AnswerEnded, AnswerStarted, OutputStarted, TextDelta
+from continuo.realtime.protocol.items import ROOT, ItemReference, MessageItem
+from continuo.realtime.protocol.settings import Settings, Tool, Truncation
 from continuo.realtime.session.state import State
 from tests.realtime.talks import Talk, kinds, message, open_talk
 from tests.support.digest_runner import oracle
@@ -39,8 +51,8 @@ async def test_a_turn_is_told_in_order(talk: Talk) -> None:
         "AnswerEnded",
     ]
     (item,) = answer.items
-    assert isinstance(item, core.MessageItem)
-    text = "".join(tell.text for tell in talk.ears.heard if isinstance(tell, core.TextDelta))
+    assert isinstance(item, MessageItem)
+    text = "".join(tell.text for tell in talk.ears.heard if isinstance(tell, TextDelta))
     assert item.parts[0].text == text == talk.engine.text.decode(talk.sampled(answer))
 
 
@@ -75,9 +87,9 @@ async def test_history_edits_reach_the_engine(talk: Talk) -> None:
     await talk.say("three")
     await talk.say("two", after=first)
     await talk.turn()
-    await talk.session.do(core.DropItem(first))
+    await talk.session.do(DropItem(first))
     await talk.turn()
-    await talk.say("zero", after=core.ROOT)
+    await talk.say("zero", after=ROOT)
     await talk.turn()
 
 
@@ -85,23 +97,23 @@ async def test_instructions_and_tools_change_under_a_history(talk: Talk) -> None
     await talk.say("hello")
     await talk.turn()
     for wish in (
-        core.Settings(instructions="be kind"),
-        core.Settings(instructions="be kind", tools=(core.Tool(name="look"),)),
-        core.Settings(),
+        Settings(instructions="be kind"),
+        Settings(instructions="be kind", tools=(Tool(name="look"),)),
+        Settings(),
     ):
-        await talk.session.do(core.Configure(wish))
+        await talk.session.do(Configure(wish))
         assert talk.session.settings == wish
         await talk.say("more")
         await talk.turn()
 
 
 async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
-    await talk.session.do(core.Configure(core.Settings(instructions="be kind")))
+    await talk.session.do(Configure(Settings(instructions="be kind")))
     await talk.say("hello")
     await talk.turn()
     computed = talk.bench.runner.tokens_run
-    warm = core.Settings(instructions="be kind", sampling=Sampling(temperature=1.0))
-    await talk.session.do(core.Configure(warm))
+    warm = Settings(instructions="be kind", sampling=Sampling(temperature=1.0))
+    await talk.session.do(Configure(warm))
     await talk.say("x")
     await talk.respond(1)
     await talk.ended()
@@ -111,10 +123,10 @@ async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
 
 async def test_overrides_are_of_one_response_alone(talk: Talk) -> None:
     await talk.say("hello")
-    wish = core.Settings(instructions="answer in one word", max_output_tokens=5)
+    wish = Settings(instructions="answer in one word", max_output_tokens=5)
     told, header = talk.session.conversation.configured(wish).asked()
     expected = oracle(told.ids() + header, 5, stop_ids=[0])
-    await talk.session.do(core.Respond(settings=wish))
+    await talk.session.do(Respond(settings=wish))
     assert talk.sampled(await talk.ended()) == expected
     await talk.say("and now?")
     await talk.turn()
@@ -123,14 +135,14 @@ async def test_overrides_are_of_one_response_alone(talk: Talk) -> None:
 async def test_cancel_keeps_what_was_said(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
-    await talk.ears.until(core.TextDelta, 2)
-    await talk.session.do(core.Cancel())
+    await talk.ears.until(TextDelta, 2)
+    await talk.session.do(Cancel())
     answer = await talk.ended()
     assert answer.status == "cancelled"
     assert answer.reason == "client_cancelled"
     (item,) = answer.items
     assert item.status == "incomplete"
-    assert isinstance(item, core.MessageItem)
+    assert isinstance(item, MessageItem)
     assert item.parts[0].text == talk.engine.text.decode(talk.sampled(answer))
     await talk.say("go on")
     await talk.turn()
@@ -146,8 +158,8 @@ async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
             while len(talk.expected(100)) < 100:  # it would end by itself
                 await talk.say("hello")
             await talk.respond(None)
-            await talk.ears.until(core.TextDelta, index)
-            await talk.session.do(core.Cancel())
+            await talk.ears.until(TextDelta, index)
+            await talk.session.do(Cancel())
             assert (await talk.ended()).status == "cancelled"
             assert kinds(talk.ears).count("AnswerEnded") == 1
             await talk.say("go on")
@@ -159,13 +171,13 @@ async def test_cancel_at_once_leaves_no_trace(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation.ids()
     await talk.respond(None)
-    await talk.session.do(core.Cancel())
+    await talk.session.do(Cancel())
     answer = await talk.ended()
     assert answer.status == "cancelled"
     if not answer.items:
         assert talk.session.conversation.ids() == before
     with pytest.raises(Refusal, match="Cancellation failed"):
-        await talk.session.do(core.Cancel())
+        await talk.session.do(Cancel())
     await talk.say("hello again")
     await talk.turn()
 
@@ -183,7 +195,7 @@ async def test_a_second_answer_is_refused_and_the_first_goes_on(talk: Talk) -> N
 async def test_items_sent_during_an_answer_follow_it(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     await talk.say("more", name="m1")
     assert kinds(talk.ears)[-1] == "ItemAdded", "acknowledged at once"
     answer = await talk.ended()
@@ -195,7 +207,7 @@ async def test_items_sent_during_an_answer_follow_it(talk: Talk) -> None:
 async def test_what_came_during_an_answer_is_prefilled_when_it_ends(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(20)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     await talk.say("more, and rather a lot of it")
     await talk.ended()
     wanted = talk.session.conversation.length
@@ -211,7 +223,7 @@ async def test_a_long_text_and_the_end_of_an_answer_at_once(
 
     async def slowly(make: Callable[[], Conversation]) -> Conversation:
         made = make()
-        await talk.ears.until(core.AnswerEnded)
+        await talk.ears.until(AnswerEnded)
         return made
 
     await talk.respond(20)
@@ -227,22 +239,22 @@ async def test_a_long_text_and_the_end_of_an_answer_at_once(
 async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
-    started = await talk.ears.until(core.OutputStarted)
-    assert isinstance(started, core.OutputStarted)
-    await talk.session.do(core.FetchItem(started.item.id))
+    started = await talk.ears.until(OutputStarted)
+    assert isinstance(started, OutputStarted)
+    await talk.session.do(FetchItem(started.item.id))
     with pytest.raises(Refusal, match="still being made"):
-        await talk.session.do(core.DropItem(started.item.id))
-    await talk.session.do(core.Cancel())
+        await talk.session.do(DropItem(started.item.id))
+    await talk.session.do(Cancel())
     await talk.ended()
-    await talk.session.do(core.DropItem(started.item.id))
+    await talk.session.do(DropItem(started.item.id))
     await talk.turn()
 
 
 async def test_settings_change_during_an_answer(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
-    await talk.ears.until(core.TextDelta)
-    await talk.session.do(core.Configure(core.Settings(instructions="be brief")))
+    await talk.ears.until(TextDelta)
+    await talk.session.do(Configure(Settings(instructions="be brief")))
     await talk.ended()
     await talk.say("and now?")
     await talk.turn()
@@ -254,7 +266,7 @@ async def test_settings_change_during_an_answer(talk: Talk) -> None:
 async def test_an_answer_apart_changes_nothing(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation
-    context = (core.ItemReference("u1"), message("x", "what was that about?"))
+    context = (ItemReference("u1"), message("x", "what was that about?"))
     await talk.respond(5, apart=True, context=context, metadata={"for": "title"})
     answer = await talk.ended()
     assert answer.conversation is None
@@ -268,7 +280,7 @@ async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
     await talk.say("hello")
     expected = talk.expected(60)
     await talk.respond(60)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     await talk.respond(3, apart=True)
     answers = {answer.conversation: answer for answer in [await talk.ended(), await talk.ended()]}
     assert talk.sampled(answers[f"conv_{talk.session.id[5:]}"]) == expected
@@ -281,8 +293,8 @@ async def test_answers_apart_have_a_bound(bench: Bench) -> None:
     with pytest.raises(Refusal, match="the limit is 1") as caught:
         await talk.respond(None, apart=True)
     assert caught.value.param == "response.conversation"
-    (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, core.AnswerStarted)]
-    await talk.session.do(core.Cancel(answer_id))
+    (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, AnswerStarted)]
+    await talk.session.do(Cancel(answer_id))
     assert (await talk.ended()).status == "cancelled"
     await talk.session.close()
 
@@ -311,8 +323,8 @@ async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
 
 async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> None:
     limit = talk.engine.ready.max_model_len
-    whole = core.Settings(truncation=core.Truncation(mode="disabled"))
-    await talk.session.do(core.Configure(whole))
+    whole = Settings(truncation=Truncation(mode="disabled"))
+    await talk.session.do(Configure(whole))
     await talk.say("x")
     header = len(talk.session.conversation.asked()[1])
     await talk.say("y" * (limit - 3 - header - 2 * talk.session.conversation.length + 1))
@@ -324,7 +336,7 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> Non
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "conversation")
     assert talk.session.conversation is before
     assert talk.session.state is State.IDLE
-    await talk.session.do(core.DropItem("u2"))
+    await talk.session.do(DropItem("u2"))
     await talk.turn()
 
 
@@ -367,7 +379,7 @@ async def test_an_engine_that_dies_is_replaced_and_the_answer_goes_on(bench: Ben
     talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     bench.kill()
     answer = await talk.ended()
     assert answer.status in ("completed", "incomplete")
@@ -380,7 +392,7 @@ async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
     talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     await bench.engine.stop()
     answer = await talk.ended()
     assert answer.status == "failed"
@@ -394,19 +406,19 @@ async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
 
 async def test_an_answer_says_its_seed(talk: Talk) -> None:
     await talk.say("hello")
-    wish = core.Settings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
-    await talk.session.do(core.Respond(settings=wish))
+    wish = Settings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
+    await talk.session.do(Respond(settings=wish))
     first = await talk.ended()
     seed = first.settings.sampling.seed
     assert seed is not None
-    await talk.session.do(core.DropItem(first.items[0].id))
-    again = core.Settings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
-    await talk.session.do(core.Respond(settings=again))
+    await talk.session.do(DropItem(first.items[0].id))
+    again = Settings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
+    await talk.session.do(Respond(settings=again))
     second = await talk.ended()
     assert second.settings.sampling.seed == seed
     (one,), (two,) = first.items, second.items
-    assert isinstance(one, core.MessageItem)
-    assert isinstance(two, core.MessageItem)
+    assert isinstance(one, MessageItem)
+    assert isinstance(two, MessageItem)
     assert one.parts == two.parts
 
 
@@ -415,7 +427,7 @@ async def test_closing_stops_what_runs(bench: Bench) -> None:
     await talk.say("hello")
     await talk.respond(None)
     await talk.respond(None, apart=True)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     await talk.session.close()
     stats = await bench.engine.stats()
     assert (stats.active_turns, stats.queued_turns, stats.sessions) == (0, 0, 0)
@@ -427,7 +439,7 @@ async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
     talk = await open_talk(bench, Limits(off_loop_chars=10))
     await talk.say("a text of more than ten characters")
     await talk.respond(30)
-    await talk.ears.until(core.TextDelta)
+    await talk.ears.until(TextDelta)
     await talk.say("another one, while an answer is being made")
     await talk.ended()
     await talk.turn()
@@ -460,26 +472,26 @@ async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[
                 await talk.turn(4)
             case "cut":
                 await talk.respond(40)
-                await talk.ears.until(core.AnswerStarted, talk._answers + 1)
+                await talk.ears.until(AnswerStarted, talk._answers + 1)
                 await asyncio.sleep(0)
-                await talk.session.do(core.Cancel())
+                await talk.session.do(Cancel())
                 await talk.ended()
             case "drop":
                 if here:
-                    await talk.session.do(core.DropItem(here[n % len(here)]))
+                    await talk.session.do(DropItem(here[n % len(here)]))
             case "front":
-                await talk.say("front", after=core.ROOT)
+                await talk.say("front", after=ROOT)
             case "configure":
-                await talk.session.do(core.Configure(core.Settings(instructions="i" * n)))
+                await talk.session.do(Configure(Settings(instructions="i" * n)))
             case "late":
                 await talk.respond(10)
                 await talk.say(f"late {n}")
                 await talk.ended()
             case "hear":
-                await talk.session.do(core.ReplaceText(f"words {n} of s{n // 2}"))
+                await talk.session.do(ReplaceText(f"words {n} of s{n // 2}"))
             case "commit":
-                await talk.session.do(core.AppendText(f" and {n}"))
-                await talk.session.do(core.CommitText(f"c{n}"))
+                await talk.session.do(AppendText(f" and {n}"))
+                await talk.session.do(CommitText(f"c{n}"))
             case _:
                 await talk.respond(2, apart=True)
                 await talk.ended()

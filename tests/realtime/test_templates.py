@@ -9,15 +9,8 @@ from continuo.engine import ChatTemplate, Message, ToolCall
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.rendering import tool_of
 from continuo.realtime.ids import within
-from continuo.realtime.protocol.core import (
-    CallItem,
-    CallOutputItem,
-    Item,
-    MessageItem,
-    Part,
-    Settings,
-    Tool,
-)
+from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem, Part
+from continuo.realtime.protocol.settings import Settings, Tool
 from tests.engine.text.text_fixtures import FAMILIES, template_of
 
 NO_TOOLS = {"chatml", "llama2", "gemma", "counting"}

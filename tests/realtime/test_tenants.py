@@ -16,7 +16,7 @@ from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.core import Settings as Wishes
+from continuo.realtime.protocol.settings import Settings as Wishes
 from continuo.realtime.server.auth import api_keys, client_secrets
 from continuo.realtime.server.auth.client_secrets import KeptSecrets, SealedSecrets
 from continuo.realtime.server.config.settings import Settings, make

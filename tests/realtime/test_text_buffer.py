@@ -7,11 +7,13 @@ import pytest
 from continuo.realtime.conversation.rendering import HELD_CHARS_MAX, stable
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TEXT_CHARS_MAX
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import AppendText, ClearText, CommitText, ReplaceText
+from continuo.realtime.protocol.events import Tell, TextAppended, TextCommitted, TextDelta
+from continuo.realtime.protocol.items import MessageItem, Part
 from tests.realtime.talks import Talk, kinds
 
 
-async def heard(talk: Talk, kind: type[core.Tell]) -> core.Tell:
+async def heard(talk: Talk, kind: type[Tell]) -> Tell:
     return [tell for tell in talk.ears.heard if type(tell) is kind][-1]
 
 
@@ -43,17 +45,17 @@ def test_the_unstable_end_is_held_back(draft: str, kept: str) -> None:
 
 async def test_append_is_acknowledged_with_the_whole_length(talk: Talk) -> None:
     for text, length in (("hello", 5), (" there", 11), ("", 11)):
-        await talk.session.do(core.AppendText(text))
-        assert await heard(talk, core.TextAppended) == core.TextAppended(length)
-    await talk.session.do(core.ReplaceText("hell"))
-    assert await heard(talk, core.TextAppended) == core.TextAppended(4)
+        await talk.session.do(AppendText(text))
+        assert await heard(talk, TextAppended) == TextAppended(length)
+    await talk.session.do(ReplaceText("hell"))
+    assert await heard(talk, TextAppended) == TextAppended(4)
 
 
 async def test_words_are_prefilled_as_they_come(talk: Talk) -> None:
     await talk.say("hello")
     await talk.turn()
     for text in ("tell ", "me a ", "story"):
-        await talk.session.do(core.AppendText(text))
+        await talk.session.do(AppendText(text))
     role = 1 + len("user\n")
     assert await prefilled(talk) == role + len("tell me a")
     assert talk.session.conversation.find("draft") is None, "it is no item yet"
@@ -62,10 +64,10 @@ async def test_words_are_prefilled_as_they_come(talk: Talk) -> None:
 async def test_commit_leaves_the_held_back_end_to_prefill(talk: Talk) -> None:
     await talk.say("hello")
     await talk.turn()
-    await talk.session.do(core.AppendText("tell me a long story about a dog"))
+    await talk.session.do(AppendText("tell me a long story about a dog"))
     await prefilled(talk)
     computed = talk.bench.runner.tokens_run
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(CommitText("c1"))
     expected = talk.expected(1)
     await talk.respond(1)
     answer = await talk.ended()
@@ -79,48 +81,48 @@ async def test_commit_leaves_the_held_back_end_to_prefill(talk: Talk) -> None:
 
 async def test_commit_makes_an_item(talk: Talk) -> None:
     name = await talk.say("hello")
-    await talk.session.do(core.AppendText("and you? "))
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(AppendText("and you? "))
+    await talk.session.do(CommitText("c1"))
     assert kinds(talk.ears)[-2:] == ["TextCommitted", "ItemAdded"]
-    assert await heard(talk, core.TextCommitted) == core.TextCommitted("c1", name)
+    assert await heard(talk, TextCommitted) == TextCommitted("c1", name)
     item = talk.session.conversation.find("c1")
-    assert isinstance(item, core.MessageItem)
-    assert (item.role, item.parts) == ("user", (core.Part("input_text", "and you? "),))
+    assert isinstance(item, MessageItem)
+    assert (item.role, item.parts) == ("user", (Part("input_text", "and you? "),))
     await talk.turn()
-    await talk.session.do(core.AppendText("x"))
-    assert await heard(talk, core.TextAppended) == core.TextAppended(1), "a new buffer"
+    await talk.session.do(AppendText("x"))
+    assert await heard(talk, TextAppended) == TextAppended(1), "a new buffer"
 
 
 async def test_commit_of_nothing_is_refused(talk: Talk) -> None:
     for text in ("", "  "):
-        await talk.session.do(core.ReplaceText(text))
+        await talk.session.do(ReplaceText(text))
         with pytest.raises(Refusal) as caught:
-            await talk.session.do(core.CommitText("c1"))
+            await talk.session.do(CommitText("c1"))
         assert caught.value.code == "input_text_buffer_commit_empty"
     assert talk.session.conversation.find("c1") is None
 
 
 async def test_clear_forgets(talk: Talk) -> None:
     await talk.say("hello")
-    await talk.session.do(core.AppendText("never mind this"))
+    await talk.session.do(AppendText("never mind this"))
     assert await prefilled(talk) > 0
-    await talk.session.do(core.ClearText())
+    await talk.session.do(ClearText())
     assert kinds(talk.ears)[-1] == "TextCleared"
     assert await prefilled(talk) == 0
     with pytest.raises(Refusal):
-        await talk.session.do(core.CommitText("c1"))
+        await talk.session.do(CommitText("c1"))
     await talk.turn()
 
 
 async def test_replace_keeps_the_common_beginning(talk: Talk) -> None:
     await talk.say("hello")
-    await talk.session.do(core.AppendText("one two three four five six seven eight nine"))
+    await talk.session.do(AppendText("one two three four five six seven eight nine"))
     await prefilled(talk)
     computed = talk.bench.runner.tokens_run
-    await talk.session.do(core.ReplaceText("one two three four five six seven ate nine"))
+    await talk.session.do(ReplaceText("one two three four five six seven ate nine"))
     await prefilled(talk)
     assert talk.bench.runner.tokens_run - computed <= len(" ate")
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(CommitText("c1"))
     await talk.turn()
 
 
@@ -128,36 +130,36 @@ async def test_it_waits_while_an_answer_is_made(talk: Talk) -> None:
     await talk.say("hello")
     expected = talk.expected(40)
     await talk.respond(40)
-    await talk.ears.until(core.TextDelta)
-    await talk.session.do(core.AppendText("meanwhile I "))
+    await talk.ears.until(TextDelta)
+    await talk.session.do(AppendText("meanwhile I "))
     assert kinds(talk.ears)[-1] == "TextAppended", "acknowledged at once"
     answer = await talk.ended()
     assert talk.sampled(answer) == expected, "the answer does not hear it"
     while not await prefilled(talk):
         await asyncio.sleep(0)
-    await talk.session.do(core.AppendText("spoke on"))
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(AppendText("spoke on"))
+    await talk.session.do(CommitText("c1"))
     await talk.turn()
 
 
 async def test_a_response_does_not_hear_what_is_not_committed(talk: Talk) -> None:
     await talk.say("hello")
-    await talk.session.do(core.AppendText("I am still speak"))
+    await talk.session.do(AppendText("I am still speak"))
     await talk.turn()
     await talk.say("an item goes before it")
     assert await prefilled(talk) > 0
     await talk.turn()
-    await talk.session.do(core.AppendText("ing"))
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(AppendText("ing"))
+    await talk.session.do(CommitText("c1"))
     await talk.turn()
 
 
 async def test_commit_while_an_answer_is_made_follows_it(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
-    await talk.ears.until(core.TextDelta)
-    await talk.session.do(core.AppendText("meanwhile"))
-    await talk.session.do(core.CommitText("c1"))
+    await talk.ears.until(TextDelta)
+    await talk.session.do(AppendText("meanwhile"))
+    await talk.session.do(CommitText("c1"))
     answer = await talk.ended()
     names = [item.id for item in talk.session.conversation.items()]
     assert names == ["u1", answer.items[0].id, "c1"]
@@ -166,29 +168,29 @@ async def test_commit_while_an_answer_is_made_follows_it(talk: Talk) -> None:
 
 async def test_a_draft_survives_the_engine(talk: Talk) -> None:
     await talk.say("hello")
-    await talk.session.do(core.AppendText("hear me out "))
+    await talk.session.do(AppendText("hear me out "))
     talk.bench.kill()
-    await talk.session.do(core.AppendText("please"))
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(AppendText("please"))
+    await talk.session.do(CommitText("c1"))
     await talk.turn()
     assert talk.bench.launches == 2
 
 
 async def test_the_buffer_has_a_bound(talk: Talk) -> None:
-    await talk.session.do(core.AppendText("x" * 10))
+    await talk.session.do(AppendText("x" * 10))
     with pytest.raises(Refusal) as caught:
-        await talk.session.do(core.AppendText("x" * TEXT_CHARS_MAX))
+        await talk.session.do(AppendText("x" * TEXT_CHARS_MAX))
     assert caught.value.code == "string_above_max_length"
-    await talk.session.do(core.AppendText(""))
-    assert await heard(talk, core.TextAppended) == core.TextAppended(10)
+    await talk.session.do(AppendText(""))
+    assert await heard(talk, TextAppended) == TextAppended(10)
 
 
 async def test_words_over_the_context_are_refused_when_committed(talk: Talk) -> None:
     await talk.say("hello")
-    await talk.session.do(core.AppendText("word " * 100))
+    await talk.session.do(AppendText("word " * 100))
     with pytest.raises(Refusal) as caught:
-        await talk.session.do(core.CommitText("c1"))
+        await talk.session.do(CommitText("c1"))
     assert caught.value.code == "context_length_exceeded"
-    await talk.session.do(core.ReplaceText("word"))
-    await talk.session.do(core.CommitText("c1"))
+    await talk.session.do(ReplaceText("word"))
+    await talk.session.do(CommitText("c1"))
     await talk.turn()

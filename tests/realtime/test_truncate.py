@@ -13,7 +13,11 @@ from continuo.engine import Text
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.item_truncation import heard
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import AddItem, Cancel, DropItem, TruncateItem
+from continuo.realtime.protocol.events import ItemTruncated, OutputStarted, TextDelta
+from continuo.realtime.protocol.items import CallItem, MessageItem, Part
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 from tests.realtime.talks import Talk
 
 FOLDER = next(Path(engine.__file__).parent.joinpath("bundled").iterdir())
@@ -24,17 +28,17 @@ def text() -> Text:
     return Text(str(FOLDER))
 
 
-def words(answer: core.Answer) -> str:
+def words(answer: Answer) -> str:
     (item,) = answer.items
-    assert isinstance(item, core.MessageItem)
+    assert isinstance(item, MessageItem)
     return item.parts[0].text
 
 
-def cut(item_id: str, end: int) -> core.TruncateItem:
-    return core.TruncateItem(item_id, 0, text_end=end)
+def cut(item_id: str, end: int) -> TruncateItem:
+    return TruncateItem(item_id, 0, text_end=end)
 
 
-async def long_answer(talk: Talk, at_least: int) -> core.Answer:
+async def long_answer(talk: Talk, at_least: int) -> Answer:
     """One whose text is long enough to be cut; the device of digests may end early."""
     while True:
         await talk.say("tell me a story")
@@ -81,12 +85,12 @@ def test_a_character_of_several_tokens_is_kept_whole_or_not_at_all(text: Text) -
 def test_a_call_behind_the_message_stays(chatty: Path) -> None:
     text = Text(str(chatty))
     assert text.template is not None
-    said = core.MessageItem(id="m", role="assistant", parts=(core.Part("output_text", "I look"),))
-    call = core.CallItem(id="c", call_id="x", name="look", arguments="{}")
+    said = MessageItem(id="m", role="assistant", parts=(Part("output_text", "I look"),))
+    call = CallItem(id="c", call_id="x", name="look", arguments="{}")
     sampled = [*text.encode_plain("I look"), *text.encode_plain("call look {}"), 0]
-    start = Conversation.start(text.template, core.Settings()).open("a")
+    start = Conversation.start(text.template, Settings()).open("a")
     made = start.settle("a", (said, call), sampled)
-    short = core.MessageItem(id="m", role="assistant", parts=(core.Part("output_text", "I l"),))
+    short = MessageItem(id="m", role="assistant", parts=(Part("output_text", "I l"),))
     now = made.truncate(short, text)
     assert list(now.items()) == [short, call]
     assert now.spans[0].sampled == tuple(text.encode_plain("I l"))
@@ -101,11 +105,11 @@ async def test_truncate_keeps_what_was_heard(talk: Talk) -> None:
     name = answer.items[0].id
     await talk.session.do(cut(name, 5))
     told = talk.ears.heard[-1]
-    assert isinstance(told, core.ItemTruncated)
+    assert isinstance(told, ItemTruncated)
     assert (told.item_id, told.content_index, told.text_end) == (name, 0, 5)
     item = talk.session.conversation.find(name)
-    assert isinstance(item, core.MessageItem)
-    assert item.parts == (core.Part("output_text", words(answer)[:5]),)
+    assert isinstance(item, MessageItem)
+    assert item.parts == (Part("output_text", words(answer)[:5]),)
     assert item.status == "incomplete"
     sampled = talk.session.conversation.spans[-1].sampled
     assert sampled is not None
@@ -118,8 +122,8 @@ async def test_truncate_prefills_nothing_again(talk: Talk) -> None:
     answer = await long_answer(talk, 12)
     await talk.say("and then?")
     await talk.turn()
-    await talk.session.do(core.DropItem(list(talk.session.conversation.items())[-1].id))
-    await talk.session.do(core.DropItem(list(talk.session.conversation.items())[-1].id))
+    await talk.session.do(DropItem(list(talk.session.conversation.items())[-1].id))
+    await talk.session.do(DropItem(list(talk.session.conversation.items())[-1].id))
     computed = talk.bench.runner.tokens_run
     await talk.session.do(cut(answer.items[0].id, 10))
     await talk.say("x")
@@ -134,24 +138,24 @@ async def test_barge_in(talk: Talk) -> None:
     for turn in range(4):
         await talk.say(f"tell me more, {turn}")
         await talk.respond(None)
-        started = await talk.ears.until(core.OutputStarted, turn + 1)
-        assert isinstance(started, core.OutputStarted)
+        started = await talk.ears.until(OutputStarted, turn + 1)
+        assert isinstance(started, OutputStarted)
         await asyncio.sleep(0.002 * turn)
         with contextlib.suppress(Refusal):  # it has ended by itself
-            await talk.session.do(core.Cancel())
+            await talk.session.do(Cancel())
         await talk.session.do(cut(started.item.id, min(turn, len(spoken_so_far(talk, started)))))
         await talk.ended()
         item = talk.session.conversation.find(started.item.id)
-        assert isinstance(item, core.MessageItem)
+        assert isinstance(item, MessageItem)
         assert len(item.parts[0].text) <= turn
         await talk.turn(3)
 
 
-def spoken_so_far(talk: Talk, started: core.OutputStarted) -> str:
+def spoken_so_far(talk: Talk, started: OutputStarted) -> str:
     return "".join(
         tell.text
         for tell in talk.ears.heard
-        if isinstance(tell, core.TextDelta) and tell.item_id == started.item.id
+        if isinstance(tell, TextDelta) and tell.item_id == started.item.id
     )
 
 
@@ -175,13 +179,13 @@ async def test_truncate_to_nothing_and_to_everything(talk: Talk) -> None:
 
 
 async def test_truncate_what_the_client_wrote(talk: Talk) -> None:
-    part = core.Part("output_text", "I said a lot of things")
-    item = core.MessageItem(id="a1", role="assistant", parts=(part,))
+    part = Part("output_text", "I said a lot of things")
+    item = MessageItem(id="a1", role="assistant", parts=(part,))
     await talk.say("hello")
-    await talk.session.do(core.AddItem(item))
+    await talk.session.do(AddItem(item))
     await talk.session.do(cut("a1", 6))
     found = talk.session.conversation.find("a1")
-    assert isinstance(found, core.MessageItem)
+    assert isinstance(found, MessageItem)
     assert found.parts[0].text == "I said"
     await talk.say("go on")
     await talk.turn()
@@ -191,8 +195,8 @@ async def test_audio_end_ms_alone_changes_nothing(talk: Talk) -> None:
     answer = await long_answer(talk, 2)
     before = talk.session.conversation
     name = answer.items[0].id
-    await talk.session.do(core.TruncateItem(name, 0, audio_end_ms=700))
-    assert talk.ears.heard[-1] == core.ItemTruncated(name, 0, 700, None)
+    await talk.session.do(TruncateItem(name, 0, audio_end_ms=700))
+    assert talk.ears.heard[-1] == ItemTruncated(name, 0, 700, None)
     assert talk.session.conversation is before
 
 
@@ -204,16 +208,16 @@ async def test_what_cannot_be_truncated(talk: Talk) -> None:
         (cut("nobody", 1), "item_id"),
         (cut("u1", 1), "item_id"),
         (cut(name, 10_000), "text_end"),
-        (core.TruncateItem(name, 1, text_end=0), "content_index"),
+        (TruncateItem(name, 1, text_end=0), "content_index"),
     ):
         with pytest.raises(Refusal) as caught:
             await talk.session.do(ask)
         assert caught.value.param == param
     await talk.respond(None)
-    started = await talk.ears.until(core.OutputStarted, 2)
-    assert isinstance(started, core.OutputStarted)
+    started = await talk.ears.until(OutputStarted, 2)
+    assert isinstance(started, OutputStarted)
     with pytest.raises(Refusal, match="still being made"):
         await talk.session.do(cut(started.item.id, 0))
-    await talk.session.do(core.Cancel())
+    await talk.session.do(Cancel())
     await talk.ended()
     await talk.turn()

@@ -17,7 +17,18 @@ from continuo.engine import Engine, EngineConfig, Sampling
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import (
+    AddItem,
+    Cancel,
+    CommitText,
+    ReplaceText,
+    Respond,
+    TruncateItem,
+)
+from continuo.realtime.protocol.events import AnswerEnded, TextDelta
+from continuo.realtime.protocol.items import MessageItem, Part
+from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import open_store
@@ -52,7 +63,7 @@ class Voice:
             heard = words[:count]
             if count < len(words) and self.source.random() < REVISED:
                 heard = [*heard[:-1], self.source.choice(("with", "tall", "flour", "sum"))]
-            await self.session.do(core.ReplaceText(" ".join(heard)))
+            await self.session.do(ReplaceText(" ".join(heard)))
             await asyncio.sleep(PARTIAL_S)
 
     async def fresh_answer(self, tokens: int) -> list[int]:
@@ -65,42 +76,42 @@ class Voice:
         assert turn.ended.cached_tokens == 0, "it was fresh"
         return said
 
-    async def respond(self, tokens: int, *, interrupted: bool) -> core.Answer:
+    async def respond(self, tokens: int, *, interrupted: bool) -> Answer:
         """The whole answer, or as far as it had come at some moment."""
         before = self.deltas
-        wish = core.Settings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
-        await self.session.do(core.Respond(settings=wish))
+        wish = Settings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
+        await self.session.do(Respond(settings=wish))
         self.answers += 1
         if interrupted:
             after = self.source.randrange(1, 12)
             while self.deltas < before + after and not self.ended:
                 await asyncio.sleep(0.002)
             with contextlib.suppress(Refusal):  # it has ended by itself
-                await self.session.do(core.Cancel())
-        tell = await self.ears.until(core.AnswerEnded, self.answers)
-        assert isinstance(tell, core.AnswerEnded)
+                await self.session.do(Cancel())
+        tell = await self.ears.until(AnswerEnded, self.answers)
+        assert isinstance(tell, AnswerEnded)
         return tell.answer
 
     @property
     def deltas(self) -> int:
-        return sum(isinstance(tell, core.TextDelta) for tell in self.ears.heard)
+        return sum(isinstance(tell, TextDelta) for tell in self.ears.heard)
 
     @property
     def ended(self) -> bool:
-        return sum(isinstance(tell, core.AnswerEnded) for tell in self.ears.heard) == self.answers
+        return sum(isinstance(tell, AnswerEnded) for tell in self.ears.heard) == self.answers
 
-    async def cut(self, answer: core.Answer) -> None:
+    async def cut(self, answer: Answer) -> None:
         """To what was heard of it."""
         (item,) = answer.items
-        assert isinstance(item, core.MessageItem)
+        assert isinstance(item, MessageItem)
         text = item.parts[0].text
         heard = self.source.randrange(1, len(text) + 1)
-        await self.session.do(core.TruncateItem(item.id, 0, text_end=heard))
+        await self.session.do(TruncateItem(item.id, 0, text_end=heard))
         cut = self.session.conversation.find(item.id)
-        assert isinstance(cut, core.MessageItem)
+        assert isinstance(cut, MessageItem)
         assert cut.parts[0].text == text[:heard]
 
-    def sampled(self, answer: core.Answer) -> list[int]:
+    def sampled(self, answer: Answer) -> list[int]:
         spans = [span for span in self.session.conversation.spans if span.answer == answer.id]
         return list(spans[0].sampled or ())
 
@@ -112,7 +123,7 @@ async def voice(request: pytest.FixtureRequest) -> AsyncIterator[Voice]:
     try:
         template = engine.text.template
         assert template is not None
-        registry = Registry(engine, template, core.Settings(), Limits(), store)
+        registry = Registry(engine, template, Settings(), Limits(), store)
         ears = Ears()
         session = await registry.open(ears)
         yield Voice(engine, session, ears, random.Random(request.param))
@@ -127,7 +138,7 @@ async def test_a_spoken_conversation(voice: Voice) -> None:
     for number, line in enumerate(SPOKEN):
         interrupted = 0 < number < len(SPOKEN) - 1
         await voice.speak(line.split())
-        await voice.session.do(core.CommitText(fresh("item")))
+        await voice.session.do(CommitText(fresh("item")))
         expected = await voice.fresh_answer(ANSWER_TOKENS)
         answer = await voice.respond(ANSWER_TOKENS, interrupted=interrupted)
         said = voice.sampled(answer)
@@ -150,12 +161,12 @@ async def test_five_hundred_turns_just_go_on(voice: Voice) -> None:
     """The bundled model reads 2,048 tokens; what does not fit is dropped, and stays retrievable."""
     limit, dropped = voice.engine.ready.max_model_len, 0
     for number in range(500):
-        item = core.MessageItem(
+        item = MessageItem(
             id=f"u{number}",
             role="user",
-            parts=(core.Part("input_text", f"What is {number} plus 1?"),),
+            parts=(Part("input_text", f"What is {number} plus 1?"),),
         )
-        await voice.session.do(core.AddItem(item))
+        await voice.session.do(AddItem(item))
         again = len(voice.session.conversation.dropped) > dropped
         dropped = len(voice.session.conversation.dropped)
         expected = await voice.fresh_answer(8) if again else None

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from continuo.realtime.errors import BadFrame, Refusal
 from continuo.realtime.ids import fresh
 from continuo.realtime.limits import BODY_ELEMENTS_MAX, BODY_ESCAPES_MAX, TEXT_CHARS_MAX
-from continuo.realtime.protocol import complexity_limits, core
+from continuo.realtime.protocol import complexity_limits
 from continuo.realtime.protocol.complexity_limits import elements, weigh
 from continuo.realtime.protocol.responses_api import decode_body, hear
+from continuo.realtime.protocol.settings import Settings
 
 VALUES = st.recursive(
     st.integers() | st.text(alphabet='ab\\",[]{}é'),
@@ -65,5 +66,5 @@ def test_large_tools_are_refused() -> None:
     tool = {"type": "function", "name": "f", "parameters": {"a": "x" * TEXT_CHARS_MAX}}
     asked = decode_body(json.dumps({"input": "x", "tools": [tool]}).encode())
     with pytest.raises(Refusal, match="at most 524,288 characters") as caught:
-        hear(asked, core.Settings(), "demo", fresh)
+        hear(asked, Settings(), "demo", fresh)
     assert caught.value.param == "tools[0].parameters"

@@ -19,11 +19,11 @@ from continuo.engine.server.clients import Fronts
 from continuo.engine.server.listener import listen
 from continuo.engine.text import StopWatch, Text
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.access import Fork, Guest, Return
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.http.app import PING_S
+from continuo.realtime.server.process.web_server import PING_S
 from continuo.realtime.transport import Connection, SocketClosed
 from tests.simulation.network import End
 from tests.simulation.storage import Handle
@@ -133,7 +133,7 @@ class GatewayHost:
         await engine.when_ready()
         template = engine.text.template
         assert template is not None
-        registry = Registry(engine, template, core.Settings(), LIMITS, self._store, b"s" * 32)
+        registry = Registry(engine, template, Settings(), LIMITS, self._store, b"s" * 32)
         engine.on_superseded = registry.superseded
         async with registry.running():
             self.registry = registry

@@ -4,7 +4,7 @@ from collections import Counter
 
 from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.persistence.session_codec import entry_of, first_of
-from continuo.realtime.protocol.core import MessageItem, Part
+from continuo.realtime.protocol.items import MessageItem, Part
 from continuo.realtime.store import Begun, Change, NewSession, Once
 from continuo.realtime.store.sqlite.file import connect
 from continuo.realtime.store.sqlite.tables import Tables

@@ -16,9 +16,11 @@ from collections.abc import Collection
 from typing import NamedTuple
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.schedule.budget import Budget, Load, StepTime, allot
+from continuo.engine.core.schedule.budget import Budget, Load, allot
 from continuo.engine.core.schedule.fault_isolation import Allowed, Isolation
-from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.core.schedule.step_time_model import StepTime
+from continuo.engine.core.sequence import Sequence
+from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import Residency
 
 SHORT_TOKENS = 64

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.model import Attend
 from continuo.engine.device.step_inputs import Step
 
 

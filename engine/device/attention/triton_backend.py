@@ -24,7 +24,7 @@ from torch import Tensor
 
 from continuo.engine.device.attention.backend import PoolAttend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.layers import Attend
+from continuo.engine.device.model import Attend
 from continuo.engine.device.step_inputs import Ints, Step, upload
 
 SPLIT_TOKENS = 512

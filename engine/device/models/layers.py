@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
-"""(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) ->
-[T, heads, dim]: writes the new keys and values, then attends over all that came before."""
+from continuo.engine.device.model import Attend
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

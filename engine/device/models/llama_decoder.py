@@ -13,8 +13,9 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
+from continuo.engine.device.model import Attend, KVShape, Slot
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.layers import Attend, Attention, Layer, Linear, Mlp, Norm
+from continuo.engine.device.models.layers import Attention, Layer, Linear, Mlp, Norm
 from continuo.engine.errors import ModelError
 
 
@@ -39,23 +40,6 @@ class Shape:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-
-
-@dataclass(frozen=True)
-class KVShape:
-    """What one layer keeps per token: `heads` keys of `key_dim` and values of `value_dim`."""
-
-    heads: int
-    key_dim: int
-    value_dim: int
-
-
-@dataclass(frozen=True)
-class Slot:
-    """Where a checkpoint tensor goes: `target` is filled from a tensor of `shape` (broadcast)."""
-
-    target: Tensor
-    shape: tuple[int, ...]
 
 
 def _common(config: Any, **differences: Any) -> Shape:

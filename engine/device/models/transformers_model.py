@@ -24,9 +24,8 @@ from continuo.engine.batch import Batch, Row, Sample
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.sdpa_backend import Reference
 from continuo.engine.device.kv_pool import KVPool
+from continuo.engine.device.model import Attend, KVShape
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.layers import Attend
-from continuo.engine.device.models.llama_decoder import KVShape
 from continuo.engine.errors import ModelError
 
 NAME = "continuo_paged"

@@ -17,8 +17,8 @@ from continuo.engine.text.chat_template.message import Message, Role, Tool, Tool
 from continuo.engine.text.chat_template.probe import CALL, SYSTEM, TOOL, USER, Seams
 from continuo.engine.text.chat_template.renderer import Writer
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
+from continuo.engine.text.tool_format import ToolFormat, format_of
 from continuo.engine.text.tool_grammar import Asked, Callee, calls
-from continuo.engine.text.tool_parser import ToolFormat, format_of
 from continuo.engine.wire.messages import Grammar
 
 _PROBE_TOOL: Tool = {

@@ -8,23 +8,25 @@ import msgspec
 
 from continuo.engine import Grammar
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.chat_api import requests
+from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem, Part
 from continuo.realtime.protocol.sampling import missing, sampling_of
+from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
 
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""
 
 
-def hear(create: requests.Create, default: core.Settings, fresh: Fresh) -> core.GoOn:
+def hear(create: requests.Create, default: Settings, fresh: Fresh) -> GoOn:
     """The first message, if it is the system's, is the instructions."""
     messages, instructions, skipped = create.messages, "", 0
     if messages[0].role in ("system", "developer"):
         instructions = "\n".join(_texts(messages[0], "messages[0]"))
         skipped = 1
     tools = tools_of(_tools(create.tools or []))
-    settings = core.Settings(
+    settings = Settings(
         instructions=instructions,
         tools=tools,
         tool_choice=_tool_choice(create.tool_choice, tools, given=bool(create.tools)),
@@ -34,28 +36,28 @@ def hear(create: requests.Create, default: core.Settings, fresh: Fresh) -> core.
             sampling_of(create, default.sampling, default.sampling),
             grammar=_grammar(create.response_format),
         ),
-        truncation=core.Truncation(mode="disabled"),
+        truncation=Truncation(mode="disabled"),
     )
     items = tuple(
         item
         for n, message in enumerate(messages[skipped:], skipped)
         for item in _items(message, f"messages[{n}]", fresh)
     )
-    return core.GoOn(settings=settings, input=items, keep=False)
+    return GoOn(settings=settings, input=items, keep=False)
 
 
-def _items(message: requests.MessageIn, where: str, fresh: Fresh) -> Iterator[core.Item]:
+def _items(message: requests.MessageIn, where: str, fresh: Fresh) -> Iterator[Item]:
     if message.role == "tool":
         if message.tool_call_id is None:
             raise missing(f"{where}.tool_call_id")
         output = "\n".join(_texts(message, where))
-        yield core.CallOutputItem(id=fresh("item"), call_id=message.tool_call_id, output=output)
+        yield CallOutputItem(id=fresh("item"), call_id=message.tool_call_id, output=output)
         return
     calls = message.tool_calls or []
     if message.content is not None or not calls:
         yield _message(message, where, fresh)
     for call in calls:
-        yield core.CallItem(
+        yield CallItem(
             id=fresh("item"),
             call_id=call.id,
             name=call.function.name,
@@ -63,14 +65,14 @@ def _items(message: requests.MessageIn, where: str, fresh: Fresh) -> Iterator[co
         )
 
 
-def _message(message: requests.MessageIn, where: str, fresh: Fresh) -> core.MessageItem:
+def _message(message: requests.MessageIn, where: str, fresh: Fresh) -> MessageItem:
     match message.role:
         case "user" | "assistant" as role:
             kind = "output_text" if role == "assistant" else "input_text"
         case _:
             role, kind = "system", "input_text"
-    parts = tuple(core.Part(kind, text) for text in _texts(message, where))
-    return core.MessageItem(id=fresh("item"), role=role, parts=parts)
+    parts = tuple(Part(kind, text) for text in _texts(message, where))
+    return MessageItem(id=fresh("item"), role=role, parts=parts)
 
 
 def _texts(message: requests.MessageIn, where: str) -> list[str]:
@@ -115,10 +117,10 @@ def _grammar(form: requests.FormatIn | None) -> Grammar | None:
 
 def _tool_choice(
     choice: Literal["auto", "none", "required"] | requests.ToolChoiceIn | None,
-    tools: Sequence[core.Tool],
+    tools: Sequence[Tool],
     *,
     given: bool,
-) -> core.ToolChoice:
+) -> ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
         case requests.ToolChoiceIn(type="function", function=None):
@@ -128,9 +130,9 @@ def _tool_choice(
         case "required":
             return required(tools, "tool_choice", given=given)
         case requests.ToolChoiceIn() | None:
-            return core.ToolChoice()
+            return ToolChoice()
         case mode:
-            return core.ToolChoice(mode)
+            return ToolChoice(mode)
 
 
 _THEIRS = {"input": "messages", "text.format.schema": "response_format.json_schema.schema"}

@@ -6,8 +6,19 @@ from typing import assert_never
 import msgspec
 from msgspec import UNSET
 
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.chat_api import replies
+from continuo.realtime.protocol.events import (
+    AnswerEnded,
+    AnswerStarted,
+    ArgumentsDelta,
+    OutputEnded,
+    OutputStarted,
+    Steered,
+    TextDelta,
+    Told,
+)
+from continuo.realtime.protocol.items import CallItem, MessageItem
+from continuo.realtime.protocol.response import Answer, AnswerError, Usage
 
 _encoder = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
@@ -23,10 +34,10 @@ class Voice:
         self._created = 0
         self._calls = 0
 
-    def whole(self, answer: core.Answer) -> replies.Completion:
+    def whole(self, answer: Answer) -> replies.Completion:
         """Of an answer that has not failed."""
-        texts = [item for item in answer.items if isinstance(item, core.MessageItem)]
-        calls = [item for item in answer.items if isinstance(item, core.CallItem)]
+        texts = [item for item in answer.items if isinstance(item, MessageItem)]
+        calls = [item for item in answer.items if isinstance(item, CallItem)]
         text = "".join(part.text for item in texts for part in item.parts)
         message = replies.Message(
             content=text if text or not calls else None,
@@ -48,28 +59,28 @@ class Voice:
             usage=_usage(answer),
         )
 
-    def say(self, told: core.Told) -> Iterator[bytes]:
+    def say(self, told: Told) -> Iterator[bytes]:
         """Server-sent events."""
         match told:
-            case core.AnswerStarted(answer=answer):
+            case AnswerStarted(answer=answer):
                 self._id, self._created = _id(answer), answer.created_s
                 yield self._chunk(replies.Delta(role="assistant", content=""))
-            case core.OutputStarted(item=core.CallItem(call_id=call_id, name=name)):
+            case OutputStarted(item=CallItem(call_id=call_id, name=name)):
                 self._calls += 1
                 called = replies.Called(name=name, arguments="")
                 yield self._call(replies.Call(id=call_id, type="function", function=called))
-            case core.TextDelta(text=text):
+            case TextDelta(text=text):
                 yield self._chunk(replies.Delta(content=text))
-            case core.ArgumentsDelta(text=text):
+            case ArgumentsDelta(text=text):
                 yield self._call(replies.Call(function=replies.Called(arguments=text)))
-            case core.AnswerEnded(answer=answer):
+            case AnswerEnded(answer=answer):
                 yield from self._end(answer)
-            case core.OutputStarted() | core.OutputEnded() | core.Steered():
+            case OutputStarted() | OutputEnded() | Steered():
                 pass
             case _:
                 assert_never(told)
 
-    def _end(self, answer: core.Answer) -> Iterator[bytes]:
+    def _end(self, answer: Answer) -> Iterator[bytes]:
         if answer.status == "failed":
             yield _sse(replies.Error(error=failure(answer)))
             return
@@ -102,8 +113,8 @@ class Voice:
         )
 
 
-def failure(answer: core.Answer) -> replies.ErrorBody:
-    error = answer.error or core.AnswerError("server_error", "The answer failed.")
+def failure(answer: Answer) -> replies.ErrorBody:
+    error = answer.error or AnswerError("server_error", "The answer failed.")
     return replies.ErrorBody(message=error.message, code=error.code)
 
 
@@ -111,19 +122,19 @@ def _sse(event: replies.Chunk | replies.Error) -> bytes:
     return b"data: %s\n\n" % _encoder.encode(event)
 
 
-def _id(answer: core.Answer) -> str:
+def _id(answer: Answer) -> str:
     return "chatcmpl-" + answer.id.removeprefix("resp_")
 
 
-def _finish(answer: core.Answer) -> replies.FinishReason:
+def _finish(answer: Answer) -> replies.FinishReason:
     if answer.reason == "max_output_tokens":
         return "length"
-    called = any(isinstance(item, core.CallItem) for item in answer.items)
+    called = any(isinstance(item, CallItem) for item in answer.items)
     return "tool_calls" if called else "stop"
 
 
-def _usage(answer: core.Answer) -> replies.Usage:
-    usage = answer.usage or core.Usage()
+def _usage(answer: Answer) -> replies.Usage:
+    usage = answer.usage or Usage()
     return replies.Usage(
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,

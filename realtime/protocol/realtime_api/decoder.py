@@ -8,10 +8,33 @@ from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import within
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import (
+    AddItem,
+    AppendText,
+    Ask,
+    Cancel,
+    ClearText,
+    CommitText,
+    Configure,
+    DropItem,
+    FetchItem,
+    ReplaceText,
+    Respond,
+    TruncateItem,
+)
+from continuo.realtime.protocol.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    ItemReference,
+    ItemRole,
+    MessageItem,
+    Part,
+)
 from continuo.realtime.protocol.realtime_api import client_events
 from continuo.realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
 from continuo.realtime.protocol.sampling import missing, pick, sampling_of
+from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import named, standing, tools_of
 
 Fresh = Callable[[str], str]
@@ -29,26 +52,26 @@ class Farewell(msgspec.Struct, frozen=True):
 
 
 def hear(
-    event: client_events.ClientEvent, now: core.Settings, default: core.Settings, fresh: Fresh
-) -> core.Ask | NoAudio | Farewell:
+    event: client_events.ClientEvent, now: Settings, default: Settings, fresh: Fresh
+) -> Ask | NoAudio | Farewell:
     """`now` is how the session is set, `default` what a cleared key falls back to."""
     match event:
         case client_events.SessionUpdate(session=session):
-            return core.Configure(settings_of(session, now, default))
+            return Configure(settings_of(session, now, default))
         case client_events.ItemCreate(item=item, previous_item_id=after):
-            return core.AddItem(_item(item, "item", fresh), after)
+            return AddItem(_item(item, "item", fresh), after)
         case client_events.ItemRetrieve(item_id=item_id):
-            return core.FetchItem(item_id)
+            return FetchItem(item_id)
         case client_events.ItemTruncate(item_id=item_id, content_index=index):
             if event.audio_end_ms is None and event.text_end is None:
                 raise missing("audio_end_ms")
-            return core.TruncateItem(item_id, index, event.audio_end_ms, event.text_end)
+            return TruncateItem(item_id, index, event.audio_end_ms, event.text_end)
         case client_events.ItemDelete(item_id=item_id):
-            return core.DropItem(item_id)
+            return DropItem(item_id)
         case client_events.ResponseCreate(response=response):
             return _respond(response or client_events.ResponseIn(), now, fresh)
         case client_events.ResponseCancel(response_id=answer_id):
-            return core.Cancel(answer_id)
+            return Cancel(answer_id)
         case client_events.AudioAppend() | client_events.OutputAudioClear():
             return NoAudio()
         case client_events.AudioClear():
@@ -61,28 +84,28 @@ def hear(
         case client_events.SessionClose():
             return Farewell()
         case client_events.TextAppend(text=text):
-            return core.AppendText(text)
+            return AppendText(text)
         case client_events.TextReplace(text=text):
-            return core.ReplaceText(text)
+            return ReplaceText(text)
         case client_events.TextClear():
-            return core.ClearText()
+            return ClearText()
         case client_events.TextCommit():
-            return core.CommitText(fresh("item"))
+            return CommitText(fresh("item"))
         case _:
             assert_never(event)
 
 
-def _respond(response: client_events.ResponseIn, now: core.Settings, fresh: Fresh) -> core.Respond:
-    context: tuple[core.Item | core.ItemReference, ...] | None = None
+def _respond(response: client_events.ResponseIn, now: Settings, fresh: Fresh) -> Respond:
+    context: tuple[Item | ItemReference, ...] | None = None
     if response.input is not None:
         context = tuple(
-            core.ItemReference(item.id)
+            ItemReference(item.id)
             if isinstance(item, client_events.ItemReferenceIn)
             else _item(item, f"response.input[{n}]", fresh)
             for n, item in enumerate(response.input)
         )
     wanted = response.conversation
-    return core.Respond(
+    return Respond(
         settings=_settings(response, now, now, "response"),
         metadata=response.metadata,
         apart=wanted == "none",
@@ -94,9 +117,7 @@ def _respond(response: client_events.ResponseIn, now: core.Settings, fresh: Fres
 # ---------------------------------------------------------------- settings
 
 
-def settings_of(
-    session: client_events.SessionIn, now: core.Settings, default: core.Settings
-) -> core.Settings:
+def settings_of(session: client_events.SessionIn, now: Settings, default: Settings) -> Settings:
     """A session set up as it wishes. Raises Refusal."""
     settings = _settings(session, now, default, "session")
     truncation = _truncation(session.truncation, now.truncation, default.truncation)
@@ -104,8 +125,8 @@ def settings_of(
 
 
 def _settings(
-    wishes: client_events.Wishes, now: core.Settings, default: core.Settings, where: str
-) -> core.Settings:
+    wishes: client_events.Wishes, now: Settings, default: Settings, where: str
+) -> Settings:
     tokens = now.max_output_tokens
     if wishes.max_output_tokens is None:
         tokens = default.max_output_tokens
@@ -122,7 +143,7 @@ def _settings(
         choice = standing(now.tool_choice, tools)
     else:
         choice = _tool_choice(wishes.tool_choice, tools, where)
-    return core.Settings(
+    return Settings(
         instructions=pick(wishes.instructions, now.instructions, default.instructions),
         tools=tools,
         tool_choice=choice,
@@ -138,22 +159,22 @@ def _settings(
 
 def _truncation(
     wish: str | client_events.RetentionIn | UnsetType | None,
-    now: core.Truncation,
-    default: core.Truncation,
-) -> core.Truncation:
+    now: Truncation,
+    default: Truncation,
+) -> Truncation:
     match wish:
         case "auto" | "disabled":
-            return core.Truncation(mode=wish)
+            return Truncation(mode=wish)
         case client_events.RetentionIn(retention_ratio=ratio, token_limits=limits):
             after = None if limits is None else limits.post_instructions
-            return core.Truncation(mode="retention_ratio", ratio=ratio, after_instructions=after)
+            return Truncation(mode="retention_ratio", ratio=ratio, after_instructions=after)
         case None:
             return default
         case _:
             return now
 
 
-def _tools(tools: list[client_events.ToolIn], where: str) -> tuple[core.Tool, ...]:
+def _tools(tools: list[client_events.ToolIn], where: str) -> tuple[Tool, ...]:
     kept = (
         (f"{where}.tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
     )
@@ -162,20 +183,20 @@ def _tools(tools: list[client_events.ToolIn], where: str) -> tuple[core.Tool, ..
 
 def _tool_choice(
     choice: Literal["auto", "none", "required"] | client_events.ToolChoiceIn,
-    tools: tuple[core.Tool, ...],
+    tools: tuple[Tool, ...],
     where: str,
-) -> core.ToolChoice:
+) -> ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
             return named(name, tools, f"{where}.tool_choice.name")
         case client_events.ToolChoiceIn():
-            return core.ToolChoice()
+            return ToolChoice()
         case mode:
-            return core.ToolChoice(mode)
+            return ToolChoice(mode)
 
 
-def _extras(wishes: client_events.Wishes, now: core.Settings) -> str:
+def _extras(wishes: client_events.Wishes, now: Settings) -> str:
     was = Extras.of(now)
     include = was.include
     if isinstance(wishes, client_events.SessionIn) and wishes.include is not UNSET:
@@ -207,34 +228,34 @@ def _voice(audio: object) -> str | None:
 # ---------------------------------------------------------------- items
 
 
-def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> core.Item:
+def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> Item:
     item_id = item.id or fresh("item")
     match item:
         case client_events.MessageIn(role=role, content=content):
             parts = tuple(
                 _part(part, role, f"{where}.content[{n}]") for n, part in enumerate(content)
             )
-            return core.MessageItem(id=item_id, role=role, parts=parts)
+            return MessageItem(id=item_id, role=role, parts=parts)
         case client_events.FunctionCallIn(name=name, arguments=arguments, call_id=call_id):
-            return core.CallItem(
+            return CallItem(
                 id=item_id,
                 call_id=call_id or within(item_id)("call"),
                 name=name,
                 arguments=arguments,
             )
         case client_events.FunctionCallOutputIn(call_id=call_id, output=output):
-            return core.CallOutputItem(id=item_id, call_id=call_id, output=output)
+            return CallOutputItem(id=item_id, call_id=call_id, output=output)
         case _:
             assert_never(item)
 
 
-def _part(part: client_events.PartIn, role: core.ItemRole, where: str) -> core.Part:
+def _part(part: client_events.PartIn, role: ItemRole, where: str) -> Part:
     """Any spelling of text is text; audio counts by its transcript."""
     match part.type:
         case "input_text" | "output_text" | "text":
             if part.text is None:
                 raise missing(f"{where}.text")
-            return core.Part("output_text" if role == "assistant" else "input_text", part.text)
+            return Part("output_text" if role == "assistant" else "input_text", part.text)
         case "input_audio" | "output_audio" | "audio":
             if part.transcript is None:
                 raise Refusal(
@@ -243,9 +264,9 @@ def _part(part: client_events.PartIn, role: core.ItemRole, where: str) -> core.P
                     param=f"{where}.transcript",
                 )
             if role == "user":
-                return core.Part("input_audio", part.transcript)
+                return Part("input_audio", part.transcript)
             kind = "output_text" if role == "assistant" else "input_text"
-            return core.Part(kind, part.transcript)
+            return Part(kind, part.transcript)
         case "input_image":
             raise Refusal(
                 f"Invalid '{where}.type': this server takes text only, no images.",

@@ -8,9 +8,34 @@ from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.ids import fresh
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import (
+    AnswerEnded,
+    AnswerInterrupted,
+    AnswerStarted,
+    ArgumentsDelta,
+    Configured,
+    ItemAdded,
+    ItemDropped,
+    ItemFetched,
+    ItemTruncated,
+    Level,
+    Opened,
+    OutputEnded,
+    OutputStarted,
+    Resume,
+    Resumed,
+    Rewind,
+    Tell,
+    TextAppended,
+    TextCleared,
+    TextCommitted,
+    TextDelta,
+)
+from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem, Part
 from continuo.realtime.protocol.realtime_api import server_events
 from continuo.realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
+from continuo.realtime.protocol.response import Answer, AnswerError, Usage
+from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
 
 Name = Callable[[int], str]
 """The event id of the nth event, from 1, that a Tell becomes."""
@@ -20,7 +45,7 @@ class Voice:
     """One connection's."""
 
     def __init__(
-        self, session_id: str, model: str, levels: Callable[[], Sequence[core.Level]] = tuple
+        self, session_id: str, model: str, levels: Callable[[], Sequence[Level]] = tuple
     ) -> None:
         """`levels`: what the client may still do."""
         self._levels = levels
@@ -31,29 +56,29 @@ class Voice:
         self._include: tuple[str, ...] = ()
         """Of the session, as its client has been told last."""
 
-    def say(self, tell: core.Tell, name: Name) -> list[server_events.ServerEvent]:
-        if isinstance(tell, core.TextDelta):  # nearly all there is to say
+    def say(self, tell: Tell, name: Name) -> list[server_events.ServerEvent]:
+        if isinstance(tell, TextDelta):  # nearly all there is to say
             return [_text_delta(tell, name(1))]
         self._name, self._said = name, 0
         return list(self._say(tell))
 
-    def _say(self, tell: core.Tell) -> Iterator[server_events.ServerEvent]:
-        if isinstance(tell, core.Opened | core.Resumed | core.Configured):
+    def _say(self, tell: Tell) -> Iterator[server_events.ServerEvent]:
+        if isinstance(tell, Opened | Resumed | Configured):
             self._include = Extras.of(tell.settings).include
         match tell:
-            case core.Opened(settings=settings, resume=resume):
+            case Opened(settings=settings, resume=resume):
                 session = self.session(settings, resume)
                 yield server_events.SessionCreated(event_id=self._id(), session=session)
-            case core.Resumed(settings=settings, resume=resume):
+            case Resumed(settings=settings, resume=resume):
                 session = self.session(settings, resume)
                 yield server_events.SessionUpdated(event_id=self._id(), session=session)
-            case core.Configured(settings=settings, rewind=rewind):
+            case Configured(settings=settings, rewind=rewind):
                 yield server_events.SessionUpdated(
                     event_id=self._id(),
                     session=self.session(settings),
                     rewind=rewind_out(rewind),
                 )
-            case core.ItemAdded(item=item, previous=previous, rewind=rewind):
+            case ItemAdded(item=item, previous=previous, rewind=rewind):
                 shape = item_out(item)
                 yield server_events.ItemAdded(
                     event_id=self._id(),
@@ -64,13 +89,13 @@ class Voice:
                 yield server_events.ItemDone(
                     event_id=self._id(), previous_item_id=previous, item=shape
                 )
-            case core.ItemFetched(item=item):
+            case ItemFetched(item=item):
                 yield server_events.ItemRetrieved(event_id=self._id(), item=item_out(item))
-            case core.ItemDropped(item_id=item_id, rewind=rewind):
+            case ItemDropped(item_id=item_id, rewind=rewind):
                 yield server_events.ItemDeleted(
                     event_id=self._id(), item_id=item_id, rewind=rewind_out(rewind)
                 )
-            case core.ItemTruncated(item_id=item_id, content_index=index):
+            case ItemTruncated(item_id=item_id, content_index=index):
                 yield server_events.ItemTruncated(
                     event_id=self._id(),
                     item_id=item_id,
@@ -79,23 +104,23 @@ class Voice:
                     text_end=UNSET if tell.text_end is None else tell.text_end,
                     rewind=rewind_out(tell.rewind),
                 )
-            case core.TextAppended(length=length):
+            case TextAppended(length=length):
                 yield server_events.TextAppended(event_id=self._id(), length=length)
-            case core.TextCleared():
+            case TextCleared():
                 yield server_events.TextCleared(event_id=self._id())
-            case core.TextCommitted(item_id=item_id, previous=previous):
+            case TextCommitted(item_id=item_id, previous=previous):
                 yield server_events.TextCommitted(
                     event_id=self._id(), item_id=item_id, previous_item_id=previous
                 )
-            case core.AnswerStarted(answer=answer):
+            case AnswerStarted(answer=answer):
                 yield server_events.ResponseCreated(
                     event_id=self._id(), response=response_out(answer)
                 )
-            case core.OutputStarted():
+            case OutputStarted():
                 yield from self._output_started(tell)
-            case core.TextDelta():
+            case TextDelta():
                 yield _text_delta(tell, self._id())
-            case core.ArgumentsDelta():
+            case ArgumentsDelta():
                 yield server_events.ArgumentsDelta(
                     event_id=self._id(),
                     response_id=tell.answer_id,
@@ -104,15 +129,15 @@ class Voice:
                     call_id=tell.call_id,
                     delta=tell.text,
                 )
-            case core.OutputEnded():
+            case OutputEnded():
                 yield from self._output_ended(tell)
-            case core.AnswerEnded(answer=answer):
+            case AnswerEnded(answer=answer):
                 yield server_events.ResponseDone(event_id=self._id(), response=response_out(answer))
                 yield server_events.RateLimitsUpdated(
                     event_id=self._id(),
                     rate_limits=[_rate_limit(level) for level in self._levels()],
                 )
-            case core.AnswerInterrupted(answer_id=answer_id, item_id=item_id, upto=upto):
+            case AnswerInterrupted(answer_id=answer_id, item_id=item_id, upto=upto):
                 if INTERRUPTED in self._include:
                     yield server_events.ResponseInterrupted(
                         event_id=self._id(), response_id=answer_id, item_id=item_id, upto=upto
@@ -141,7 +166,7 @@ class Voice:
     def closed(self, name: str, reason: str) -> server_events.SessionClosed:
         return server_events.SessionClosed(event_id=name, reason=reason)
 
-    def _output_started(self, tell: core.OutputStarted) -> Iterator[server_events.ServerEvent]:
+    def _output_started(self, tell: OutputStarted) -> Iterator[server_events.ServerEvent]:
         shape = item_out(tell.item)
         yield server_events.OutputItemAdded(
             event_id=self._id(), response_id=tell.answer_id, output_index=tell.index, item=shape
@@ -150,7 +175,7 @@ class Voice:
             yield server_events.ItemAdded(
                 event_id=self._id(), previous_item_id=tell.previous, item=shape
             )
-        if isinstance(tell.item, core.MessageItem):
+        if isinstance(tell.item, MessageItem):
             yield server_events.ContentPartAdded(
                 event_id=self._id(),
                 response_id=tell.answer_id,
@@ -160,10 +185,10 @@ class Voice:
                 part=server_events.PartOut(type="text", text=""),
             )
 
-    def _output_ended(self, tell: core.OutputEnded) -> Iterator[server_events.ServerEvent]:
+    def _output_ended(self, tell: OutputEnded) -> Iterator[server_events.ServerEvent]:
         item, answer_id, index = tell.item, tell.answer_id, tell.index
         match item:
-            case core.MessageItem():
+            case MessageItem():
                 text = "".join(part.text for part in item.parts)
                 yield server_events.TextDone(
                     event_id=self._id(),
@@ -181,7 +206,7 @@ class Voice:
                     content_index=0,
                     part=server_events.PartOut(type="text", text=text),
                 )
-            case core.CallItem():
+            case CallItem():
                 yield server_events.ArgumentsDone(
                     event_id=self._id(),
                     response_id=answer_id,
@@ -202,9 +227,7 @@ class Voice:
                 event_id=self._id(), previous_item_id=tell.previous, item=shape
             )
 
-    def session(
-        self, settings: core.Settings, resume: core.Resume | None = None
-    ) -> server_events.SessionOut:
+    def session(self, settings: Settings, resume: Resume | None = None) -> server_events.SessionOut:
         extras = Extras.of(settings)
         return server_events.SessionOut(
             id=self.session_id,
@@ -227,7 +250,7 @@ class Voice:
         return self._name(self._said)
 
 
-def _text_delta(tell: core.TextDelta, name: str) -> server_events.TextDelta:
+def _text_delta(tell: TextDelta, name: str) -> server_events.TextDelta:
     return server_events.TextDelta(
         event_id=name,
         response_id=tell.answer_id,
@@ -238,7 +261,7 @@ def _text_delta(tell: core.TextDelta, name: str) -> server_events.TextDelta:
     )
 
 
-def resume_out(resume: core.Resume) -> server_events.ResumeOut:
+def resume_out(resume: Resume) -> server_events.ResumeOut:
     return server_events.ResumeOut(
         session_id=resume.session_id,
         epoch=resume.epoch,
@@ -250,7 +273,7 @@ def resume_out(resume: core.Resume) -> server_events.ResumeOut:
     )
 
 
-def _rate_limit(level: core.Level) -> server_events.RateLimit:
+def _rate_limit(level: Level) -> server_events.RateLimit:
     return server_events.RateLimit(
         name=level.name,
         limit=level.limit,
@@ -259,7 +282,7 @@ def _rate_limit(level: core.Level) -> server_events.RateLimit:
     )
 
 
-def rewind_out(rewind: core.Rewind | None) -> server_events.RewindOut | UnsetType:
+def rewind_out(rewind: Rewind | None) -> server_events.RewindOut | UnsetType:
     if rewind is None:
         return UNSET
     return server_events.RewindOut(
@@ -267,7 +290,7 @@ def rewind_out(rewind: core.Rewind | None) -> server_events.RewindOut | UnsetTyp
     )
 
 
-def response_out(answer: core.Answer) -> server_events.ResponseOut:
+def response_out(answer: Answer) -> server_events.ResponseOut:
     return server_events.ResponseOut(
         id=answer.id,
         status=answer.status,
@@ -285,16 +308,16 @@ def response_out(answer: core.Answer) -> server_events.ResponseOut:
     )
 
 
-def item_out(item: core.Item) -> server_events.ItemOut:
+def item_out(item: Item) -> server_events.ItemOut:
     match item:
-        case core.MessageItem():
+        case MessageItem():
             return server_events.MessageOut(
                 id=item.id,
                 status=item.status,
                 role=item.role,
                 content=[_part(part) for part in item.parts],
             )
-        case core.CallItem():
+        case CallItem():
             return server_events.FunctionCallOut(
                 id=item.id,
                 status=item.status,
@@ -302,7 +325,7 @@ def item_out(item: core.Item) -> server_events.ItemOut:
                 name=item.name,
                 arguments=item.arguments,
             )
-        case core.CallOutputItem():
+        case CallOutputItem():
             return server_events.FunctionCallOutputOut(
                 id=item.id, status=item.status, call_id=item.call_id, output=item.output
             )
@@ -310,7 +333,7 @@ def item_out(item: core.Item) -> server_events.ItemOut:
             assert_never(item)
 
 
-def tool_out(tool: core.Tool) -> server_events.ToolOut:
+def tool_out(tool: Tool) -> server_events.ToolOut:
     return server_events.ToolOut(
         name=tool.name,
         description=UNSET if tool.description is None else tool.description,
@@ -319,7 +342,7 @@ def tool_out(tool: core.Tool) -> server_events.ToolOut:
     )
 
 
-def usage_out(usage: core.Usage) -> server_events.UsageOut:
+def usage_out(usage: Usage) -> server_events.UsageOut:
     return server_events.UsageOut(
         total_tokens=usage.input_tokens + usage.output_tokens,
         input_tokens=usage.input_tokens,
@@ -337,13 +360,13 @@ def usage_out(usage: core.Usage) -> server_events.UsageOut:
     )
 
 
-def _part(part: core.Part) -> server_events.PartOut:
+def _part(part: Part) -> server_events.PartOut:
     if part.kind == "input_audio":
         return server_events.PartOut(type="input_audio", transcript=part.text)
     return server_events.PartOut(type=part.kind, text=part.text)
 
 
-def _details(answer: core.Answer) -> server_events.StatusDetails | None:
+def _details(answer: Answer) -> server_events.StatusDetails | None:
     reason = UNSET if answer.reason is None else answer.reason
     match answer.status:
         case "in_progress" | "completed":
@@ -351,7 +374,7 @@ def _details(answer: core.Answer) -> server_events.StatusDetails | None:
         case "cancelled" | "incomplete":
             return server_events.StatusDetails(type=answer.status, reason=reason)
         case "failed":
-            error = answer.error or core.AnswerError("server_error", "The answer failed.")
+            error = answer.error or AnswerError("server_error", "The answer failed.")
             return server_events.StatusDetails(
                 type="failed",
                 error=server_events.ErrorDetail(code=error.code, message=error.message),
@@ -360,12 +383,12 @@ def _details(answer: core.Answer) -> server_events.StatusDetails | None:
             assert_never(answer.status)
 
 
-def _choice(choice: core.ToolChoice) -> str | server_events.ToolChoiceOut:
+def _choice(choice: ToolChoice) -> str | server_events.ToolChoiceOut:
     return server_events.ToolChoiceOut(name=choice.name) if choice.name is not None else choice.mode
 
 
 def _truncation(
-    truncation: core.Truncation,
+    truncation: Truncation,
 ) -> Literal["auto", "disabled"] | server_events.RetentionOut:
     if truncation.mode != "retention_ratio":
         return truncation.mode
@@ -376,7 +399,7 @@ def _truncation(
     )
 
 
-def _tokens(settings: core.Settings) -> int | Literal["inf"]:
+def _tokens(settings: Settings) -> int | Literal["inf"]:
     return "inf" if settings.max_output_tokens is None else settings.max_output_tokens
 
 
@@ -393,7 +416,7 @@ class _Sampling(TypedDict):
     ignore_eos: bool
 
 
-def _sampling(settings: core.Settings) -> _Sampling:
+def _sampling(settings: Settings) -> _Sampling:
     sampling = settings.sampling
     return {
         "temperature": sampling.temperature,

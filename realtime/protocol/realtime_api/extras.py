@@ -2,7 +2,7 @@
 
 import msgspec
 
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 
 INTERRUPTED = "response.interrupted"
 """Ours: an event that only a session hears of that includes it."""

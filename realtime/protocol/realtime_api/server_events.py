@@ -6,7 +6,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Fault
-from continuo.realtime.protocol.core import AnswerStatus, ItemRole, ItemStatus, Reason, Residency
+from continuo.realtime.protocol.items import ItemRole, ItemStatus
+from continuo.realtime.protocol.response import AnswerStatus, Reason, Residency
 
 # ---------------------------------------------------------------- items
 

@@ -7,16 +7,26 @@ from typing import Literal, TypeVar
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.items import (
+    CallItem,
+    CallOutputItem,
+    Item,
+    ItemReference,
+    ItemRole,
+    MessageItem,
+    Part,
+)
 from continuo.realtime.protocol.responses_api import client_events
 from continuo.realtime.protocol.responses_api.extras import Extras
 from continuo.realtime.protocol.sampling import missing, sampling_of
+from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
 from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
 
 T = TypeVar("T")
 Fresh = Callable[[str], str]
 """Makes an id from a prefix."""
-_ROLES: dict[str, core.ItemRole] = {
+_ROLES: dict[str, ItemRole] = {
     "user": "user",
     "assistant": "assistant",
     "system": "system",
@@ -24,16 +34,14 @@ _ROLES: dict[str, core.ItemRole] = {
 }
 
 
-def hear(
-    create: client_events.Create, default: core.Settings, model: str, fresh: Fresh
-) -> core.GoOn:
+def hear(create: client_events.Create, default: Settings, model: str, fresh: Fresh) -> GoOn:
     """`default` is how answers are made that wish for nothing, `model` what is served."""
     _unsupported(create)
     settings = settings_of(create, default, create.model or model)
     items = items_of("" if create.input is None else create.input, "input", fresh)
     if not items and create.previous_response_id is None and create.generate is not False:
         raise missing("input")
-    return core.GoOn(
+    return GoOn(
         settings=settings,
         metadata=create.metadata,
         previous=create.previous_response_id,
@@ -44,7 +52,7 @@ def hear(
     )
 
 
-def settings_of(create: client_events.Create, default: core.Settings, model: str) -> core.Settings:
+def settings_of(create: client_events.Create, default: Settings, model: str) -> Settings:
     tools = _tools(create.tools or [])
     text = _text(create.text or client_events.TextIn())
     form = text.format or client_events.FormatIn(type="text")
@@ -53,7 +61,7 @@ def settings_of(create: client_events.Create, default: core.Settings, model: str
         background=bool(create.background),
         text=msgspec.Raw(msgspec.json.encode(text)),
     )
-    return core.Settings(
+    return Settings(
         instructions=create.instructions or "",
         tools=tools,
         tool_choice=_tool_choice(create.tool_choice, tools, given=bool(create.tools)),
@@ -63,18 +71,18 @@ def settings_of(create: client_events.Create, default: core.Settings, model: str
             sampling_of(create, default.sampling, default.sampling),
             grammar=grammar_of(form.type, form.schema, "text.format.schema"),
         ),
-        truncation=core.Truncation(mode=create.truncation or "disabled"),
+        truncation=Truncation(mode=create.truncation or "disabled"),
         extras=extras.encode(),
     )
 
 
 def items_of(
     given: client_events.Input, where: str, fresh: Fresh
-) -> tuple[core.Item | core.ItemReference, ...]:
+) -> tuple[Item | ItemReference, ...]:
     """A text is a user's message. What a model has thought is left out."""
     if isinstance(given, str):
-        part = core.Part("input_text", given)
-        return (core.MessageItem(id=fresh("msg"), role="user", parts=(part,)),) if given else ()
+        part = Part("input_text", given)
+        return (MessageItem(id=fresh("msg"), role="user", parts=(part,)),) if given else ()
     return tuple(
         _item(item, f"{where}[{n}]", fresh)
         for n, item in enumerate(given)
@@ -82,14 +90,14 @@ def items_of(
     )
 
 
-def steering(given: client_events.Input, fresh: Fresh) -> tuple[core.Item, ...]:
+def steering(given: client_events.Input, fresh: Fresh) -> tuple[Item, ...]:
     """What may be said to an answer while it is made: user's messages."""
     items = items_of(given, "input", fresh)
     if not items:
         raise missing("input")
-    said: list[core.Item] = []
+    said: list[Item] = []
     for n, item in enumerate(items):
-        if not isinstance(item, core.MessageItem) or item.role != "user":
+        if not isinstance(item, MessageItem) or item.role != "user":
             raise Refusal(
                 f"Invalid 'input[{n}]': only messages of the role 'user' can steer a response.",
                 code="invalid_value",
@@ -115,7 +123,7 @@ def _unsupported(create: client_events.Create) -> None:
             )
 
 
-def _tools(tools: Sequence[client_events.ToolIn]) -> tuple[core.Tool, ...]:
+def _tools(tools: Sequence[client_events.ToolIn]) -> tuple[Tool, ...]:
     return tools_of(
         (f"tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
     )
@@ -123,10 +131,10 @@ def _tools(tools: Sequence[client_events.ToolIn]) -> tuple[core.Tool, ...]:
 
 def _tool_choice(
     choice: Literal["auto", "none", "required"] | client_events.ToolChoiceIn | None,
-    tools: Sequence[core.Tool],
+    tools: Sequence[Tool],
     *,
     given: bool,
-) -> core.ToolChoice:
+) -> ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
@@ -134,9 +142,9 @@ def _tool_choice(
         case "required" | client_events.ToolChoiceIn(type="allowed_tools", mode="required"):
             return required(tools, "tool_choice", given=given)
         case client_events.ToolChoiceIn() | None:
-            return core.ToolChoice()
+            return ToolChoice()
         case mode:
-            return core.ToolChoice(mode)
+            return ToolChoice(mode)
 
 
 def _text(text: client_events.TextIn) -> client_events.TextIn:
@@ -150,12 +158,12 @@ def _text(text: client_events.TextIn) -> client_events.TextIn:
 # ---------------------------------------------------------------- items
 
 
-def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> core.Item | core.ItemReference:
+def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> Item | ItemReference:
     match item.type:
         case "message":
             return _message(item, where, fresh)
         case "function_call":
-            return core.CallItem(
+            return CallItem(
                 id=item.id or fresh("fc"),
                 call_id=_given(item.call_id, f"{where}.call_id"),
                 name=_given(item.name, f"{where}.name"),
@@ -163,13 +171,13 @@ def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> core.Item | c
             )
         case "function_call_output":
             output = _given(item.output, f"{where}.output")
-            return core.CallOutputItem(
+            return CallOutputItem(
                 id=item.id or fresh("fco"),
                 call_id=_given(item.call_id, f"{where}.call_id"),
                 output="\n".join(_texts(output, f"{where}.output")),
             )
         case "item_reference":
-            return core.ItemReference(_given(item.id, f"{where}.id"))
+            return ItemReference(_given(item.id, f"{where}.id"))
         case kind:
             listed = ", ".join(map(repr, client_events.ITEM_TYPES))
             raise Refusal(
@@ -179,14 +187,14 @@ def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> core.Item | c
             )
 
 
-def _message(item: client_events.ItemIn, where: str, fresh: Fresh) -> core.MessageItem:
+def _message(item: client_events.ItemIn, where: str, fresh: Fresh) -> MessageItem:
     role = _given(item.role, f"{where}.role")
     kind = "output_text" if role == "assistant" else "input_text"
     texts = _texts(_given(item.content, f"{where}.content"), f"{where}.content")
-    return core.MessageItem(
+    return MessageItem(
         id=item.id or fresh("msg"),
         role=_ROLES[role],
-        parts=tuple(core.Part(kind, text) for text in texts),
+        parts=tuple(Part(kind, text) for text in texts),
     )
 
 

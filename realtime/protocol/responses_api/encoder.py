@@ -11,9 +11,21 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.events import (
+    AnswerEnded,
+    AnswerStarted,
+    ArgumentsDelta,
+    OutputEnded,
+    OutputStarted,
+    Steered,
+    TextDelta,
+    Told,
+)
+from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem
+from continuo.realtime.protocol.response import Answer, AnswerError, AnswerStatus, Usage
 from continuo.realtime.protocol.responses_api import server_events
 from continuo.realtime.protocol.responses_api.extras import Extras
+from continuo.realtime.protocol.settings import Tool, ToolChoice
 
 
 class Voice:
@@ -23,43 +35,43 @@ class Voice:
         self._stream_id: str | UnsetType = UNSET if stream_id is None else stream_id
         self._next = 0
 
-    def say(self, told: core.Told) -> Iterator[server_events.ResponseEvent]:
+    def say(self, told: Told) -> Iterator[server_events.ResponseEvent]:
         match told:
-            case core.AnswerStarted(answer=answer):
+            case AnswerStarted(answer=answer):
                 response = response_out(answer)
                 yield server_events.Created(**self._numbered(), response=response)
                 yield server_events.InProgress(**self._numbered(), response=response)
-            case core.OutputStarted(index=index, item=item):
+            case OutputStarted(index=index, item=item):
                 yield server_events.ItemAdded(
                     **self._numbered(), output_index=index, item=item_out(item)
                 )
-                if isinstance(item, core.MessageItem):
+                if isinstance(item, MessageItem):
                     yield server_events.PartAdded(
                         **self._numbered(),
                         item_id=item.id,
                         output_index=index,
                         part=server_events.TextPart(text=""),
                     )
-            case core.TextDelta(index=index, item_id=item_id, text=text):
+            case TextDelta(index=index, item_id=item_id, text=text):
                 yield server_events.TextDelta(
                     **self._numbered(), item_id=item_id, output_index=index, delta=text
                 )
-            case core.ArgumentsDelta(index=index, item_id=item_id, text=text):
+            case ArgumentsDelta(index=index, item_id=item_id, text=text):
                 yield server_events.ArgumentsDelta(
                     **self._numbered(), item_id=item_id, output_index=index, delta=text
                 )
-            case core.OutputEnded(index=index, item=item):
+            case OutputEnded(index=index, item=item):
                 yield from self._item_ended(index, item)
-            case core.Steered(answer_id=answer_id, steer_id=steer_id):
+            case Steered(answer_id=answer_id, steer_id=steer_id):
                 steer = server_events.SteerOut(id=steer_id, previous_response_id=answer_id)
                 yield server_events.SteerAccepted(**self._numbered(), steer=steer)
-            case core.AnswerEnded(answer=answer):
+            case AnswerEnded(answer=answer):
                 yield self._ended(answer)
             case _:
                 assert_never(told)
 
     def pending(
-        self, steer_id: str, answer_id: str, owed: Sequence[core.CallItem]
+        self, steer_id: str, answer_id: str, owed: Sequence[CallItem]
     ) -> server_events.SteerPending:
         return server_events.SteerPending(
             **self._numbered(),
@@ -83,9 +95,9 @@ class Voice:
         )
 
     def _item_ended(
-        self, index: int, item: core.MessageItem | core.CallItem
+        self, index: int, item: MessageItem | CallItem
     ) -> Iterator[server_events.ResponseEvent]:
-        if isinstance(item, core.MessageItem):
+        if isinstance(item, MessageItem):
             text = "".join(part.text for part in item.parts)
             yield server_events.TextDone(
                 **self._numbered(), item_id=item.id, output_index=index, text=text
@@ -106,7 +118,7 @@ class Voice:
             )
         yield server_events.ItemDone(**self._numbered(), output_index=index, item=item_out(item))
 
-    def _ended(self, answer: core.Answer) -> server_events.ResponseEvent:
+    def _ended(self, answer: Answer) -> server_events.ResponseEvent:
         response = response_out(answer)
         match response.status:
             case "completed":
@@ -140,7 +152,7 @@ def error_out(refusal: Refusal, stream_id: str | None = None) -> server_events.E
     )
 
 
-def response_out(answer: core.Answer) -> server_events.ResponseOut:
+def response_out(answer: Answer) -> server_events.ResponseOut:
     settings, extras = answer.settings, Extras.of(answer.settings)
     return server_events.ResponseOut(
         id=answer.id,
@@ -168,16 +180,16 @@ def response_out(answer: core.Answer) -> server_events.ResponseOut:
     )
 
 
-def item_out(item: core.Item) -> server_events.ItemOut:
+def item_out(item: Item) -> server_events.ItemOut:
     match item:
-        case core.MessageItem():
+        case MessageItem():
             return server_events.MessageOut(
                 id=item.id,
                 status=item.status,
                 role=item.role,
                 content=[server_events.TextPart(text=part.text) for part in item.parts],
             )
-        case core.CallItem():
+        case CallItem():
             return server_events.CallOut(
                 id=item.id,
                 status=item.status,
@@ -185,13 +197,13 @@ def item_out(item: core.Item) -> server_events.ItemOut:
                 name=item.name,
                 arguments=item.arguments,
             )
-        case core.CallOutputItem():
+        case CallOutputItem():
             raise AssertionError("models do not answer calls")
         case _:
             assert_never(item)
 
 
-def usage_out(usage: core.Usage) -> server_events.UsageOut:
+def usage_out(usage: Usage) -> server_events.UsageOut:
     return server_events.UsageOut(
         input_tokens=usage.input_tokens,
         input_tokens_details=server_events.InputDetails(
@@ -207,25 +219,25 @@ def usage_out(usage: core.Usage) -> server_events.UsageOut:
     )
 
 
-def _status(status: core.AnswerStatus) -> server_events.Status:
+def _status(status: AnswerStatus) -> server_events.Status:
     return "incomplete" if status == "cancelled" else status
 
 
-def _incomplete(answer: core.Answer) -> server_events.Incomplete | None:
+def _incomplete(answer: Answer) -> server_events.Incomplete | None:
     if answer.status not in ("incomplete", "cancelled"):
         return None
     reason = answer.reason or "cancelled"
     return server_events.Incomplete(reason="cancelled" if reason == "client_cancelled" else reason)
 
 
-def _error(answer: core.Answer) -> server_events.ErrorOut | None:
+def _error(answer: Answer) -> server_events.ErrorOut | None:
     if answer.status != "failed":
         return None
-    error = answer.error or core.AnswerError("server_error", "The answer failed.")
+    error = answer.error or AnswerError("server_error", "The answer failed.")
     return server_events.ErrorOut(code="server_error", message=f"{error.message} ({error.code})")
 
 
-def _tool(tool: core.Tool) -> server_events.ToolOut:
+def _tool(tool: Tool) -> server_events.ToolOut:
     return server_events.ToolOut(
         name=tool.name,
         description=tool.description,
@@ -235,6 +247,6 @@ def _tool(tool: core.Tool) -> server_events.ToolOut:
 
 
 def _choice(
-    choice: core.ToolChoice,
+    choice: ToolChoice,
 ) -> Literal["auto", "none", "required"] | str | server_events.ToolChoiceOut:
     return server_events.ToolChoiceOut(name=choice.name) if choice.name is not None else choice.mode

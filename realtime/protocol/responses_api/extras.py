@@ -2,7 +2,7 @@
 
 import msgspec
 
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Fault
-from continuo.realtime.protocol.core import ItemRole, ItemStatus, Residency
+from continuo.realtime.protocol.items import ItemRole, ItemStatus
+from continuo.realtime.protocol.response import Residency
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.core import Settings
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.access import Guest
 
 PREFIX = "ek_"

@@ -12,7 +12,6 @@ a client secret that has expired.
 
 from collections.abc import Callable, Mapping
 
-import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
@@ -25,13 +24,9 @@ from continuo.realtime.registry.access import Fork, Guest, Return
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.gate import Denied, Gate, offered
-from continuo.realtime.server.http.served_model import Model, Served
+from continuo.realtime.server.http.model_routes import Models
+from continuo.realtime.server.http.served_model import Served
 from continuo.realtime.transport import Connection, StarletteSocket
-
-
-class Models(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[Model]
 
 
 class Routes:

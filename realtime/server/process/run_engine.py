@@ -12,9 +12,10 @@ from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.server.config.settings import EngineSettings
-from continuo.realtime.server.http.app import bind
+from continuo.realtime.server.process.console import Progress, say
 from continuo.realtime.server.process.engine_discovery import announced
-from continuo.realtime.server.process.run_gateway import Progress, Stopping, say, until_quiet
+from continuo.realtime.server.process.shutdown import Stopping, until_quiet
+from continuo.realtime.server.process.web_server import bind
 
 
 async def host(settings: EngineSettings) -> int:

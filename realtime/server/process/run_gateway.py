@@ -7,13 +7,8 @@ its whole process group was told.
 """
 
 import asyncio
-import os
-import signal
-import socket
 import ssl
-import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TypeVar
 
@@ -22,14 +17,14 @@ import msgspec
 from continuo.engine import Engine, EngineError, Security
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.config.settings import DEFAULT_PORT, Settings
-from continuo.realtime.server.http.app import Server, bind, build, not_free
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.http.app import build
 from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.process.console import Progress, print_welcome, say
 from continuo.realtime.server.process.engine_discovery import elsewhere
+from continuo.realtime.server.process.shutdown import Stopping, until_quiet
+from continuo.realtime.server.process.web_server import Server, bind, not_free
 from continuo.realtime.store import Store, StoreError, open_store
-
-QUIET_S = 0.5
-"""So long after the last answer its end has been written."""
 
 TOGETHER_S = 0.1
 """Signals that come within it are one."""
@@ -46,44 +41,6 @@ async def serve(settings: Settings) -> int:
 async def gateway(settings: Settings) -> int:
     """With engines that run apart. Returns the exit status. Raises SetupError."""
     return await _run(settings, _apart)
-
-
-class Stopping:
-    """Set by the first signal; the second does not wait for anybody."""
-
-    def __init__(self) -> None:
-        self.gently = False
-        """Answers in flight may end."""
-        self._asked = asyncio.Event()
-        self._asked_s = 0.0
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._heard, number)
-
-    def _heard(self, number: signal.Signals) -> None:
-        now_s = time.monotonic()
-        if not self._asked.is_set():
-            self.gently = number == signal.SIGTERM
-            self._asked_s = now_s
-            self._asked.set()
-        elif now_s - self._asked_s > TOGETHER_S:
-            os._exit(1)
-
-    async def asked(self) -> None:
-        await self._asked.wait()
-
-    async def unless(self, work: Coroutine[None, None, Value]) -> Value | None:
-        """What the work gives. None: stopped before it was done."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self.asked())
-        try:
-            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            working.cancel()
-            await asyncio.gather(working, return_exceptions=True)
-            return None
-        finally:
-            stopping.cancel()
 
 
 @asynccontextmanager
@@ -132,7 +89,7 @@ async def _run(settings: Settings, source: Source) -> int:
                 app = build(engine, settings, store, recent)
                 await stack.enter_async_context(app.state.registry.running())
                 entrance.open(app, engine, store)
-                _welcome(engine, settings, sock)
+                print_welcome(engine, settings, sock)
                 return await _until_stopped(entrance, engine, serving, stopping, settings)
             finally:
                 server.should_exit = True
@@ -187,17 +144,6 @@ async def _until_stopped(
     return 0
 
 
-async def until_quiet(turns: Callable[[], int], grace_s: float) -> None:
-    """Returns when there has been no turn for QUIET_S, at the latest after `grace_s`."""
-    now_s = quiet_since_s = time.monotonic()
-    end_s = now_s + grace_s
-    while now_s < end_s and now_s - quiet_since_s < QUIET_S:
-        await asyncio.sleep(QUIET_S / 10)
-        now_s = time.monotonic()
-        if turns():
-            quiet_since_s = now_s
-
-
 def _trust(settings: Settings) -> ssl.SSLContext | None:
     """Of engines that speak TLS. Raises SetupError."""
     if settings.engine_cafile is None:
@@ -226,45 +172,3 @@ def _tls(settings: Settings) -> ssl.SSLContext | None:
         why = error.strerror or str(error)
         raise SetupError(f"{given}: cannot be used ({why})") from None
     return context
-
-
-class Progress:
-    """Says a stage once, when it begins; in a terminal, how far it is."""
-
-    def __init__(self) -> None:
-        self._stage = ""
-
-    def __call__(self, what: str, fraction: float) -> None:
-        if sys.stdout.isatty():
-            end = "\n" if fraction >= 1 else ""
-            print(f"\r\x1b[K  {what} {fraction:.0%}", end=end, flush=True)
-        elif what != self._stage:
-            self._stage = what
-            say(f"  {what}")
-
-
-def _welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
-    ready = engine.ready
-    name, port = settings.served_model_name, sock.getsockname()[1]
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    scheme = "wss" if settings.ssl_certfile else "ws"
-    url = f"{scheme}://{host}:{port}"
-    chat = "continuo chat"
-    if settings.ssl_certfile or port != DEFAULT_PORT or not settings.loopback:
-        chat += f" --url {url}"
-    if settings.tenants:
-        chat += " --api-key YOUR_KEY"
-    page = f"  Open           http{url.removeprefix('ws')}/\n" if settings.web else ""
-    say(
-        f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
-        f"{ready.max_model_len:,} tokens of context.\n"
-        f"\n"
-        f"{page}"
-        f"  Listening on   {url}/v1/realtime\n"
-        f"  Talk to it     {chat}\n"
-        f"  Stop it        Ctrl-C\n"
-    )
-
-
-def say(text: str) -> None:
-    print(text, flush=True)

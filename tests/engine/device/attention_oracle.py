@@ -12,7 +12,7 @@ from torch import Tensor
 from continuo.engine.batch import Batch, Row
 from continuo.engine.device.attention.sdpa_backend import FOLD_COUNT_MAX
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.model import KVShape
 
 ROWS = {
     "decode, much alike": [(50, 1), (52, 1), (49, 1), (64, 1)],

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from continuo.engine.batch import Move
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.model import KVShape
 from tests.support.digest_runner import carry_out
 
 PAGES, HOST = 5, 3

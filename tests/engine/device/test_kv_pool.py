@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from continuo.engine.batch import Move
 from continuo.engine.config import EngineConfig
-from continuo.engine.device import kv_pool
+from continuo.engine.device import kv_sizing
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.kv_sizing import CPU_BYTES, bytes_per_token, size
+from continuo.engine.device.model import KVShape
 from continuo.engine.errors import ModelError
 
 SHAPES = [KVShape(2, 4, 4), KVShape(1, 6, 3)]
@@ -68,15 +69,15 @@ def test_a_token_lands_in_its_page_head_and_slot() -> None:
 
 
 def test_bytes_per_token() -> None:
-    assert kv_pool.bytes_per_token(SHAPES, torch.bfloat16) == 2 * (2 * 8 + 1 * 9)
+    assert bytes_per_token(SHAPES, torch.bfloat16) == 2 * (2 * 8 + 1 * 9)
 
 
 def test_a_pool_of_given_size() -> None:
-    assert kv_pool.size(EngineConfig(num_gpu_blocks_override=40), 100, 4096, CPU) == (40, 640)
-    assert kv_pool.size(EngineConfig(num_gpu_blocks_override=40), 100, 512, CPU) == (40, 512)
-    assert kv_pool.size(EngineConfig(kv_cache_memory_bytes=160_000), 100, 4096, CPU) == (100, 1600)
+    assert size(EngineConfig(num_gpu_blocks_override=40), 100, 4096, CPU) == (40, 640)
+    assert size(EngineConfig(num_gpu_blocks_override=40), 100, 512, CPU) == (40, 512)
+    assert size(EngineConfig(kv_cache_memory_bytes=160_000), 100, 4096, CPU) == (100, 1600)
     short = EngineConfig(kv_cache_memory_bytes=160_000, max_model_len=100)
-    assert kv_pool.size(short, 100, 4096, CPU) == (100, 100)
+    assert size(short, 100, 4096, CPU) == (100, 100)
 
 
 @pytest.mark.parametrize(
@@ -90,18 +91,18 @@ def test_a_pool_of_given_size() -> None:
 )
 def test_a_pool_that_cannot_hold_one_session_is_refused(config: EngineConfig) -> None:
     with pytest.raises(ModelError, match="max_model_len"):
-        kv_pool.size(config, 100, 4096, CPU)
+        size(config, 100, 4096, CPU)
 
 
 def test_the_default_pool_is_a_modest_share_but_holds_one_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meminfo = tmp_path / "meminfo"
-    monkeypatch.setattr(kv_pool, "MEMINFO", meminfo)
+    monkeypatch.setattr(kv_sizing, "MEMINFO", meminfo)
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 400 kB\n")  # a quarter: 102,400 bytes
-    assert kv_pool.size(EngineConfig(), 100, 4096, CPU) == (64, 1024)
-    assert kv_pool.size(EngineConfig(max_model_len=4096), 100, 4096, CPU) == (256, 4096)
+    assert size(EngineConfig(), 100, 4096, CPU) == (64, 1024)
+    assert size(EngineConfig(max_model_len=4096), 100, 4096, CPU) == (256, 4096)
     few = EngineConfig(max_model_len=32, max_num_seqs=3)
-    assert kv_pool.size(few, 100, 4096, CPU) == (6, 32)
+    assert size(few, 100, 4096, CPU) == (6, 32)
     meminfo.unlink()
-    assert kv_pool.size(EngineConfig(), 1000, 10**9, CPU)[0] == kv_pool.CPU_BYTES // 16000
+    assert size(EngineConfig(), 1000, 10**9, CPU)[0] == CPU_BYTES // 16000

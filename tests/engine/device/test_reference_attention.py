@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention.sdpa_backend import Reference
-from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.model import KVShape
 from tests.engine.device import attention_oracle as oracle
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from continuo.engine.config import EngineConfig
 from continuo.engine.device import weights
-from continuo.engine.device.runner import build
+from continuo.engine.device.build import build
 from continuo.engine.errors import ModelError
 from tests.parity import oracle
 
@@ -155,7 +155,7 @@ def test_dtype_on_a_cpu(tmp_path: Path, stored: str, asked: str, used: str) -> N
 def test_auto_on_a_cpu_is_bf16_for_what_is_not_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("continuo.engine.device.runner.CPU_FP32_PARAMETERS_MAX", 1000)
+    monkeypatch.setattr("continuo.engine.device.build.CPU_FP32_PARAMETERS_MAX", 1000)
     oracle.FAMILIES["qwen3"]().to(torch.float16).save_pretrained(tmp_path)
     runner = oracle.runner_of(tmp_path, "auto", num_gpu_blocks_override=4)
     assert runner.pool.keys[0].dtype == torch.bfloat16

@@ -9,7 +9,7 @@ import torch
 
 from continuo.engine.device import step_inputs
 from continuo.engine.device.attention import triton_backend
-from continuo.engine.device.models.llama_decoder import KVShape
+from continuo.engine.device.model import KVShape
 from tests.engine.device import attention_oracle as oracle
 
 ROWS = {

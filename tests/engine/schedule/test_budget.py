@@ -5,14 +5,8 @@ import random
 
 import pytest
 
-from continuo.engine.core.schedule.budget import (
-    FITTED_AFTER,
-    OUTLIER,
-    Budget,
-    Load,
-    StepTime,
-    allot,
-)
+from continuo.engine.core.schedule.budget import Budget, Load, allot
+from continuo.engine.core.schedule.step_time_model import FITTED_AFTER, OUTLIER, StepTime
 
 TRUE = (0.003, 0.0002, 0.00005, 2e-9)
 """Seconds: of a step, of a row, of a token, of a token times its context."""

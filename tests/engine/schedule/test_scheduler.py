@@ -8,7 +8,8 @@ from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.schedule import Plan, Scheduler
 from continuo.engine.core.schedule.budget import Load
 from continuo.engine.core.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TOKENS
-from continuo.engine.core.sequence import Sequence, Turn
+from continuo.engine.core.sequence import Sequence
+from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import Sampling
 from continuo.engine.wire.token_log import Log
 

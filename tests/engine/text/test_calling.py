@@ -18,8 +18,8 @@ from continuo.engine.text import (
     ToolFormat,
     ToolParser,
 )
+from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from continuo.engine.text.tool_grammar import calls
-from continuo.engine.text.tool_parser import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from continuo.engine.wire.messages import Grammar
 from tests.engine.text.test_grammar import drawn, grammars
 from tests.engine.text.text_fixtures import family, template_of

@@ -19,7 +19,7 @@ from continuo.engine.text import (
     ToolFormat,
     ToolParser,
 )
-from continuo.engine.text.tool_parser import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
+from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 
 FORMATS = {format.name: format for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)

@@ -15,7 +15,8 @@ from continuo.bench import random_checkpoints
 from continuo.engine import Engine, EngineConfig, Sampling, Text
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.persistence.session_codec import unpack_state
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.items import MessageItem, Part
+from continuo.realtime.protocol.settings import Settings as GenerationSettings
 from continuo.realtime.registry.access import Fork
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import Settings
@@ -119,7 +120,7 @@ def conversation(client: Client) -> Conversation:
 def fresh(client: Client) -> Conversation:
     """The same items, but those that are dropped, as if they had just been said here."""
     now = conversation(client)
-    settings = core.Settings(instructions=now.instructions, tools=now.tools)
+    settings = GenerationSettings(instructions=now.instructions, tools=now.tools)
     items = [item for item in now.items() if item not in now.dropped]
     return Conversation.start(now.template, settings).with_items(items)
 
@@ -145,8 +146,8 @@ def question(*folders: Path) -> str:
     """To which all of these models have much to say: what goes on meanwhile may take its time."""
     templates = [Text(str(folder)).template for folder in folders]
     for letter in string.ascii_letters:
-        item = core.MessageItem(id="u", role="user", parts=(core.Part("input_text", 9 * letter),))
-        starts = [Conversation.start(one, core.Settings()) for one in templates if one]
+        item = MessageItem(id="u", role="user", parts=(Part("input_text", 9 * letter),))
+        starts = [Conversation.start(one, GenerationSettings()) for one in templates if one]
         if all(len(answer_to(one.with_items([item]), 60)) == 60 for one in starts):
             return 9 * letter
     raise AssertionError("they are all short of words")
@@ -254,7 +255,7 @@ async def test_an_answer_under_way_is_made_again(
         assert deltas(client) == done(client)
         [asked, answered] = conversation(client).spans
         assert answered.answer == made
-        start = Conversation.start(conversation(client).template, core.Settings()).with_items(
+        start = Conversation.start(conversation(client).template, GenerationSettings()).with_items(
             asked.items
         )
         assert list(answered.sampled or ()) == answer_to(start, 60)
@@ -339,7 +340,7 @@ async def test_a_fork_of_one_is_rendered_anew(store: Store, chatty: Path, other:
     async with model(other, store) as registry:
         child = await registry.open(Ears(), fork=Fork(client.session_id, "u1"))
         assert [item.id for item in child.conversation.items()][::2] == ["u0", "u1"]
-        again = Conversation.start(child.conversation.template, core.Settings())
+        again = Conversation.start(child.conversation.template, GenerationSettings())
         again = again.with_items(list(child.conversation.items()))
         assert child.conversation.ids() == again.ids()
         state = await store.load(child.id)
@@ -383,10 +384,10 @@ def expected(bench: Bench, *said: str) -> str:
     assert template is not None
     roles = ("user", "assistant")
     items = [
-        core.MessageItem(id=f"m{n}", role=roles[n % 2], parts=(core.Part("input_text", text),))  # pyright: ignore
+        MessageItem(id=f"m{n}", role=roles[n % 2], parts=(Part("input_text", text),))  # pyright: ignore
         for n, text in enumerate(said)
     ]
-    asked = Conversation.start(template, core.Settings()).with_items(items)
+    asked = Conversation.start(template, GenerationSettings()).with_items(items)
     ids = answer_to(asked, 4)
     return bench.engine.text.decode([id for id in ids if id])
 
@@ -454,9 +455,9 @@ async def test_a_session_of_the_version_before_is_rendered_anew(
         if under_way:
             await client.socket.until("response.done")
             asked, answered = conversation(client).spans
-            before = Conversation.start(conversation(client).template, core.Settings()).with_items(
-                asked.items
-            )
+            before = Conversation.start(
+                conversation(client).template, GenerationSettings()
+            ).with_items(asked.items)
             assert list(answered.sampled or ()) == answer_to(before, 400)[:-1] or answered.sampled
         else:
             assert texts(conversation(client).items()) == ["hello", "s!Q}?@"]

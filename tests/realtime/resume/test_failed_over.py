@@ -13,7 +13,7 @@ import pytest
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import Piece, Words, entry_of
 from continuo.realtime.persistence.session_writer import Ledger, News, Whole
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.idempotency_keys import Requests
 from continuo.realtime.store import (
@@ -84,7 +84,7 @@ async def ledger(store: Replicated) -> Ledger:
 
 def whole(*pieces: Piece) -> Whole:
     return Whole(
-        pieces=pieces, settings=core.Settings(), epoch=0, first=0, next=0, events=lambda number: []
+        pieces=pieces, settings=Settings(), epoch=0, first=0, next=0, events=lambda number: []
     )
 
 
@@ -174,7 +174,7 @@ async def test_a_lost_epoch_does_not_come_twice(store: Replicated, bench: Bench)
     """Positions that were told in it mean nothing in the next."""
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, Settings(), Limits(), store)
     client = Client(registry)
     client.connect()
     await client.socket.until("session.created")

@@ -2,7 +2,7 @@
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import unpack_state
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
 from continuo.realtime.store.sqlite.store import SqliteStore
@@ -24,7 +24,7 @@ async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) 
     store = await Unheard.open(None)
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, Settings(), Limits(), store)
     client = Client(registry)
     client.connect()
     await client.socket.until("session.created")
@@ -38,7 +38,7 @@ async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) 
     await client.socket.until("conversation.item.done")
     found = await store.load(client.session_id)
     assert found is not None
-    assert unpack_state(found.state).settings == core.Settings()
+    assert unpack_state(found.state).settings == Settings()
     await client.drop()
     await registry.aclose()
     await store.aclose()

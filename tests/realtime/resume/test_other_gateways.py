@@ -10,8 +10,9 @@ import pytest
 
 from continuo.engine import Engine
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.items import MessageItem
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.access import Return
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Store, open_store
@@ -42,7 +43,7 @@ async def gates_on(url: str, bench: Bench) -> AsyncIterator[tuple[Registry, Regi
 def gate(engine: Engine, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
-    return Registry(engine, template, core.Settings(), Limits(sweep_s=0.05), store)
+    return Registry(engine, template, Settings(), Limits(sweep_s=0.05), store)
 
 
 def deltas(client: Client) -> str:
@@ -197,7 +198,7 @@ async def test_what_was_said_on_the_way_is_there_after_a_kill(host: Host) -> Non
     session = host.registry.find(client.session_id)
     assert session is not None
     assert session.settings.instructions == "be kind"
-    said = [item for item in session.conversation.items() if isinstance(item, core.MessageItem)]
+    said = [item for item in session.conversation.items() if isinstance(item, MessageItem)]
     words = [item.parts[0].text for item in said if item.role == "user"]
     assert words == ["hello", "and more", "words as they come"]
     assert [item.role for item in said] == ["user", "assistant", "user", "user", "assistant"]

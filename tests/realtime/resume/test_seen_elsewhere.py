@@ -13,8 +13,10 @@ from websockets.asyncio.client import connect
 from continuo.engine import Engine
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
 from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.commands import AddItem
+from continuo.realtime.protocol.events import ItemAdded
+from continuo.realtime.protocol.settings import Settings as GenerationSettings
 from continuo.realtime.registry.access import Fork, Guest, Return
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.config.settings import Settings
@@ -75,7 +77,7 @@ async def gates(
 def gate(engine: Engine, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
-    return Registry(engine, template, core.Settings(), Limits(sweep_s=NEVER_S), store)
+    return Registry(engine, template, GenerationSettings(), Limits(sweep_s=NEVER_S), store)
 
 
 async def is_empty(bench: Bench) -> None:
@@ -176,12 +178,12 @@ async def test_what_was_ended_does_not_come_back(gates: Gates, bench: Bench) -> 
     ears = Ears()
     session = await gates[0].open(ears)
     talk = Talk(session, ears, bench)
-    await session.do(core.AddItem(message("u1", "hello")))
+    await session.do(AddItem(message("u1", "hello")))
     assert await gates[1].delete(session.id, "")
     await is_empty(bench)
     for name in ("u2", "u3"):
         with pytest.raises(Refusal) as caught:
-            await session.do(core.AddItem(message(name, "late")))
+            await session.do(AddItem(message(name, "late")))
         assert caught.value.code == "session_ended"
     with pytest.raises(Refusal):
         await talk.respond()
@@ -208,7 +210,7 @@ async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) ->
         ears = Ears()
         fork = Fork(client.session_id, at)
         talk = Talk(await gates[1].open(ears, fork=fork), ears, bench)
-        added = [tell.item.id for tell in ears.heard if isinstance(tell, core.ItemAdded)]
+        added = [tell.item.id for tell in ears.heard if isinstance(tell, ItemAdded)]
         assert added == names[:kept]
         await talk.turn()
         await gates[1].close(talk.session)

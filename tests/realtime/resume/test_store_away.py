@@ -10,7 +10,7 @@ import pytest
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import entry_of, pieces_of
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.realtime.resume.returning import Event, connected, resumed
@@ -34,7 +34,7 @@ async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]
     store = await open_store(redis.url)
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, Settings(), Limits(), store)
     yield registry
     await registry.aclose()
     await store.aclose()

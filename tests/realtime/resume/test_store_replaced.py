@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol import core
+from continuo.realtime.protocol.settings import Settings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.realtime.resume.returning import Client, connected
@@ -20,7 +20,7 @@ async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
     store = await open_store(f"sqlite:///{file}")
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, core.Settings(), Limits(sweep_s=0.05), store)
+    registry = Registry(bench.engine, template, Settings(), Limits(sweep_s=0.05), store)
     async with registry.running():
         yield registry
     await store.aclose()

@@ -1,0 +1,81 @@
+# pyright: basic
+"""The number of KV pages that fit the device and the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from continuo.engine.config import EngineConfig
+from continuo.engine.device.model import KVShape
+from continuo.engine.errors import ModelError
+
+CPU_SHARE, CPU_BYTES = 0.25, 1 << 30
+"""By default a pool takes this share of the free memory of a CPU machine, this much at most."""
+
+
+CUDA_SHARE = 0.85
+
+
+MEMINFO = Path("/proc/meminfo")
+
+
+def host_pages(config: EngineConfig, token_bytes: int) -> int:
+    """Pages of a host tier of `kv_offloading_size` GiB."""
+    if config.kv_offloading_size < 0:
+        raise ModelError(
+            f"kv_offloading_size is {config.kv_offloading_size}; it must be at least 0"
+        )
+    return int(config.kv_offloading_size * (1 << 30)) // (token_bytes * config.block_size)
+
+
+def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype) -> int:
+    return sum(s.heads * (s.key_dim + s.value_dim) for s in shapes) * dtype.itemsize
+
+
+def size(
+    config: EngineConfig, token_bytes: int, limit: int, device: torch.device
+) -> tuple[int, int]:
+    """(pages, max_model_len). `limit` is the longest context of the model, in tokens.
+
+    The pool always holds one session of full length: where `max_model_len` is given, the default
+    pool grows to it, and a pool of a given size that is too small is refused; where it is not
+    given, it is what the model, and then the pool, can hold.
+    """
+    asked = config.max_model_len
+    if asked is not None and asked > limit:
+        raise ModelError(f"max_model_len {asked} is more than the model's {limit} tokens")
+    most = asked or limit
+    page = config.block_size
+    if config.num_gpu_blocks_override is not None:
+        pages = config.num_gpu_blocks_override
+    elif config.kv_cache_memory_bytes is not None:
+        pages = config.kv_cache_memory_bytes // (token_bytes * page)
+    else:
+        useful = _pages(most, page) * config.max_num_seqs
+        pages = min(useful, _free_bytes(device) // (token_bytes * page))
+        pages = max(pages, _pages(asked or 1, page))
+    if pages < 1 or (asked is not None and pages < _pages(asked, page)):
+        raise ModelError(
+            f"a KV pool of {pages} pages of {page} tokens ({token_bytes} bytes each) "
+            f"does not hold one session of max_model_len {asked or 1}"
+        )
+    return pages, min(most, pages * page)
+
+
+def _pages(tokens: int, page_size: int) -> int:
+    return -(-tokens // page_size)
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Bytes that a pool may take when nobody has said how many."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    try:
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
+        free = int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return CPU_BYTES
+    return min(CPU_BYTES, int(free * CPU_SHARE))

@@ -1,0 +1,53 @@
+"""The items of a conversation: messages, function calls and their outputs."""
+
+from typing import Literal
+
+import msgspec
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+ItemRole = Literal["system", "user", "assistant"]
+
+
+PartKind = Literal["input_text", "output_text", "input_audio"]
+
+
+ROOT = "root"
+"""As `after`: in front of every item."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """`input_audio` stands for its transcript: all that a text server can know of it."""
+
+    kind: PartKind
+    text: str
+
+
+class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
+    id: str
+    role: ItemRole
+    parts: tuple[Part, ...]
+    status: ItemStatus = "completed"
+
+
+class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "completed"
+
+
+class CallOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+    id: str
+    call_id: str
+    output: str
+    status: ItemStatus = "completed"
+
+
+Item = MessageItem | CallItem | CallOutputItem
+
+
+class ItemReference(msgspec.Struct, frozen=True):
+    item_id: str

@@ -1,0 +1,49 @@
+"""What a starting server prints: its progress and its addresses."""
+
+import socket
+import sys
+
+from continuo.engine import Engine
+from continuo.realtime.server.config.settings import DEFAULT_PORT, Settings
+
+
+class Progress:
+    """Says a stage once, when it begins; in a terminal, how far it is."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+
+    def __call__(self, what: str, fraction: float) -> None:
+        if sys.stdout.isatty():
+            end = "\n" if fraction >= 1 else ""
+            print(f"\r\x1b[K  {what} {fraction:.0%}", end=end, flush=True)
+        elif what != self._stage:
+            self._stage = what
+            say(f"  {what}")
+
+
+def print_welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
+    ready = engine.ready
+    name, port = settings.served_model_name, sock.getsockname()[1]
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    scheme = "wss" if settings.ssl_certfile else "ws"
+    url = f"{scheme}://{host}:{port}"
+    chat = "continuo chat"
+    if settings.ssl_certfile or port != DEFAULT_PORT or not settings.loopback:
+        chat += f" --url {url}"
+    if settings.tenants:
+        chat += " --api-key YOUR_KEY"
+    page = f"  Open           http{url.removeprefix('ws')}/\n" if settings.web else ""
+    say(
+        f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
+        f"{ready.max_model_len:,} tokens of context.\n"
+        f"\n"
+        f"{page}"
+        f"  Listening on   {url}/v1/realtime\n"
+        f"  Talk to it     {chat}\n"
+        f"  Stop it        Ctrl-C\n"
+    )
+
+
+def say(text: str) -> None:
+    print(text, flush=True)

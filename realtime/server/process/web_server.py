@@ -1,0 +1,134 @@
+"""uvicorn with guarded connections, and the socket it listens on."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+import ssl
+from collections.abc import Callable, Generator, Mapping
+from typing import ClassVar
+
+import uvicorn
+from starlette.applications import Starlette
+
+from continuo.realtime.errors import SetupError
+from continuo.realtime.limits import Limits
+from continuo.realtime.responses.service import Responses
+from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.garbage_collection import collect, return_large_blocks
+from continuo.realtime.server.hardening.guarded_http import GuardedHttp
+from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
+from continuo.realtime.server.hardening.incoming_budget import IncomingBytes
+from continuo.realtime.server.hardening.read_turns import Turns
+from continuo.realtime.server.http.readiness import Entrance
+
+PING_S = 20.0
+
+
+USER_TIMEOUT_MS = 20_000
+
+
+SHUTDOWN_S = 5
+
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
+
+
+def bind(host: str, port: int, option: str = "--host") -> socket.socket:
+    """A listening socket, ours from here on: who connects before the model is loaded waits. Raises
+    SetupError if the port is taken."""
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise SetupError(f"{option} {host}: {error.strerror}") from None
+    family, kind, protocol, _, address = infos[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; accepted sockets inherit it
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    try:
+        sock.bind(address)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise not_free(host, port, error) from None
+    return sock
+
+
+def not_free(host: str, port: int, error: OSError) -> SetupError:
+    why = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        why = "something else uses it; stop that, or choose another with --port"
+    return SetupError(f"cannot listen on port {port} of {host}: {why}")
+
+
+def _http(incoming: IncomingBytes, turns: Turns) -> type[GuardedHttp]:
+    class Http(GuardedHttp):
+        pass
+
+    Http.incoming, Http.turns = incoming, turns
+    return Http
+
+
+def _websocket(limits: Limits, incoming: IncomingBytes, turns: Turns) -> type[GuardedWebSocket]:
+    class WebSocket(GuardedWebSocket):
+        corked: ClassVar[list[GuardedWebSocket]] = []
+        message_bytes_max: ClassVar[Mapping[str, int]] = {
+            "/v1/responses": limits.response_frame_bytes_max * 5 // 4
+        }
+
+    WebSocket.incoming, WebSocket.turns = incoming, turns
+    return WebSocket
+
+
+class Server(uvicorn.Server):
+    """Leaves the signals to who runs it, and says when it listens."""
+
+    def __init__(
+        self,
+        app: Starlette | Entrance,
+        settings: Settings,
+        on_listening: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
+    ):
+        self.incoming, turns = IncomingBytes(settings.limits.incoming_bytes_max), Turns()
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=_http(self.incoming, turns),
+                ws=_websocket(settings.limits, self.incoming, turns),
+                ws_max_size=2 * settings.limits.frame_bytes_max,
+                ws_per_message_deflate=False,
+                ws_ping_interval=PING_S,
+                ws_ping_timeout=PING_S,
+                lifespan="off",
+                loop="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=SHUTDOWN_S,
+                ssl_context_factory=(lambda config, default: tls) if tls else None,
+            )
+        )
+        self._on_listening = on_listening
+        self._app = app
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._collecting = asyncio.create_task(collect(), name="collect")
+        return_large_blocks()
+        self._on_listening()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        self._collecting.cancel()
+        responses: Responses | None = getattr(self._app.state, "responses", None)
+        if responses is not None:
+            await responses.close()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
