@@ -12,9 +12,9 @@ import uvloop
 import websockets
 
 from continuo.bench import live_server, session_latency
-from continuo.bench.report import Report, Row, median
+from continuo.bench.report import Report, ReportRow, median
 
-WAYS = ("goes on", "sends all")
+STRATEGIES = ("goes on", "sends all")
 TOOLS = [
     {
         "type": "function",
@@ -37,53 +37,53 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.folder_of(options.model)
-    async with live_server.served(folder, max_model_len=options.max_model_len) as url:
+    folder = session_latency.resolve_checkpoint(options.model)
+    async with live_server.run_server(folder, max_model_len=options.max_model_len) as url:
         address = url.removesuffix("realtime") + "responses"
-        await _loop(address, "goes on", 4)
-        runs = {way: await _loop(address, way, options.turns) for way in WAYS}
-    rows = [_row(way, part, turns) for way in WAYS for part, turns in _parts(runs[way])]
+        await _run_loop(address, "goes on", 4)
+        runs = {way: await _run_loop(address, way, options.turns) for way in STRATEGIES}
+    rows = [_row(way, part, turns) for way in STRATEGIES for part, turns in _split_turns(runs[way])]
     return Report(f"An agent's loop of {options.turns} turns", rows)
 
 
-def _parts(turns: list[Row]) -> list[tuple[str, list[Row]]]:
+def _split_turns(turns: list[ReportRow]) -> list[tuple[str, list[ReportRow]]]:
     """Without the first, which everybody computes whole."""
     return [("turns 2 to 11", turns[1:11]), ("last 10", turns[-10:])]
 
 
-def _row(way: str, part: str, turns: list[Row]) -> Row:
+def _row(strategy: str, part: str, turns: list[ReportRow]) -> ReportRow:
     names = ("sent_bytes", "prompt_ids", "computed_ids", "first_delta_ms")
     return {
-        "way": way,
+        "way": strategy,
         "turns": part,
         **{name: median([float(turn[name] or 0) for turn in turns]) for name in names},
     }
 
 
-async def _loop(address: str, way: str, turns: int) -> list[Row]:
-    made: list[Row] = []
+async def _run_loop(address: str, strategy: str, turns: int) -> list[ReportRow]:
+    made: list[ReportRow] = []
     history: list[dict[str, Any]] = []
     last: str | None = None
     async with websockets.connect(address, max_size=None, compression=None) as socket:
         for turn in range(turns):
-            new = [_given(turn)]
+            new = [_build_input(turn)]
             history += new
-            wish = {"input": history if way == "sends all" else new, "tools": TOOLS}
+            wish = {"input": history if strategy == "sends all" else new, "tools": TOOLS}
             frame = json.dumps(
                 {
                     "type": "response.create",
                     # Of its own, so that neither way finds what the other has said.
-                    "instructions": f"{way}: " + "You are an agent. " * 20,
+                    "instructions": f"{strategy}: " + "You are an agent. " * 20,
                     "tool_choice": "none",
                     "store": False,
-                    "previous_response_id": last if way == "goes on" else None,
+                    "previous_response_id": last if strategy == "goes on" else None,
                     **live_server.SAMPLING,
                     **wish,
                 }
             )
             began = time.perf_counter()
             await socket.send(frame)
-            first_s, response = await _answer(socket, began)
+            first_s, response = await _read_response(socket, began)
             usage = response["usage"]
             made.append(
                 {
@@ -98,14 +98,14 @@ async def _loop(address: str, way: str, turns: int) -> list[Row]:
     return made
 
 
-def _given(turn: int) -> dict[str, Any]:
+def _build_input(turn: int) -> dict[str, Any]:
     words = (live_server.WORDS * 3)[turn % 7 :]
     if turn == 0:
         return {"role": "user", "content": words}
     return {"type": "function_call_output", "call_id": f"call_{turn}", "output": words}
 
 
-async def _answer(
+async def _read_response(
     socket: websockets.ClientConnection, began: float
 ) -> tuple[float, dict[str, Any]]:
     """Seconds to the first delta, and the response."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import uvloop
 
 from continuo.bench import gateway, random_checkpoints
-from continuo.bench.processes import FSYNC, RedisProcess
-from continuo.bench.report import Report, Row
+from continuo.bench.processes import FSYNC_OF_DURABILITY, RedisProcess
+from continuo.bench.report import Report, ReportRow
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +26,16 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(seconds: float) -> Report:
-    rows: list[Row] = []
-    for durability, fsync in FSYNC.items():
+    rows: list[ReportRow] = []
+    for durability, fsync in FSYNC_OF_DURABILITY.items():
         folder = Path(tempfile.mkdtemp())
         redis = RedisProcess(folder, fsync)
         try:
             await redis.start()
-            async with gateway.served(
-                random_checkpoints.folder("S"), 0, redis.url, durability
+            async with gateway.run_gateway(
+                random_checkpoints.ensure_checkpoint("S"), 0, redis.url, durability
             ) as served:
-                found = await gateway.appends(served, seconds)
+                found = await gateway.measure_appends(served, seconds)
         finally:
             redis.kill()
             shutil.rmtree(folder)

@@ -9,8 +9,8 @@ import time
 import uvloop
 
 from continuo.bench import live_engine, session_latency
-from continuo.bench.report import Report, Row, median, percentile
-from continuo.engine.client.engine_client import Engine
+from continuo.bench.report import Report, ReportRow, median, percentile
+from continuo.engine.client.engine_client import EngineClient
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +24,13 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.folder_of(options.model)
-    async with live_engine.engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
-        rows = [await _row(engine, options, history) for history in (500, 2000, 8000)]
+    folder = session_latency.resolve_checkpoint(options.model)
+    async with live_engine.run_engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
+        rows = [await _measure(engine, options, history) for history in (500, 2000, 8000)]
     return Report("Barge-in: cancel, cut to what was heard, next turn of 16 ids", rows)
 
 
-async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row:
+async def _measure(engine: EngineClient, options: argparse.Namespace, history: int) -> ReportRow:
     source, vocabulary = random.Random(history), engine.ready.vocab_size
     session, firsts, prefilled = await engine.open(), list[float](), list[int]()
     await engine.append(session, [source.randrange(1, vocabulary) for _ in range(history)])
@@ -46,9 +46,11 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
         ids = [source.randrange(1, vocabulary) for _ in range(16)]
         began = time.perf_counter()
         firsts.append(
-            await live_engine.first_id(await live_engine.ask(engine, session, ids, 1), began)
+            await live_engine.time_to_first_id(
+                await live_engine.append_and_generate(engine, session, ids, 1), began
+            )
         )
-        prefilled.append(live_engine.computed(before, await engine.stats()))
+        prefilled.append(live_engine.count_computed_tokens(before, await engine.stats()))
     await engine.close(session)
     return {
         "history_ids": history,
@@ -60,10 +62,10 @@ async def _row(engine: Engine, options: argparse.Namespace, history: int) -> Row
 
 
 async def _interrupt(
-    engine: Engine, session: str, name: str, turn: live_engine.Turn, after: int
+    engine: EngineClient, session: str, turn_id: str, turn: live_engine.TurnStream, after: int
 ) -> None:
     said = 0
     async for piece in turn:
         said += len(piece.ids)
         if said == after:
-            await engine.cancel(session, name)
+            await engine.cancel(session, turn_id)

@@ -11,8 +11,8 @@ import time
 import uvloop
 
 from continuo.bench import live_engine, session_latency
-from continuo.bench.report import Report, Row, median, percentile
-from continuo.engine.client.engine_client import Engine
+from continuo.bench.report import Report, ReportRow, median, percentile
+from continuo.engine.client.engine_client import EngineClient
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,22 +29,22 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.folder_of(options.model)
+    folder = session_latency.resolve_checkpoint(options.model)
     alone, beside, cold, ratios = list[float](), list[float](), list[float](), list[float]()
-    async with live_engine.engine(
+    async with live_engine.run_engine(
         folder, dtype=options.dtype, max_model_len=options.cold + 64
     ) as engine:
-        await _live(engine, options, "warm-up")
+        await _run_live_sessions(engine, options, "warm-up")
         for number in range(options.runs):
-            alone.append(median(await _live(engine, options, f"alone {number}")))
+            alone.append(median(await _run_live_sessions(engine, options, f"alone {number}")))
             stop = asyncio.Event()
-            colds = asyncio.create_task(_cold(engine, options, stop))
+            colds = asyncio.create_task(_run_cold_prompts(engine, options, stop))
             await asyncio.sleep(0.05)
-            beside.append(median(await _live(engine, options, f"beside {number}")))
+            beside.append(median(await _run_live_sessions(engine, options, f"beside {number}")))
             stop.set()
             cold += await colds
             ratios.append(beside[-1] / alone[-1])
-    row: Row = {
+    row: ReportRow = {
         "live_p50_alone_ms": median(alone) * 1e3,
         "live_p50_beside_ms": median(beside) * 1e3,
         "ratio": median(ratios),
@@ -55,28 +55,36 @@ async def _run(options: argparse.Namespace) -> Report:
     return Report(f"{options.sessions} live sessions beside {options.cold} cold ids", [row])
 
 
-async def _live(engine: Engine, options: argparse.Namespace, scope: str) -> list[float]:
-    prompts = live_engine.prompts(options.sessions, options.turns, 16, engine.ready.vocab_size)
-    found = await asyncio.gather(*(_turns(engine, p, scope) for p in prompts))
+async def _run_live_sessions(
+    engine: EngineClient, options: argparse.Namespace, scope: str
+) -> list[float]:
+    prompts = live_engine.random_prompts(
+        options.sessions, options.turns, 16, engine.ready.vocab_size
+    )
+    found = await asyncio.gather(*(_run_session(engine, p, scope) for p in prompts))
     return [seconds for one in found for seconds in one]
 
 
-async def _turns(engine: Engine, prompts: list[list[int]], scope: str) -> list[float]:
+async def _run_session(engine: EngineClient, prompts: list[list[int]], scope: str) -> list[float]:
     session, spent = await engine.open(cache_scope=scope), list[float]()
     for ids in prompts:
         began = time.perf_counter()
-        await live_engine.read(await live_engine.ask(engine, session, ids, 1))
+        await live_engine.read_ids(await live_engine.append_and_generate(engine, session, ids, 1))
         spent.append(time.perf_counter() - began)
     await engine.close(session, keep_prefix=False)
     return spent[1:]
 
 
-async def _cold(engine: Engine, options: argparse.Namespace, stop: asyncio.Event) -> list[float]:
+async def _run_cold_prompts(
+    engine: EngineClient, options: argparse.Namespace, stop: asyncio.Event
+) -> list[float]:
     spent: list[float] = []
     while not stop.is_set():
-        [[ids]] = live_engine.prompts(1, 1, options.cold, engine.ready.vocab_size, seed=len(spent))
+        [[ids]] = live_engine.random_prompts(
+            1, 1, options.cold, engine.ready.vocab_size, seed=len(spent)
+        )
         began = time.perf_counter()
         turn = await engine.complete(ids, live_engine.greedy(1), cache_scope=f"cold {began}")
-        await live_engine.read(turn)
+        await live_engine.read_ids(turn)
         spent.append(time.perf_counter() - began)
     return spent

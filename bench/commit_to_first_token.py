@@ -13,8 +13,8 @@ import time
 import uvloop
 
 from continuo.bench import live_engine, session_latency
-from continuo.bench.report import Report, Row, median, percentile
-from continuo.engine.client.engine_client import Engine
+from continuo.bench.report import Report, ReportRow, median, percentile
+from continuo.engine.client.engine_client import EngineClient
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -30,30 +30,32 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.folder_of(options.model)
-    async with live_engine.engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
-        rows = [await _row(engine, options, spoken) for spoken in (True, False, True, False)]
+    folder = session_latency.resolve_checkpoint(options.model)
+    async with live_engine.run_engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
+        rows = [await _measure(engine, options, spoken) for spoken in (True, False, True, False)]
     title = f"Turns of {options.words} words, one every {options.pause_ms:.0f} ms"
     return Report(title, rows)
 
 
-async def _row(engine: Engine, options: argparse.Namespace, spoken: bool) -> Row:
+async def _measure(
+    engine: EngineClient, options: argparse.Namespace, is_incremental: bool
+) -> ReportRow:
     source = random.Random(1)
     session, firsts, prefilled = await engine.open(), list[float](), list[int]()
     for _ in range(options.turns):
-        words = [_word(source) for _ in range(options.words)]
-        if spoken:
-            await _speak(engine, session, words, source, options.pause_ms / 1e3)
+        words = [_random_word(source) for _ in range(options.words)]
+        if is_incremental:
+            await _append_incrementally(engine, session, words, source, options.pause_ms / 1e3)
         before = await engine.stats()
         ids = [id for word in words for id in word]
         began = time.perf_counter()
-        turn = await live_engine.ask(
-            engine, session, [*ids, 2, 3], 1, "commit" if spoken else "firm"
+        turn = await live_engine.append_and_generate(
+            engine, session, [*ids, 2, 3], 1, "commit" if is_incremental else "firm"
         )
-        firsts.append(await live_engine.first_id(turn, began))
-        prefilled.append(live_engine.computed(before, await engine.stats()))
+        firsts.append(await live_engine.time_to_first_id(turn, began))
+        prefilled.append(live_engine.count_computed_tokens(before, await engine.stats()))
     return {
-        "words": "while spoken" if spoken else "at the end",
+        "words": "while spoken" if is_incremental else "at the end",
         "prefilled_after_commit_median": median(prefilled),
         "prefilled_after_commit_max": max(prefilled),
         "first_id_p50_ms": median(firsts) * 1e3,
@@ -61,12 +63,12 @@ async def _row(engine: Engine, options: argparse.Namespace, spoken: bool) -> Row
     }
 
 
-def _word(source: random.Random) -> list[int]:
+def _random_word(source: random.Random) -> list[int]:
     return [source.randrange(1, 4000) for _ in range(3)]
 
 
-async def _speak(
-    engine: Engine,
+async def _append_incrementally(
+    engine: EngineClient,
     session: str,
     words: list[list[int]],
     source: random.Random,
@@ -76,6 +78,6 @@ async def _speak(
     for count in range(1, len(words)):
         heard = [list(word) for word in words[:count]]
         if source.random() < 0.2:
-            heard[-1] = _word(source)
+            heard[-1] = _random_word(source)
         await engine.append(session, [id for word in heard for id in word], "provisional")
         await asyncio.sleep(pause_s)

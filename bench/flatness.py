@@ -26,17 +26,19 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.folder_of(options.model)
-    async with live_engine.engine(folder, **session_latency.settings_for(options)) as engine:
+    folder = session_latency.resolve_checkpoint(options.model)
+    async with live_engine.run_engine(
+        folder, **session_latency.make_engine_settings(options)
+    ) as engine:
         vocabulary = engine.ready.vocab_size
-        prompts = live_engine.prompts(options.sessions, options.turns, 16, vocabulary)
+        prompts = live_engine.random_prompts(options.sessions, options.turns, 16, vocabulary)
         await session_latency.measure(engine, "streaming", [p[:5] for p in prompts], "warm-up")
         runs = [
             await session_latency.measure(engine, "streaming", prompts, str(number))
             for number in range(options.runs)
         ]
-    row = session_latency.row("streaming", "Engine", runs)
-    flat = median([r.flatness(r.wall) for r in runs])
+    row = session_latency.summarize("streaming", "Engine", runs)
+    flat = median([r.flatness(r.wall_s) for r in runs])
     return Report(
         f"Flatness, {options.sessions} sessions x {options.turns} turns",
         [{**row, "wall_last10_over_first": flat}],

@@ -30,14 +30,14 @@ from typing import Any, NamedTuple
 import uvloop
 
 from continuo.bench import random_checkpoints
-from continuo.bench.raw_websocket_clients import Asker, Listener, Wire
-from continuo.bench.report import Report, Row, median, percentile
+from continuo.bench.raw_websocket_clients import EventWaiter, LatenessRecorder, WebSocketClient
+from continuo.bench.report import Report, ReportRow, median, percentile
 
-RATE = 50.0
+TOKENS_PER_S = 50.0
 PROBES = 2
 """Others that take short turns beside the streams."""
-APPENDING = 8
-TICKS = os.sysconf("SC_CLK_TCK")
+APPEND_SESSIONS = 8
+CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -56,35 +56,35 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder, seconds = random_checkpoints.folder("S"), options.seconds
-    rows: list[Row] = []
+    folder, seconds = random_checkpoints.ensure_checkpoint("S"), options.seconds
+    rows: list[ReportRow] = []
     for count in options.streams:
-        async with served(folder, RATE) as gateway:
-            rows += await streams(gateway, count, seconds)
-    async with served(folder, 0) as gateway:
-        rows += await appends(gateway, seconds)
+        async with run_gateway(folder, TOKENS_PER_S) as gateway:
+            rows += await measure_streams(gateway, count, seconds)
+    async with run_gateway(folder, 0) as gateway:
+        rows += await measure_appends(gateway, seconds)
     if options.idle:
-        async with served(folder, 0) as gateway:
-            rows += await idle(gateway, options.idle, seconds)
+        async with run_gateway(folder, 0) as gateway:
+            rows += await measure_idle(gateway, options.idle, seconds)
     return Report("The gateway before a scripted engine", rows, notes=["Milliseconds."])
 
 
 # ---------------------------------------------------------------- the server
 
 
-class Gateway(NamedTuple):
+class GatewayProcess(NamedTuple):
     port: int
     pid: int
-    told_file: Path
+    trace_file: Path
 
     def cpu_s(self) -> float:
         """Processor time it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
-    def told_s(self) -> dict[tuple[str, str], float]:
+    def read_trace(self) -> dict[tuple[str, str], float]:
         """When the engine was `asked` for each turn and has `answered`, by the response's id."""
-        lines = map(str.split, self.told_file.read_text().splitlines())
+        lines = map(str.split, self.trace_file.read_text().splitlines())
         return {(what, name): float(at) for what, name, at in lines}
 
     def resident_bytes(self) -> int:
@@ -92,9 +92,9 @@ class Gateway(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def served(
+async def run_gateway(
     folder: Path, rate: float, store: str | None = None, durability: str = "normal"
-) -> AsyncIterator[Gateway]:
+) -> AsyncIterator[GatewayProcess]:
     """`store`: None for a file on disk. Where there are several cores the first is its event loop's
     alone from now on: a system that packs what runs on few cores lets the loop wait for the next
     tick, milliseconds away, while another core is idle."""
@@ -110,7 +110,7 @@ async def served(
         line = await process.stdout.readline()
         assert line, "the gateway did not start"
         port, pid = map(int, line.split())
-        yield Gateway(port, pid, file)
+        yield GatewayProcess(port, pid, file)
         process.terminate()
         await asyncio.wait_for(process.wait(), 60)
     finally:
@@ -123,29 +123,29 @@ async def served(
 # ---------------------------------------------------------------- what is measured
 
 
-async def streams(gateway: Gateway, count: int, seconds: float) -> list[Row]:
+async def measure_streams(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
     """`count` long answers, alone at first; then beside turns of a few tokens."""
-    tokens = int(RATE * seconds * 2)
-    listeners = [Listener(RATE) for _ in range(count)]
-    wires = [await Wire.connect(gateway.port, listener) for listener in listeners]
+    tokens = int(TOKENS_PER_S * seconds * 2)
+    listeners = [LatenessRecorder(TOKENS_PER_S) for _ in range(count)]
+    wires = [await WebSocketClient.connect(gateway.port, listener) for listener in listeners]
     for number, wire in enumerate(wires):
-        _say(wire, f"stream {number}")
-        _respond(wire, tokens)
+        _add_message(wire, f"stream {number}")
+        _create_response(wire, tokens)
         await asyncio.sleep(0.5 / count)
-    alone, used_alone = await _meanwhile(gateway, listeners, asyncio.sleep(seconds))
+    alone, used_alone = await _measure_while(gateway, listeners, asyncio.sleep(seconds))
     probing = asyncio.gather(*(_probe(gateway.port, seconds * 0.8) for _ in range(PROBES)))
-    beside, used_beside = await _meanwhile(gateway, listeners, probing)
+    beside, used_beside = await _measure_while(gateway, listeners, probing)
     turns = [turn for waited in await probing for turn in waited]
     await asyncio.gather(*(listener.done for listener in listeners))
     for wire in wires:
         wire.close()
-    told_s = gateway.told_s()
+    told_s = gateway.read_trace()
     waits = [
         told_s["asked", turn] - asked_s + first_s - told_s["answered", turn]
         for turn, asked_s, first_s in turns
     ]
-    said = sum(len(listener.late_s) for listener in listeners)
-    what = f"{count} streams of {RATE:.0f} tokens/s"
+    said = sum(len(listener.lateness_s) for listener in listeners)
+    what = f"{count} streams of {TOKENS_PER_S:.0f} tokens/s"
     return [
         _row(f"{what}: token late", alone)
         | {"cpu_percent": used_alone * 100, "missing": count * tokens - said},
@@ -155,48 +155,50 @@ async def streams(gateway: Gateway, count: int, seconds: float) -> list[Row]:
     ]
 
 
-async def _meanwhile(
-    gateway: Gateway, listeners: Sequence[Listener], awaited: Awaitable[Any]
+async def _measure_while(
+    gateway: GatewayProcess, listeners: Sequence[LatenessRecorder], awaited: Awaitable[Any]
 ) -> tuple[list[float], float]:
     """How late the tokens were that came until then, and the gateway's part of a core."""
-    before = [len(listener.late_s) for listener in listeners]
+    before = [len(listener.lateness_s) for listener in listeners]
     began_s, cpu_s = time.monotonic(), gateway.cpu_s()
     await awaited
     used = (gateway.cpu_s() - cpu_s) / (time.monotonic() - began_s)
     came = zip(listeners, before, strict=True)
-    return [late for listener, count in came for late in listener.late_s[count:]], used
+    return [late for listener, count in came for late in listener.lateness_s[count:]], used
 
 
-class _Waited(NamedTuple):
+class _FirstTokenWait(NamedTuple):
     """By the client's clock, which is the engine's too."""
 
-    turn: str
-    asked_s: float
-    first_s: float
+    response_id: str
+    requested_s: float
+    first_token_s: float
 
 
-async def _probe(port: int, seconds: float) -> list[_Waited]:
+async def _probe(port: int, seconds: float) -> list[_FirstTokenWait]:
     """Short turns, asked for when their question is in the engine."""
-    asker, waited = Asker(), list[_Waited]()
-    wire = await Wire.connect(port, asker)
+    asker, waited = EventWaiter(), list[_FirstTokenWait]()
+    wire = await WebSocketClient.connect(port, asker)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
-        _say(wire, "and now?")
-        await asker.event("conversation.item.added")
+        _add_message(wire, "and now?")
+        await asker.wait_for("conversation.item.added")
         await asyncio.sleep(random.uniform(0.02, 0.06))
         asked_s = time.monotonic()
-        _respond(wire, 3)
-        payload, first_s = await asker.event("response.output_text.delta")
+        _create_response(wire, 3)
+        payload, first_s = await asker.wait_for("response.output_text.delta")
         turn = json.loads(payload)["response_id"]
-        waited.append(_Waited(turn, asked_s, first_s))
-        await asker.event("response.done")
+        waited.append(_FirstTokenWait(turn, asked_s, first_s))
+        await asker.wait_for("response.done")
     wire.close()
     return waited
 
 
-async def appends(gateway: Gateway, seconds: float) -> list[Row]:
+async def measure_appends(gateway: GatewayProcess, seconds: float) -> list[ReportRow]:
     """8 sessions, words every 20 ms or so, a turn's worth at a time."""
-    spent = await asyncio.gather(*(_append(gateway.port, seconds) for _ in range(APPENDING)))
+    spent = await asyncio.gather(
+        *(_run_appends(gateway.port, seconds) for _ in range(APPEND_SESSIONS))
+    )
     words = [took for took, _ in spent for took in took]
     items = [took for _, took in spent for took in took]
     return [
@@ -205,41 +207,45 @@ async def appends(gateway: Gateway, seconds: float) -> list[Row]:
     ]
 
 
-async def _append(port: int, seconds: float) -> tuple[list[float], list[float]]:
-    asker, words, items = Asker(), list[float](), list[float]()
-    wire = await Wire.connect(port, asker)
+async def _run_appends(port: int, seconds: float) -> tuple[list[float], list[float]]:
+    asker, words, items = EventWaiter(), list[float](), list[float]()
+    wire = await WebSocketClient.connect(port, asker)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         for _ in range(20):
             await asyncio.sleep(random.uniform(0, 0.04))
             words.append(
-                await _took(
+                await _time_until(
                     asker,
                     "input_text_buffer.appended",
                     lambda: wire.send(type="input_text_buffer.append", text="word "),
                 )
             )
         wire.send(type="input_text_buffer.clear")
-        await asker.event("input_text_buffer.cleared")
-        items.append(await _took(asker, "conversation.item.added", lambda: _say(wire, "and now?")))
+        await asker.wait_for("input_text_buffer.cleared")
+        items.append(
+            await _time_until(
+                asker, "conversation.item.added", lambda: _add_message(wire, "and now?")
+            )
+        )
     wire.close()
     return words, items
 
 
-async def _took(asker: Asker, kind: str, act: Any) -> float:
+async def _time_until(asker: EventWaiter, kind: str, send: Any) -> float:
     began_s = time.monotonic()
-    act()
-    return (await asker.event(kind))[1] - began_s
+    send()
+    return (await asker.wait_for(kind))[1] - began_s
 
 
-async def idle(gateway: Gateway, count: int, seconds: float) -> list[Row]:
+async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
     """Connections that say nothing, pinged as ever."""
     at_once = asyncio.Semaphore(64)
     before_bytes = gateway.resident_bytes()
 
-    async def open_one() -> Wire:
+    async def open_one() -> WebSocketClient:
         async with at_once:
-            return await Wire.connect(gateway.port, lambda payload, now: None)
+            return await WebSocketClient.connect(gateway.port, lambda payload, now: None)
 
     began_s = time.monotonic()
     wires = await asyncio.gather(*(open_one() for _ in range(count)))
@@ -272,12 +278,12 @@ def _row(what: str, spent: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _say(wire: Wire, text: str) -> None:
+def _add_message(wire: WebSocketClient, text: str) -> None:
     content = [{"type": "input_text", "text": text}]
     item = {"type": "message", "role": "user", "content": content}
     wire.send(type="conversation.item.create", item=item)
 
 
-def _respond(wire: Wire, tokens: int) -> None:
+def _create_response(wire: WebSocketClient, tokens: int) -> None:
     response = {"max_output_tokens": tokens, "ignore_eos": True}
     wire.send(type="response.create", response=response)

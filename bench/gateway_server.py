@@ -17,47 +17,47 @@ import sys
 import msgspec
 import uvloop
 
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
-from continuo.realtime.server.process.web_server import Server, bind
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.process.web_server import WebServer, bind
 from continuo.realtime.store import Durability, open_store
 
-KEY = "bench"
+API_KEY = "bench"
 SESSIONS_MAX = 20_000
 
 
 async def main(
-    folder: str, rate: str, told: str, store: str, durability: Durability, core: int
+    folder: str, rate: str, trace_file: str, store: str, durability: Durability, core: int
 ) -> None:
-    logging_setup.configure("warning", (KEY,))
+    logging_setup.configure("warning", (API_KEY,))
 
     async def launch() -> socket.socket:
         ours, theirs = socket.socketpair()
         with theirs:
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "continuo.bench.scripted_engine"),
-                *("beats", str(theirs.fileno()), folder, rate, told),
+                *("beats", str(theirs.fileno()), folder, rate, trace_file),
                 pass_fds=(theirs.fileno(),),
             )
         return ours
 
-    engine = Engine(launch)
+    engine = EngineClient(launch)
     await engine.connect()
-    settings = Settings(
-        tenants={KEY: "default"},
+    settings = GatewaySettings(
+        tenants={API_KEY: "default"},
         served_model_name=("bench",),
-        limits=Limits(sessions_max=SESSIONS_MAX),
+        limits=Limits(connected_sessions_max=SESSIONS_MAX),
     )
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
-        app = build(engine, settings, await open_store(store, durability))
+        app = build_app(engine, settings, await open_store(store, durability))
         os.sched_setaffinity(0, {core})
-        server = Server(app, settings, lambda: print(port, os.getpid(), flush=True))
+        server = WebServer(app, settings, lambda: print(port, os.getpid(), flush=True))
         async with app.state.registry.running():
             serving = asyncio.create_task(server.serve([sock]))
             await stop.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 import uvloop
 
 from continuo.bench import live_engine, session_latency
-from continuo.bench.report import Report, Row, median, percentile
+from continuo.bench.report import Report, ReportRow, median, percentile
 
 CONTEXT = 512
 
@@ -31,17 +31,19 @@ def run(options: argparse.Namespace) -> Report:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder = session_latency.folder_of(options.model)
-    rows = [row for host in (0.0, 0.25) for row in await _wake(options, folder, host)]
+    folder = session_latency.resolve_checkpoint(options.model)
+    rows = [row for host in (0.0, 0.25) for row in await _measure_wakes(options, folder, host)]
     title = f"{options.sessions} open sessions of {CONTEXT} ids in 1/{options.times} of their pages"
     return Report(title, rows)
 
 
-async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> list[Row]:
+async def _measure_wakes(
+    options: argparse.Namespace, folder: Path, host_gib: float
+) -> list[ReportRow]:
     found: dict[str, list[float]] = defaultdict(list)
     source = random.Random(0)
     pages = options.sessions * CONTEXT // 16 // options.times
-    async with live_engine.engine(
+    async with live_engine.run_engine(
         folder,
         dtype=options.dtype,
         num_gpu_blocks_override=pages,
@@ -49,11 +51,11 @@ async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> l
         kv_offloading_size=host_gib,
     ) as engine:
         vocabulary = engine.ready.vocab_size
-        prompts = live_engine.prompts(options.sessions, 1, CONTEXT, vocabulary)
+        prompts = live_engine.random_prompts(options.sessions, 1, CONTEXT, vocabulary)
         sessions = [await engine.open() for _ in prompts]
         for session, [ids] in zip(sessions, prompts, strict=True):
             await engine.append(session, ids)
-            await live_engine.read(await engine.generate(session, live_engine.greedy(1)))
+            await live_engine.read_ids(await engine.generate(session, live_engine.greedy(1)))
         for _ in range(options.wakes):
             # most wakes come from a few sessions, as in life
             index = min(int(source.expovariate(4 / options.sessions)), options.sessions - 1)
@@ -62,8 +64,8 @@ async def _wake(options: argparse.Namespace, folder: Path, host_gib: float) -> l
             await engine.rewind(session, min(length, CONTEXT))
             ids = [source.randrange(1, vocabulary) for _ in range(16)]
             began = time.perf_counter()
-            turn = await live_engine.ask(engine, session, ids, 1)
-            seconds = await live_engine.first_id(turn, began)
+            turn = await live_engine.append_and_generate(engine, session, ids, 1)
+            seconds = await live_engine.time_to_first_id(turn, began)
             assert turn.ended is not None
             found[turn.ended.residency].append(seconds)
         stats = await engine.stats()

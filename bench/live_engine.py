@@ -8,26 +8,28 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from continuo.engine.client.engine_client import Engine
-from continuo.engine.client.turn_stream import Turn
+from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import EngineConfig
-from continuo.engine.wire.messages import AppendAs, EngineStats, Sampling
+from continuo.engine.wire.messages import AppendSpan, EngineStats, Sampling
 
 Prompts = list[list[list[int]]]
 """[session][turn] -> the ids to append."""
 
 
 @contextlib.asynccontextmanager
-async def engine(folder: Path | str, **config: Any) -> AsyncIterator[Engine]:
+async def run_engine(folder: Path | str, **config: Any) -> AsyncIterator[EngineClient]:
     """The engine in a process of its own, as `continuo serve` runs it."""
-    made = await Engine.start(EngineConfig(model=str(folder), **config))
+    made = await EngineClient.start(EngineConfig(model=str(folder), **config))
     try:
         yield made
     finally:
         await made.stop()
 
 
-def prompts(sessions: int, turns: int, ids_in: int, vocabulary: int, seed: int = 0) -> Prompts:
+def random_prompts(
+    sessions: int, turns: int, ids_in: int, vocabulary: int, seed: int = 0
+) -> Prompts:
     source = random.Random(seed)
     return [
         [[source.randrange(1, vocabulary) for _ in range(ids_in)] for _ in range(turns)]
@@ -39,9 +41,9 @@ def greedy(count: int) -> Sampling:
     return Sampling(max_tokens=count, ignore_eos=True)
 
 
-async def ask(
-    engine: Engine, session: str, ids: list[int], count: int, span: AppendAs = "firm"
-) -> Turn:
+async def append_and_generate(
+    engine: EngineClient, session: str, ids: list[int], count: int, span: AppendSpan = "firm"
+) -> TurnStream:
     """Append and generate in one go, as a client does."""
     _, turn = await asyncio.gather(
         engine.append(session, ids, span), engine.generate(session, greedy(count))
@@ -49,11 +51,11 @@ async def ask(
     return turn
 
 
-async def read(turn: Turn) -> list[int]:
+async def read_ids(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def first_id(turn: Turn, began: float) -> float:
+async def time_to_first_id(turn: TurnStream, began: float) -> float:
     """Seconds from `began` until the first id arrives; the rest is read too."""
     first = 0.0
     async for piece in turn:
@@ -62,7 +64,7 @@ async def first_id(turn: Turn, began: float) -> float:
     return first
 
 
-async def quiet(engine: Engine, sessions: Sequence[str]) -> None:
+async def wait_until_prefilled(engine: EngineClient, sessions: Sequence[str]) -> None:
     """Until all that was appended is prefilled."""
     for session in sessions:
         while True:
@@ -72,6 +74,6 @@ async def quiet(engine: Engine, sessions: Sequence[str]) -> None:
             await asyncio.sleep(0.005)
 
 
-def computed(before: EngineStats, after: EngineStats) -> int:
+def count_computed_tokens(before: EngineStats, after: EngineStats) -> int:
     """Tokens the device has computed in between."""
     return after.tokens_computed - before.tokens_computed

@@ -14,14 +14,14 @@ from typing import Any
 
 import websockets
 
-from continuo.bench.turn_stats import Turns
+from continuo.bench.turn_stats import TurnTimings
 
 WORDS = "the quick brown fox jumps over the lazy dog and "
 SAMPLING = {"temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path | str, *options: str, **config: Any) -> AsyncIterator[str]:
+async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncIterator[str]:
     """A server on a free port of the loopback; yields its WebSocket address."""
     flags = [
         part
@@ -52,40 +52,42 @@ async def served(folder: Path | str, *options: str, **config: Any) -> AsyncItera
         await server.wait()
 
 
-async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) -> Turns:
+async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) -> TurnTimings:
     """How long each turn took; and how long the device did nothing in a turn of the first session,
     as the mean over turns 2 to 11, over the last ten, and over those between. A turn says itself
     how long the device worked since it was asked for, but a client has waited before. `scope`, with
     which every conversation begins, keeps runs from sharing KV."""
     looks = [1, *({11, turns - 10} if turns > 21 else ()), turns]
     lives = await asyncio.gather(
-        *(_session(url, mode, n, turns, scope, () if n else looks) for n in range(sessions))
+        *(_run_session(url, mode, n, turns, scope, () if n else looks) for n in range(sessions))
     )
-    seen = lives[0].seen
+    seen = lives[0].readings
     idle = [
-        (later.at_s - seen[n].at_s - (later.worked_s - seen[n].worked_s))
+        (later.at_s - seen[n].at_s - (later.device_busy_s - seen[n].device_busy_s))
         / (looks[n + 1] - looks[n])
         for n, later in enumerate(seen[1:])
     ]
     spread = [s for n, s in enumerate(idle) for _ in range(looks[n], looks[n + 1])]
-    return Turns([life.wall[1:] for life in lives], [spread], [life.said for life in lives])
+    return TurnTimings(
+        [life.wall_s[1:] for life in lives], [spread], [life.outputs for life in lives]
+    )
 
 
 @dataclass
-class _Look:
+class _DeviceReading:
     at_s: float
-    worked_s: float
+    device_busy_s: float
     """Of the device, since it was started."""
 
 
 @dataclass
-class _Life:
-    wall: list[float] = field(default_factory=list[float])
-    said: list[str] = field(default_factory=list[str])
-    seen: list[_Look] = field(default_factory=list[_Look])
+class _SessionRun:
+    wall_s: list[float] = field(default_factory=list[float])
+    outputs: list[str] = field(default_factory=list[str])
+    readings: list[_DeviceReading] = field(default_factory=list[_DeviceReading])
 
 
-async def _look(url: str) -> _Look:
+async def _read_device(url: str) -> _DeviceReading:
     http = url.replace("ws://", "http://").replace("/realtime", "/stats")
 
     def read() -> float:
@@ -93,17 +95,17 @@ async def _look(url: str) -> _Look:
             return json.load(answer)["engine"]["model_s"]
 
     worked_s = await asyncio.to_thread(read)
-    return _Look(time.perf_counter(), worked_s)
+    return _DeviceReading(time.perf_counter(), worked_s)
 
 
-async def _session(
-    url: str, mode: str, number: int, turns: int, scope: str, looks: Collection[int]
-) -> _Life:
+async def _run_session(
+    url: str, mode: str, number: int, turns: int, scope: str, reading_turns: Collection[int]
+) -> _SessionRun:
     """Looks at what the device has done before these turns; `turns`: after the last."""
-    life = _Life()
+    life = _SessionRun()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:
-        await _until(socket, "session.created")
+        await _receive_until(socket, "session.created")
         session = {
             "type": "realtime",
             "output_modalities": ["text"],
@@ -111,10 +113,10 @@ async def _session(
             **SAMPLING,
         }
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        await _until(socket, "session.updated")
+        await _receive_until(socket, "session.updated")
         for turn in range(turns):
-            if turn in looks:
-                life.seen.append(await _look(url))
+            if turn in reading_turns:
+                life.readings.append(await _read_device(url))
             start = (number * 7 + turn * 3) % len(WORDS)
             item = _message("user", (WORDS + WORDS)[start : start + 13])
             began = time.perf_counter()
@@ -125,13 +127,13 @@ async def _session(
                 history.append(item)
                 response = {"conversation": "none", "input": history}
                 await _send(socket, {"type": "response.create", "response": response})
-            done = (await _until(socket, "response.done"))["response"]
-            life.wall.append(time.perf_counter() - began)
+            done = (await _receive_until(socket, "response.done"))["response"]
+            life.wall_s.append(time.perf_counter() - began)
             text = "".join(p["text"] for x in done["output"] for p in x["content"])
             history.append(_message("assistant", text))
-            life.said.append(text)
-        if turns in looks:
-            life.seen.append(await _look(url))
+            life.outputs.append(text)
+        if turns in reading_turns:
+            life.readings.append(await _read_device(url))
     return life
 
 
@@ -144,7 +146,7 @@ async def _send(socket: websockets.ClientConnection, event: dict[str, Any]) -> N
     await socket.send(json.dumps(event))
 
 
-async def _until(socket: websockets.ClientConnection, kind: str) -> dict[str, Any]:
+async def _receive_until(socket: websockets.ClientConnection, kind: str) -> dict[str, Any]:
     while True:
         event = json.loads(await socket.recv())
         if event["type"] == kind:

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
-NAMES = {
+BENCHES = {
     "agent-loop": "an agent that goes on from its responses, and one that sends all again",
     "session-latency": "turns of long sessions: no_session, regular, streaming; peers",
     "flatness": "whether a turn costs the same whatever its index",
@@ -29,9 +29,10 @@ def main(argv: Sequence[str]) -> int:
     )
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     modules = {
-        name: importlib.import_module("continuo.bench." + name.replace("-", "_")) for name in NAMES
+        name: importlib.import_module("continuo.bench." + name.replace("-", "_"))
+        for name in BENCHES
     }
-    for name, text in NAMES.items():
+    for name, text in BENCHES.items():
         command = commands.add_parser(name, help=text, description=modules[name].__doc__)
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
         modules[name].add_options(command)

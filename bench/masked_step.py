@@ -18,16 +18,16 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel as Bytes
 
 from continuo import engine
-from continuo.bench.report import Report, Row, median, percentile
-from continuo.engine.batch import Sample
-from continuo.engine.config import BUNDLED
+from continuo.bench.report import Report, ReportRow, median, percentile
+from continuo.engine.batch import SampleParams
+from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.device.sampling import draw
-from continuo.engine.text import Grammars, Text
+from continuo.engine.text import GrammarCompiler, ModelText
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.wire.messages import Grammar
 
-LARGE = 151_936
-END = 0
+LARGE_VOCAB_SIZE = 151_936
+END_ID = 0
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -46,33 +46,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> Report:
     torch.set_num_threads(1)
-    bundled = Text(str(Path(engine.__file__).parent / "bundled" / BUNDLED))
-    made_up = Tokenizer(_made_up(LARGE))
-    rows: list[Row] = []
-    vocabularies: dict[int, Callable[[], Grammars]] = {
-        bundled.vocab_size: lambda: bundled.grammars(bundled.vocab_size, lambda: None),
-        LARGE: lambda: Grammars(made_up, LARGE, (END,), lambda: None),
+    bundled = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
+    made_up = Tokenizer(_make_synthetic_tokenizer(LARGE_VOCAB_SIZE))
+    rows: list[ReportRow] = []
+    vocabularies: dict[int, Callable[[], GrammarCompiler]] = {
+        bundled.vocab_size: lambda: bundled.create_grammar_compiler(
+            bundled.vocab_size, lambda: None
+        ),
+        LARGE_VOCAB_SIZE: lambda: GrammarCompiler(
+            made_up, LARGE_VOCAB_SIZE, (END_ID,), lambda: None
+        ),
     }
     for size, make in vocabularies.items():
         began = time.perf_counter()
         grammars = make()
         rows.append(_row(f"vocabulary of {size:,} read", [time.perf_counter() - began]))
-        rows += _walk(grammars, size, options.ids)
-        rows += [_applied(count, size) for count in (1, 8, 64)]
+        rows += _measure_walk(grammars, size, options.ids)
+        rows += [_measure_application(count, size) for count in (1, 8, 64)]
     notes = ["Microseconds. The vocabulary is read when the engine starts."]
     return Report("Turns that follow a grammar", rows, notes=notes)
 
 
-def _walk(grammars: Grammars, vocab: int, ids: int) -> list[Row]:
+def _measure_walk(grammars: GrammarCompiler, vocab: int, ids: int) -> list[ReportRow]:
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
-    compiled = _timed(lambda: grammars.matcher(grammar, (END,)))
-    matcher, source = grammars.matcher(grammar, (END,)), random.Random(1)
+    compiled = _time_call(lambda: grammars.create_matcher(grammar, (END_ID,)))
+    matcher, source = grammars.create_matcher(grammar, (END_ID,)), random.Random(1)
     masks, told = list[float](), list[float]()
     for _ in range(ids):
         began = time.perf_counter()
-        mask = matcher.allowed()
+        mask = matcher.compute_bitmask()
         asked = time.perf_counter()
-        id = _any_of(mask, source)
+        id = _pick_allowed_id(mask, source)
         drawn = time.perf_counter()
         matcher.accept(id)
         masks.append(asked - began)
@@ -84,34 +88,34 @@ def _walk(grammars: Grammars, vocab: int, ids: int) -> list[Row]:
     ]
 
 
-def _any_of(mask: bytes, source: random.Random) -> int:
+def _pick_allowed_id(mask: bytes, source: random.Random) -> int:
     """An allowed id, looked for from a random one on."""
     begin = source.randrange(8 * len(mask))
     places = ((begin + n) % (8 * len(mask)) for n in range(8 * len(mask)))
     return next(id for id in places if mask[id >> 3] >> (id & 7) & 1)
 
 
-class _Half:
+class _EveryOtherIdMask:
     """Allows every other id."""
 
     def __init__(self, vocab: int) -> None:
         self._bytes = b"\x55" * (vocab // 8 + 1)
 
-    def allowed(self) -> bytes:
+    def compute_bitmask(self) -> bytes:
         return self._bytes
 
 
-def _applied(count: int, vocab: int) -> Row:
+def _measure_application(count: int, vocab: int) -> ReportRow:
     """Greedy rows with a mask against the same without."""
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
-    free, masked = [Sample()] * count, [Sample(mask=_Half(vocab))] * count
+    free, masked = [SampleParams()] * count, [SampleParams(mask=_EveryOtherIdMask(vocab))] * count
     draw(logits, masked)
-    plain = [_timed(lambda: draw(logits, free)) for _ in range(30)]
-    spent = [_timed(lambda: draw(logits, masked)) - median(plain) for _ in range(30)]
+    plain = [_time_call(lambda: draw(logits, free)) for _ in range(30)]
+    spent = [_time_call(lambda: draw(logits, masked)) - median(plain) for _ in range(30)]
     return _row(f"masks of {count} rows applied, {vocab:,}", spent)
 
 
-def _made_up(size: int) -> RawTokenizer:
+def _make_synthetic_tokenizer(size: int) -> RawTokenizer:
     """Bytes, then words of syllables, half of them behind a space, as byte-level BPE has them."""
     names = sorted(Bytes.alphabet())
     source, seen = random.Random(0), set(names)
@@ -127,11 +131,11 @@ def _made_up(size: int) -> RawTokenizer:
     return raw
 
 
-def _timed(act: Callable[[], object]) -> float:
+def _time_call(act: Callable[[], object]) -> float:
     began = time.perf_counter()
     act()
     return time.perf_counter() - began
 
 
-def _row(what: str, spent: list[float]) -> Row:
+def _row(what: str, spent: list[float]) -> ReportRow:
     return {"what": what, "median_us": median(spent) * 1e6, "p99_us": percentile(spent, 99) * 1e6}

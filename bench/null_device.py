@@ -2,10 +2,10 @@
 
 import itertools
 
-from continuo.engine.batch import Batch, Drawn, Geometry, Runner, Sampled
+from continuo.engine.batch import Batch, BatchResult, Geometry, RowResult, Runner
 
 
-class NullRunner(Runner[Sampled]):
+class NullRunner(Runner[BatchResult]):
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
         self._ids = itertools.cycle(range(10, geometry.vocab_size))
@@ -14,8 +14,10 @@ class NullRunner(Runner[Sampled]):
     def geometry(self) -> Geometry:
         return self._geometry
 
-    def launch(self, batch: Batch) -> Sampled:
-        return Sampled([Drawn(next(self._ids)) if r.sample else None for r in batch.rows], 0.0)
+    def launch(self, batch: Batch) -> BatchResult:
+        return BatchResult(
+            [RowResult(next(self._ids)) if r.sample else None for r in batch.rows], 0.0
+        )
 
-    def collect(self, ticket: Sampled) -> Sampled:
+    def collect(self, ticket: BatchResult) -> BatchResult:
         return ticket

@@ -17,11 +17,11 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-START_S = 120
-FSYNC = {"normal": "everysec", "strict": "always"}
+START_S_MAX = 120
+FSYNC_OF_DURABILITY = {"normal": "everysec", "strict": "always"}
 """Of Redis's append-only file, by what `--durability` asks of it."""
 
-_number = itertools.count()
+_output_numbers = itertools.count()
 
 
 class Process:
@@ -29,7 +29,7 @@ class Process:
 
     def __init__(self, folder: Path, *command: str, pass_fds: Sequence[int] = ()) -> None:
         self._command = command
-        self._output = folder / f"output-{next(_number)}"
+        self._output = folder / f"output-{next(_output_numbers)}"
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, pass_fds=pass_fds
@@ -39,9 +39,9 @@ class Process:
     def pid(self) -> int:
         return self._process.pid
 
-    async def said(self, pattern: str) -> str:
+    async def wait_for_output(self, pattern: str) -> str:
         """The first group of what matches in its output, once it is there."""
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(START_S_MAX):
             while (found := re.search(pattern, self._output.read_text())) is None:
                 if self._process.poll() is not None:
                     raise RuntimeError(f"{self._command}:\n{self._output.read_text()}")
@@ -67,7 +67,7 @@ class Process:
                 self.kill()
 
 
-def continuo(folder: Path, command: str, *options: str) -> Process:
+def start_continuo(folder: Path, command: str, *options: str) -> Process:
     return Process(folder, sys.executable, "-m", "continuo.realtime.server.cli", command, *options)
 
 
@@ -97,8 +97,8 @@ class RedisProcess:
     async def start(self) -> None:
         """Returns when it answers, its file read."""
         self._process = Process(self._folder, *self._command)
-        async with asyncio.timeout(START_S), self.client() as client:
-            while not await _answers(client):
+        async with asyncio.timeout(START_S_MAX), self.client() as client:
+            while not await _is_responding(client):
                 await asyncio.sleep(0.005)
 
     def kill(self) -> None:
@@ -107,7 +107,7 @@ class RedisProcess:
             self._process = None
 
 
-async def _answers(client: Any) -> bool:
+async def _is_responding(client: Any) -> bool:
     try:
         return bool(await client.execute_command("PING"))
     except (RedisError, OSError):

@@ -15,22 +15,24 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "bench"
+CACHE_FOLDER = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "bench"
 CONTEXT = 131_072
-VOCABULARY = 4096
-SPREAD = 0.05
+VOCAB_SIZE = 4096
+WEIGHT_STDDEV = 0.05
 """Standard deviation of the weights."""
-MADE = 3
+RECIPE_VERSION = 3
 """Counts the ways these were made: a checkpoint made another way is not taken for this one."""
 
-_OTHERS = [chr(ord("\u4e00") + n) for n in range(VOCABULARY - 96)]
-IDS = {
+_OTHER_LETTERS = [chr(ord("\u4e00") + n) for n in range(VOCAB_SIZE - 96)]
+ID_OF_LETTER = {
     letter: n
-    for n, letter in enumerate((_OTHERS[0], "\n", *map(chr, range(32, 127)), *_OTHERS[1:]))
+    for n, letter in enumerate(
+        (_OTHER_LETTERS[0], "\n", *map(chr, range(32, 127)), *_OTHER_LETTERS[1:])
+    )
 }
 """What each character is. The first one ends a turn."""
 
-SHAPES: dict[str, dict[str, int]] = {
+MODEL_SIZES: dict[str, dict[str, int]] = {
     "S": {
         "hidden_size": 256,
         "num_hidden_layers": 6,
@@ -50,20 +52,20 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def folder(name: str) -> Path:
+def ensure_checkpoint(name: str) -> Path:
     """The checkpoint `S` or `M`, made if it is not there yet."""
-    path = CACHE / f"{name}-{MADE}"
+    path = CACHE_FOLDER / f"{name}-{RECIPE_VERSION}"
     if not path.exists():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE, ignore_cleanup_errors=True) as made:
-            save(SHAPES[name], Path(made))
+        CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE_FOLDER, ignore_cleanup_errors=True) as made:
+            save_checkpoint(MODEL_SIZES[name], Path(made))
             # Another bench may have made it meanwhile; theirs is the same.
             with contextlib.suppress(OSError):
                 Path(made).rename(path)
     return path
 
 
-def save(shape: Mapping[str, int], path: Path) -> None:
+def save_checkpoint(shape: Mapping[str, int], path: Path) -> None:
     """A checkpoint of this shape in the folder; the same one each time."""
     save_tokenizer(path)
     _save_weights(shape, path)
@@ -74,10 +76,10 @@ def _save_weights(shape: Mapping[str, int], path: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(
-        vocab_size=VOCABULARY,
+        vocab_size=VOCAB_SIZE,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
-        initializer_range=SPREAD,
+        initializer_range=WEIGHT_STDDEV,
         eos_token_id=0,
         **shape,  # pyright: ignore[reportArgumentType]
     )
@@ -93,7 +95,7 @@ def save_tokenizer(path: Path) -> None:
     from tokenizers.decoders import Fuse
     from tokenizers.models import BPE
 
-    tokenizer = Tokenizer(BPE(IDS, []))
+    tokenizer = Tokenizer(BPE(ID_OF_LETTER, []))
     tokenizer.decoder = Fuse()
     tokenizer.save(str(path / "tokenizer.json"))
     template = (

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from continuo.bench import random_checkpoints
-from continuo.bench.gateway_server import KEY
-from continuo.bench.scripted_engine import FIRST_ID, lateness_s
+from continuo.bench.gateway_server import API_KEY
+from continuo.bench.scripted_engine import FIRST_TICK_ID, lateness_s
 
 OnFrame = Callable[[bytes, float], None]
 """(payload, when it arrived by the monotonic clock)"""
@@ -21,24 +21,24 @@ _DELTA = re.compile(rb'"delta":"([^"]*)"')
 _TEXT, _PING, _PONG = 0x81, 0x89, 0x8A
 
 
-class Wire(asyncio.Protocol):
+class WebSocketClient(asyncio.Protocol):
     """One WebSocket. Masks with zeros, which costs nothing."""
 
     def __init__(self, on_frame: OnFrame, query: str = "") -> None:
         self.on_frame = on_frame
-        self.opened = asyncio.get_running_loop().create_future()
-        self.lost = asyncio.Event()
+        self.connected = asyncio.get_running_loop().create_future()
+        self.disconnected = asyncio.Event()
         self._query = query
         self._transport: asyncio.Transport
         self._buffer = b""
         self._upgraded = False
 
     @classmethod
-    async def connect(cls, port: int, on_frame: OnFrame, query: str = "") -> "Wire":
+    async def connect(cls, port: int, on_frame: OnFrame, query: str = "") -> "WebSocketClient":
         """Returns when the first frame is there. Raises OSError."""
         loop = asyncio.get_running_loop()
         _, wire = await loop.create_connection(lambda: cls(on_frame, query), "127.0.0.1", port)
-        await wire.opened
+        await wire.connected
         return wire
 
     def send(self, **event: Any) -> None:
@@ -54,7 +54,7 @@ class Wire(asyncio.Protocol):
             b"Host: x\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
-            b"Authorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+            b"Authorization: Bearer " + API_KEY.encode() + b"\r\n\r\n"
         )
 
     def data_received(self, data: bytes) -> None:
@@ -76,20 +76,20 @@ class Wire(asyncio.Protocol):
                 break
             payload = data[begin : begin + size]
             if data[at] == _TEXT:
-                self._take(payload, now)
+                self._receive(payload, now)
             elif data[at] == _PING:
                 self._send(_PONG, payload)
             at = begin + size
         self._buffer = data[at:]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.lost.set()
-        if not self.opened.done():
-            self.opened.set_exception(exc or ConnectionError("closed before it opened"))
+        self.disconnected.set()
+        if not self.connected.done():
+            self.connected.set_exception(exc or ConnectionError("closed before it opened"))
 
-    def _take(self, payload: bytes, now: float) -> None:
-        if not self.opened.done():
-            self.opened.set_result(None)
+    def _receive(self, payload: bytes, now: float) -> None:
+        if not self.connected.done():
+            self.connected.set_result(None)
         self.on_frame(payload, now)
 
     def _send(self, kind: int, payload: bytes) -> None:
@@ -101,45 +101,47 @@ class Wire(asyncio.Protocol):
         self._transport.write(head + bytes(4) + payload)
 
 
-def late_s(delta: bytes, rate: float, now_s: float) -> list[float]:
+def token_lateness_s(delta: bytes, rate: float, now_s: float) -> list[float]:
     """Of each token in a delta, how late it came."""
     found = _DELTA.search(delta)
     assert found is not None, delta
-    beats = [random_checkpoints.IDS[letter] - FIRST_ID for letter in found[1].decode()]
+    beats = [
+        random_checkpoints.ID_OF_LETTER[letter] - FIRST_TICK_ID for letter in found[1].decode()
+    ]
     return [lateness_s(beat, rate, now_s) for beat in beats]
 
 
-class Listener:
+class LatenessRecorder:
     """Reads one long answer: how late each token of it came."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self.late_s: list[float] = []
+        self.lateness_s: list[float] = []
         self.done = asyncio.get_running_loop().create_future()
 
     def __call__(self, payload: bytes, now: float) -> None:
         if payload.startswith(b'{"type":"response.output_text.delta"'):
-            self.late_s += late_s(payload, self._rate, now)
+            self.lateness_s += token_lateness_s(payload, self._rate, now)
         elif payload.startswith(b'{"type":"response.done"'):
             self.done.set_result(None)
         elif payload.startswith(b'{"type":"error"'):
             self.done.set_exception(RuntimeError(payload.decode()))
 
 
-class Asker:
+class EventWaiter:
     """Asks, and waits for an event of a kind among those that have come since."""
 
     def __init__(self) -> None:
-        self._came: asyncio.Queue[tuple[bytes, float]] = asyncio.Queue()
+        self._received: asyncio.Queue[tuple[bytes, float]] = asyncio.Queue()
 
     def __call__(self, payload: bytes, now: float) -> None:
-        self._came.put_nowait((payload, now))
+        self._received.put_nowait((payload, now))
 
-    async def event(self, kind: str) -> tuple[bytes, float]:
+    async def wait_for(self, kind: str) -> tuple[bytes, float]:
         """The next of its kind, and when it came."""
         wanted = b'{"type":"' + kind.encode() + b'"'
         while True:
-            payload, at_s = await self._came.get()
+            payload, at_s = await self._received.get()
             if payload.startswith(wanted):
                 return payload, at_s
             if payload.startswith(b'{"type":"error"'):

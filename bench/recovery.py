@@ -26,16 +26,16 @@ from pathlib import Path
 import uvloop
 from websockets.exceptions import WebSocketException
 
-from continuo.bench.processes import Process, RedisProcess, continuo
-from continuo.bench.realtime_client import Client
-from continuo.bench.report import Report, Row, median
+from continuo.bench.processes import Process, RedisProcess, start_continuo
+from continuo.bench.realtime_client import RealtimeClient
+from continuo.bench.report import Report, ReportRow, median
 
 STORY = "Tell me a short story."
-LONG = {"max_output_tokens": 300, "ignore_eos": True}
-BEFORE = 20
+LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
+DELTAS_BEFORE_FAULT = 20
 """Deltas heard before the fault."""
-TRY_S = 0.02
-DOWN_S = 1.0
+RETRY_S = 0.02
+DOWNTIME_S = 1.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +59,7 @@ class Stack:
         self._folder = folder
         self.redis = RedisProcess(folder)
         self._engine: Process
-        self.started_s = 0.0
+        self.startup_s = 0.0
         """From the start of the engine until gateways are taken."""
         self.load_s = 0.0
         """Of that, what it says it needed for its model; its imports come before."""
@@ -69,16 +69,16 @@ class Stack:
         await self.redis.start()
         store = ("--store", self.redis.url)
         began_s = time.monotonic()
-        self._engine = continuo(self._folder, "engine", "--listen", "127.0.0.1:0", *store)
-        self.address = await self._engine.said(r"Gateways +(\S+)")
-        self.started_s = time.monotonic() - began_s
-        self.load_s = float(await self._engine.said(r"Ready after ([\d.]+) s"))
+        self._engine = start_continuo(self._folder, "engine", "--listen", "127.0.0.1:0", *store)
+        self.address = await self._engine.wait_for_output(r"Gateways +(\S+)")
+        self.startup_s = time.monotonic() - began_s
+        self.load_s = float(await self._engine.wait_for_output(r"Ready after ([\d.]+) s"))
 
-    async def gateway(self) -> str:
+    async def start_gateway(self) -> str:
         """A new one; its URL."""
         options = ("--port", "0", "--no-web", "--store", self.redis.url, "--engine", self.address)
-        process = continuo(self._folder, "gateway", *options)
-        url = await process.said(r"Listening on +(\S+)")
+        process = start_continuo(self._folder, "gateway", *options)
+        url = await process.wait_for_output(r"Listening on +(\S+)")
         self._gateways[url] = process
         return url
 
@@ -97,7 +97,7 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def _stack() -> AsyncIterator[Stack]:
+async def _run_stack() -> AsyncIterator[Stack]:
     folder = Path(tempfile.mkdtemp())
     stack = Stack(folder)
     try:
@@ -108,72 +108,72 @@ async def _stack() -> AsyncIterator[Stack]:
         shutil.rmtree(folder)
 
 
-async def engine_kill(stack: Stack, times: int) -> list[float]:
-    client = await _asker(await stack.gateway())
-    whole = await _whole(client)
+async def measure_engine_kill(stack: Stack, times: int) -> list[float]:
+    client = await _connect_with_question(await stack.start_gateway())
+    whole = await _get_undisturbed_text(client)
     spent: list[float] = []
     for _ in range(times):
-        await _begin(client)
+        await _begin_response(client)
         stack.kill_engine()
         killed_s = time.monotonic()
         heard_s = [killed_s]
-        while (await client.hear())["type"] != "response.done":
+        while (await client.receive())["type"] != "response.done":
             heard_s.append(time.monotonic())
         # what was on its way still comes; then there is silence until the next token
         _, next_s = max(pairwise(heard_s), key=lambda pair: pair[1] - pair[0])
         spent.append(next_s - killed_s)
-        _same(client.text, whole)
+        _check_same_text(client.response_text, whole)
     return spent
 
 
-async def gateway_kill(stack: Stack, times: int) -> list[float]:
-    here, there = await stack.gateway(), await stack.gateway()
+async def measure_gateway_kill(stack: Stack, times: int) -> list[float]:
+    here, there = await stack.start_gateway(), await stack.start_gateway()
     spent: list[float] = []
     for _ in range(times):
-        client = await _asker(here)
-        whole = await _whole(client)
-        await _begin(client, conversation="auto")
+        client = await _connect_with_question(here)
+        whole = await _get_undisturbed_text(client)
+        await _begin_response(client, conversation="auto")
         stack.kill_gateway(here)
         killed_s = time.monotonic()
-        await client.drop()
-        await _until_taken(lambda client=client, there=there: client.come_back(there))
+        await client.abort()
+        await _retry_until_accepted(lambda client=client, there=there: client.resume(there))
         spent.append(time.monotonic() - killed_s)
-        await client.until("response.done")
-        _same(client.text, whole)
-        await client.drop()
-        here, there = there, await stack.gateway()
+        await client.receive_until("response.done")
+        _check_same_text(client.response_text, whole)
+        await client.abort()
+        here, there = there, await stack.start_gateway()
     return spent
 
 
-async def redis_restart(stack: Stack, times: int) -> list[float]:
-    client = await _asker(await stack.gateway())
+async def measure_redis_restart(stack: Stack, times: int) -> list[float]:
+    client = await _connect_with_question(await stack.start_gateway())
     spent: list[float] = []
     for _ in range(times):
         stack.redis.kill()
-        await asyncio.sleep(DOWN_S)
+        await asyncio.sleep(DOWNTIME_S)
         await stack.redis.start()
         back_s = time.monotonic()
-        await _until_taken(lambda: client.say("Are you there?"))
+        await _retry_until_accepted(lambda: client.add_message("Are you there?"))
         spent.append(time.monotonic() - back_s)
     return spent
 
 
 FAULTS = {
-    "engine-kill": ("engine killed, until the next token", engine_kill),
-    "gateway-kill": ("gateway killed, until resumed on another", gateway_kill),
-    "redis-restart": ("Redis answers again, until an append is taken", redis_restart),
+    "engine-kill": ("engine killed, until the next token", measure_engine_kill),
+    "gateway-kill": ("gateway killed, until resumed on another", measure_gateway_kill),
+    "redis-restart": ("Redis answers again, until an append is taken", measure_redis_restart),
 }
 
 
 async def _run(times: int, faults: list[str]) -> Report:
-    rows: list[Row] = []
+    rows: list[ReportRow] = []
     started_s: list[float] = []
     load_s: list[float] = []
     for fault in faults:
         what, measure = FAULTS[fault]
-        async with _stack() as stack:
+        async with _run_stack() as stack:
             spent = await measure(stack, times)
-            started_s.append(stack.started_s)
+            started_s.append(stack.startup_s)
             load_s.append(stack.load_s)
         row = {"what": what, "times": times, "median_s": median(spent), "worst_s": max(spent)}
         rows.append(row)
@@ -191,34 +191,34 @@ async def _run(times: int, faults: list[str]) -> Report:
 # ---------------------------------------------------------------- the client
 
 
-async def _asker(url: str) -> Client:
-    client = await Client.connect(url)
-    await client.say(STORY)
+async def _connect_with_question(url: str) -> RealtimeClient:
+    client = await RealtimeClient.connect(url)
+    await client.add_message(STORY)
     return client
 
 
-async def _whole(client: Client) -> str:
+async def _get_undisturbed_text(client: RealtimeClient) -> str:
     """The answer without a fault."""
-    await client.ask(conversation="none", **LONG)
-    await client.until("response.done")
-    return client.text
+    await client.create_response(conversation="none", **LONG_RESPONSE)
+    await client.receive_until("response.done")
+    return client.response_text
 
 
-async def _begin(client: Client, conversation: str = "none") -> None:
-    await client.ask(conversation=conversation, **LONG)
-    for _ in range(BEFORE):
-        await client.until("response.output_text.delta")
+async def _begin_response(client: RealtimeClient, conversation: str = "none") -> None:
+    await client.create_response(conversation=conversation, **LONG_RESPONSE)
+    for _ in range(DELTAS_BEFORE_FAULT):
+        await client.receive_until("response.output_text.delta")
 
 
-async def _until_taken(act: Callable[[], Awaitable[object]]) -> None:
+async def _retry_until_accepted(request: Callable[[], Awaitable[object]]) -> None:
     while True:
         try:
-            await act()
+            await request()
             return
         except (OSError, WebSocketException, RuntimeError):
-            await asyncio.sleep(TRY_S)
+            await asyncio.sleep(RETRY_S)
 
 
-def _same(text: str, whole: str) -> None:
-    if text != whole:
-        raise RuntimeError(f"the answer is not the one without a fault:\n{text}\n{whole}")
+def _check_same_text(text: str, expected: str) -> None:
+    if text != expected:
+        raise RuntimeError(f"the answer is not the one without a fault:\n{text}\n{expected}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Cell = str | int | float | None
-Row = Mapping[str, Cell]
+ReportRow = Mapping[str, Cell]
 
 
 @dataclass
@@ -17,15 +17,15 @@ class Report:
     """`rows` become a table; `facts` stand beside it in the JSON."""
 
     title: str
-    rows: Sequence[Row]
-    key: str = "rows"
+    rows: Sequence[ReportRow]
+    rows_key: str = "rows"
     """Name of the list of rows in the JSON."""
     notes: Sequence[str] = ()
     facts: Mapping[str, object] = field(default_factory=dict[str, object])
 
-    def text(self) -> str:
+    def render(self) -> str:
         names = list(dict.fromkeys(name for row in self.rows for name in row))
-        cells = [[_show(row.get(name)) for name in names] for row in self.rows]
+        cells = [[_format_cell(row.get(name)) for name in names] for row in self.rows]
         widths = [
             max(len(name), *(len(row[column]) for row in cells))
             for column, name in enumerate(names)
@@ -37,14 +37,19 @@ class Report:
 
         rule = line(["-" * width for width in widths])
         table = [line(names), rule, *(line(row) for row in cells)]
-        return "\n".join([self.title, "", *table, "", *self.notes, machine()])
+        return "\n".join([self.title, "", *table, "", *self.notes, describe_machine()])
 
     def save(self, path: Path) -> None:
-        data = {"title": self.title, "machine": machine(), self.key: list(self.rows), **self.facts}
+        data = {
+            "title": self.title,
+            "machine": describe_machine(),
+            self.rows_key: list(self.rows),
+            **self.facts,
+        }
         path.write_text(json.dumps(data, indent=2) + "\n")
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """The machine and versions a figure was taken on, in one line."""
     import torch
 
@@ -70,7 +75,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 
 
-def _show(cell: Cell) -> str:
+def _format_cell(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.3g}" if abs(cell) < 10 else f"{cell:.1f}"
     return "" if cell is None else str(cell)

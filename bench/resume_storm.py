@@ -26,17 +26,17 @@ from typing import Any
 import uvloop
 
 from continuo.bench import random_checkpoints
-from continuo.bench.processes import Process, RedisProcess, continuo
-from continuo.bench.raw_websocket_clients import Wire
+from continuo.bench.processes import Process, RedisProcess, start_continuo
+from continuo.bench.raw_websocket_clients import WebSocketClient
 from continuo.bench.report import Report, median, percentile
 
-QUESTIONS = 20
+QUESTION_COUNT = 20
 """Different ones, each asked once more of the other gateway, as a witness."""
-OPENING = 32
+CONCURRENT_OPENS = 32
 """Clients that open at the same time."""
-TRY_S = 0.1
+RETRY_S = 0.1
 RESUME_S_MAX = 60.0
-WIRE_LOST = (OSError, TimeoutError)
+CONNECTION_ERRORS = (OSError, TimeoutError)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -57,14 +57,14 @@ async def _run(sessions: int, tokens: int, rate: float) -> Report:
     started: list[Process] = []
     try:
         await redis.start()
-        engine, address = _engine(folder, rate)
+        engine, address = _start_engine(folder, rate)
         started.append(engine)
         ports: list[int] = []
         for _ in range(2):
-            gateway = _gateway(folder, redis, address)
+            gateway = _start_gateway(folder, redis, address)
             started.append(gateway)
-            ports.append(int(await gateway.said(r"Listening on +ws://[^:]+:(\d+)")))
-        row = await _storm(ports, started[1], sessions, tokens, rate)
+            ports.append(int(await gateway.wait_for_output(r"Listening on +ws://[^:]+:(\d+)")))
+        row = await _measure_storm(ports, started[1], sessions, tokens, rate)
     finally:
         for process in reversed(started):
             process.kill()
@@ -73,10 +73,15 @@ async def _run(sessions: int, tokens: int, rate: float) -> Report:
     return Report(f"{sessions} sessions lose their gateway", [row], notes=["Seconds."])
 
 
-def _engine(folder: Path, rate: float) -> tuple[Process, str]:
+def _start_engine(folder: Path, rate: float) -> tuple[Process, str]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.set_inheritable(True)
-        words = ("context", str(sock.fileno()), str(random_checkpoints.folder("S")), str(rate))
+        words = (
+            "context",
+            str(sock.fileno()),
+            str(random_checkpoints.ensure_checkpoint("S")),
+            str(rate),
+        )
         line = (
             sys.executable,
             "-m",
@@ -88,31 +93,31 @@ def _engine(folder: Path, rate: float) -> tuple[Process, str]:
         return Process(folder, *line, pass_fds=(sock.fileno(),)), address
 
 
-def _gateway(folder: Path, redis: RedisProcess, engine: str) -> Process:
+def _start_gateway(folder: Path, redis: RedisProcess, engine: str) -> Process:
     options = ("--port", "0", "--no-web", "--store", redis.url, "--engine", engine)
-    return continuo(folder, "gateway", *options)
+    return start_continuo(folder, "gateway", *options)
 
 
-async def _storm(
+async def _measure_storm(
     ports: list[int], gateway: Process, sessions: int, tokens: int, rate: float
 ) -> dict[str, Any]:
     here, there = ports
-    witnesses = [Caller(number, tokens) for number in range(QUESTIONS)]
-    callers = [Caller(number % QUESTIONS, tokens) for number in range(sessions)]
-    opening = asyncio.Semaphore(OPENING)
+    witnesses = [ResumingClient(number, tokens) for number in range(QUESTION_COUNT)]
+    callers = [ResumingClient(number % QUESTION_COUNT, tokens) for number in range(sessions)]
+    opening = asyncio.Semaphore(CONCURRENT_OPENS)
     await asyncio.gather(*(caller.open(there, opening) for caller in witnesses))
     await asyncio.gather(*(caller.open(here, opening) for caller in callers))
     await asyncio.sleep(2 / rate)
     live = sum(not caller.done.done() for caller in callers)
-    resuming = [asyncio.create_task(caller.come_back(there)) for caller in callers]
+    resuming = [asyncio.create_task(caller.resume(there)) for caller in callers]
     gateway.kill()
     killed_s = time.monotonic()
     await asyncio.gather(*resuming)
-    spent = [caller.resumed_s - killed_s for caller in callers if caller.how]
+    spent = [caller.resumed_s - killed_s for caller in callers if caller.resume_mode]
     async with asyncio.timeout(RESUME_S_MAX + 2 * tokens / rate):
         await asyncio.gather(*(caller.done for caller in (*witnesses, *callers)))
     whole = [caller.text for caller in witnesses]
-    hows = Counter(caller.how for caller in callers)
+    hows = Counter(caller.resume_mode for caller in callers)
     differ = sum(caller.text != whole[caller.question] for caller in callers)
     return {
         "sessions": sessions,
@@ -128,62 +133,62 @@ async def _storm(
     }
 
 
-class Caller:
+class ResumingClient:
     """Asks one question, and hears the answer out, whatever becomes of the gateway."""
 
     def __init__(self, question: int, tokens: int) -> None:
         self.question = question
         self.text = ""
-        self.how = ""
+        self.resume_mode = ""
         """It was resumed: `exact` or `snapshot`."""
         self.resumed_s = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens = tokens
-        self._wire: Wire
-        self._session = ""
-        self._last = ""
-        self._added, self._began = asyncio.Event(), asyncio.Event()
+        self._socket: WebSocketClient
+        self._session_id = ""
+        self._last_event_id = ""
+        self._item_added, self._response_created = asyncio.Event(), asyncio.Event()
 
-    async def open(self, port: int, opening: asyncio.Semaphore) -> None:
+    async def open(self, port: int, open_limit: asyncio.Semaphore) -> None:
         """Returns when its answer has begun."""
-        async with opening:
-            self._wire = await Wire.connect(port, self._hear)
+        async with open_limit:
+            self._socket = await WebSocketClient.connect(port, self._receive)
             part = {"type": "input_text", "text": f"Tell me story number {self.question}."}
             item = {"type": "message", "role": "user", "content": [part]}
-            self._wire.send(type="conversation.item.create", item=item)
-            await self._added.wait()
+            self._socket.send(type="conversation.item.create", item=item)
+            await self._item_added.wait()
             response = {"max_output_tokens": self._tokens, "ignore_eos": True}
-            self._wire.send(type="response.create", response=response)
-            await self._began.wait()
+            self._socket.send(type="response.create", response=response)
+            await self._response_created.wait()
 
-    async def come_back(self, port: int) -> None:
+    async def resume(self, port: int) -> None:
         """When the connection is lost. Gives up after RESUME_S_MAX."""
-        await self._wire.lost.wait()
+        await self._socket.disconnected.wait()
         until_s = time.monotonic() + RESUME_S_MAX
-        while not self.how and time.monotonic() < until_s:
-            query = f"&session_id={self._session}&last_event_id={self._last}"
+        while not self.resume_mode and time.monotonic() < until_s:
+            query = f"&session_id={self._session_id}&last_event_id={self._last_event_id}"
             try:
                 async with asyncio.timeout(RESUME_S_MAX):
-                    self._wire = await Wire.connect(port, self._hear, query)
-            except WIRE_LOST:
-                await asyncio.sleep(random.uniform(0.5, 1.5) * TRY_S)
-        if not self.how and not self.done.done():
+                    self._socket = await WebSocketClient.connect(port, self._receive, query)
+            except CONNECTION_ERRORS:
+                await asyncio.sleep(random.uniform(0.5, 1.5) * RETRY_S)
+        if not self.resume_mode and not self.done.done():
             self.done.set_result(None)
 
-    def _hear(self, payload: bytes, now_s: float) -> None:
+    def _receive(self, payload: bytes, now_s: float) -> None:
         event = json.loads(payload)
-        self._last = event["event_id"]
+        self._last_event_id = event["event_id"]
         match event["type"]:
             case "session.created":
-                self._session = event["session"]["id"]
+                self._session_id = event["session"]["id"]
             case "session.updated" if "resume" in event["session"]:
-                self.how, self.resumed_s = event["session"]["resume"]["resumed"], now_s
-                if self.how == "snapshot":
+                self.resume_mode, self.resumed_s = event["session"]["resume"]["resumed"], now_s
+                if self.resume_mode == "snapshot":
                     self.text = ""  # what was said is told again
             case "conversation.item.added":
-                self._added.set()
+                self._item_added.set()
             case "response.created":
-                self._began.set()
+                self._response_created.set()
             case "response.output_text.delta":
                 self.text += event["delta"]
             case "response.done":

@@ -21,9 +21,9 @@ from typing import Any
 import uvloop
 
 from continuo.bench import live_engine, live_server, random_checkpoints
-from continuo.bench.report import Report, Row, median
-from continuo.bench.turn_stats import Turns
-from continuo.engine.client.engine_client import Engine
+from continuo.bench.report import Report, ReportRow, median
+from continuo.bench.turn_stats import TurnTimings
+from continuo.engine.client.engine_client import EngineClient
 
 MODES = ("no_session", "regular", "streaming")
 IDS_IN, IDS_OUT = 16, 8
@@ -49,11 +49,15 @@ def run(options: argparse.Namespace) -> Report:
     return uvloop.run(_run(options))
 
 
-def folder_of(name: str) -> Path:
-    return random_checkpoints.folder(name) if name in random_checkpoints.SHAPES else Path(name)
+def resolve_checkpoint(name: str) -> Path:
+    return (
+        random_checkpoints.ensure_checkpoint(name)
+        if name in random_checkpoints.MODEL_SIZES
+        else Path(name)
+    )
 
 
-def settings_for(options: argparse.Namespace) -> dict[str, Any]:
+def make_engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Room for every session twice over, so that nothing is evicted in a run."""
     context = options.turns * (IDS_IN + IDS_OUT) + 64
     return {
@@ -65,42 +69,47 @@ def settings_for(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _run(options: argparse.Namespace) -> Report:
-    folder, settings = folder_of(options.model), settings_for(options)
-    runs: dict[str, list[Turns]] = {mode: [] for mode in MODES}
+    folder, settings = resolve_checkpoint(options.model), make_engine_settings(options)
+    runs: dict[str, list[TurnTimings]] = {mode: [] for mode in MODES}
     prompts: live_engine.Prompts = []
     for number, mode in itertools.product(range(options.runs), MODES):
-        async with live_engine.engine(
+        async with live_engine.run_engine(
             folder, **settings
         ) as engine:  # what others published is gone
             vocabulary = engine.ready.vocab_size
-            prompts = live_engine.prompts(options.sessions, options.turns, IDS_IN, vocabulary)
+            prompts = live_engine.random_prompts(
+                options.sessions, options.turns, IDS_IN, vocabulary
+            )
             await measure(engine, mode, [p[:5] for p in prompts], "warm-up")
             runs[mode].append(await measure(engine, mode, prompts, f"{mode} {number}"))
         print(f"{mode}, run {number + 1} of {options.runs}", flush=True)
-    rows = [row(mode, "Engine", runs[mode]) for mode in MODES]
-    facts: dict[str, Any] = {"outputs_equal": _equal(runs)}
+    rows = [summarize(mode, "Engine", runs[mode]) for mode in MODES]
+    facts: dict[str, Any] = {"outputs_equal": _have_equal_outputs(runs)}
     if not options.no_wire:
-        wired = await _over_the_wire(options, folder, settings)
-        rows += [row(mode, "WebSocket", found) for mode, found in wired.items()]
+        wired = await _measure_websocket(options, folder, settings)
+        rows += [summarize(mode, "WebSocket", found) for mode, found in wired.items()]
         facts["outputs_equal_over_the_wire"] = all(
-            _equal({mode: [found[n]] for mode, found in wired.items()}) for n in range(options.runs)
+            _have_equal_outputs({mode: [found[n]] for mode, found in wired.items()})
+            for n in range(options.runs)
         )
     if options.peers is not None:
-        rows += _peers(options, folder, prompts, runs["streaming"][0].said)
-    facts["ratios"] = ratios(rows)
+        rows += _measure_competitors(options, folder, prompts, runs["streaming"][0].outputs)
+    facts["ratios"] = compute_ratios(rows)
     notes = [f"{name}: {value}" for name, value in facts.items()]
     title = f"Turn latency, {options.sessions} sessions x {options.turns} turns, 16 in / 8 out"
-    return Report(title, rows, key="modes", notes=notes, facts=facts)
+    return Report(title, rows, rows_key="modes", notes=notes, facts=facts)
 
 
-async def measure(engine: Engine, mode: str, prompts: live_engine.Prompts, scope: str) -> Turns:
+async def measure(
+    engine: EngineClient, mode: str, prompts: live_engine.Prompts, scope: str
+) -> TurnTimings:
     """All sessions at once, each with a client of its own; `scope` keeps runs from sharing."""
-    lives = await asyncio.gather(*(_session(engine, mode, p, scope) for p in prompts))
-    return Turns.of(list(lives))
+    lives = await asyncio.gather(*(_run_session(engine, mode, p, scope) for p in prompts))
+    return TurnTimings.from_sessions(list(lives))
 
 
-async def _session(
-    engine: Engine, mode: str, prompts: Sequence[list[int]], scope: str
+async def _run_session(
+    engine: EngineClient, mode: str, prompts: Sequence[list[int]], scope: str
 ) -> tuple[list[float], list[float], list[Any]]:
     wall, outside, log, said = list[float](), list[float](), list[int](), list[Any]()
     session = ""
@@ -111,8 +120,8 @@ async def _session(
         if mode == "no_session":
             turn = await engine.complete(log + ids, live_engine.greedy(IDS_OUT), cache_scope=scope)
         else:
-            turn = await live_engine.ask(engine, session, ids, IDS_OUT)
-        answer = await live_engine.read(turn)
+            turn = await live_engine.append_and_generate(engine, session, ids, IDS_OUT)
+        answer = await live_engine.read_ids(turn)
         wall.append(time.perf_counter() - began)
         assert turn.ended is not None
         outside.append(wall[-1] - turn.ended.model_s)
@@ -124,16 +133,16 @@ async def _session(
     return wall, outside, said
 
 
-async def _over_the_wire(
+async def _measure_websocket(
     options: argparse.Namespace, folder: Path, settings: dict[str, Any]
-) -> dict[str, list[Turns]]:
+) -> dict[str, list[TurnTimings]]:
     """The same through `continuo serve` and its Realtime WebSocket, with texts of 13 characters;
     the bench models' template makes them 31 ids. Over the wire a session is streaming."""
     settings = settings | {
         name: 2 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
     }
-    runs: dict[str, list[Turns]] = {"no_session": [], "streaming": []}
-    async with live_server.served(folder, **settings) as url:
+    runs: dict[str, list[TurnTimings]] = {"no_session": [], "streaming": []}
+    async with live_server.run_server(folder, **settings) as url:
         await live_server.measure(url, "streaming", options.sessions, 5, "warm-up")
         for number, mode in itertools.product(range(options.runs), runs):
             scope = f"run {number}"
@@ -143,20 +152,20 @@ async def _over_the_wire(
     return runs
 
 
-def row(mode: str, through: str, runs: list[Turns]) -> Row:
+def summarize(mode: str, through: str, runs: list[TurnTimings]) -> ReportRow:
     return {
         "mode": mode,
         "through": through,
-        "mean_all_ms": median([r.mean_ms(r.wall) for r in runs]),
-        "mean_last10_ms": median([r.mean_ms(r.wall, 10) for r in runs]),
-        "outside_model_all_ms": median([r.mean_ms(r.outside) for r in runs]),
-        "outside_model_last10_ms": median([r.mean_ms(r.outside, 10) for r in runs]),
-        "outside_last10_over_first": median([r.flatness(r.outside) for r in runs]),
-        "spread_all": _spread([r.mean_ms(r.wall) for r in runs]),
+        "mean_all_ms": median([r.mean_ms(r.wall_s) for r in runs]),
+        "mean_last10_ms": median([r.mean_ms(r.wall_s, 10) for r in runs]),
+        "outside_model_all_ms": median([r.mean_ms(r.outside_model_s) for r in runs]),
+        "outside_model_last10_ms": median([r.mean_ms(r.outside_model_s, 10) for r in runs]),
+        "outside_last10_over_first": median([r.flatness(r.outside_model_s) for r in runs]),
+        "spread_all": _format_range([r.mean_ms(r.wall_s) for r in runs]),
     }
 
 
-def ratios(rows: list[Row]) -> dict[str, float]:
+def compute_ratios(rows: list[ReportRow]) -> dict[str, float]:
     """How many times streaming is faster, on the time outside the model and on the wall clock."""
     found: dict[str, float] = {}
     by_place = {(r["through"], r["mode"]): r for r in rows}
@@ -171,21 +180,21 @@ def ratios(rows: list[Row]) -> dict[str, float]:
     return found
 
 
-def _spread(values: list[float]) -> str:
+def _format_range(values: list[float]) -> str:
     return f"{min(values):.1f}-{max(values):.1f}"
 
 
-def _equal(runs: dict[str, list[Turns]]) -> bool:
-    first = runs["streaming"][0].said
-    return all(found.said == first for each in runs.values() for found in each)
+def _have_equal_outputs(runs: dict[str, list[TurnTimings]]) -> bool:
+    first = runs["streaming"][0].outputs
+    return all(found.outputs == first for each in runs.values() for found in each)
 
 
-def _peers(
+def _measure_competitors(
     options: argparse.Namespace,
     folder: Path,
     prompts: live_engine.Prompts,
-    said: list[list[list[int]]],
-) -> list[Row]:
+    outputs: list[list[list[int]]],
+) -> list[ReportRow]:
     from continuo.bench import competitors
 
     found = competitors.measure(
@@ -197,7 +206,7 @@ def _peers(
         prompts=prompts,
         names=options.peers or None,
         threads=2,
-        expected=said,
+        expected=outputs,
         limit_s=options.peer_limit_s,
     )
     return [
@@ -206,7 +215,7 @@ def _peers(
             "through": result.name,
             "mean_all_ms": result.mean_all_ms,
             "mean_last10_ms": result.mean_last10_ms,
-            "same_ids": str(result.outputs_equal),
+            "same_ids": str(result.has_equal_outputs),
             "note": result.note,
         }
         for result in found

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from continuo import engine
 from continuo.bench.null_device import NullRunner
-from continuo.bench.report import Report, Row, median, percentile
+from continuo.bench.report import Report, ReportRow, median, percentile
 from continuo.engine.batch import Geometry
-from continuo.engine.config import BUNDLED, EngineConfig
+from continuo.engine.config import BUNDLED_MODEL, EngineConfig
 from continuo.engine.server.assembly import assemble
-from continuo.engine.text import Text
-from continuo.engine.wire.messages import Append, Generate, Open, Sampling
+from continuo.engine.text import ModelText
+from continuo.engine.wire.messages import AppendIds, Generate, OpenSession, Sampling
 
-PAGE = 16
-TEXT = Text(str(Path(engine.__file__).parent / "bundled" / BUNDLED))
+PAGE_SIZE = 16
+TEXT = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -28,20 +28,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> Report:
-    rows: list[Row] = [_decode(n, options.steps) for n in (1, 8, 64, 256)]
+    rows: list[ReportRow] = [_measure_decode(n, options.steps) for n in (1, 8, 64, 256)]
     for history in (1_000, 10_000, 100_000):
-        rows += _turns(history, options.turns)
+        rows += _measure_turns(history, options.turns)
     notes = [
         "Microseconds. A turn is 16 ids in and 8 out: an append, a prefill and 7 decode steps."
     ]
     return Report("Work outside the device", rows, notes=notes)
 
 
-class _Rig:
+class _EngineHarness:
     """Everything of an engine but the device and the border."""
 
     def __init__(self, pages: int, rows: int) -> None:
-        geometry = Geometry(pages, PAGE, pages * PAGE, 4096, 8192, 0)
+        geometry = Geometry(pages, PAGE_SIZE, pages * PAGE_SIZE, 4096, 8192, 0)
         self.runner = NullRunner(geometry)
         parts = assemble(self.runner, TEXT, EngineConfig(max_num_seqs=rows))
         self.loop, self.sessions = parts.loop, parts.sessions
@@ -50,13 +50,13 @@ class _Rig:
     def step(self) -> float:
         """Runs one step; returns the seconds of it that are ours, 0 if there was nothing to do."""
         began = time.perf_counter()
-        order = self.loop.order()
+        order = self.loop.prepare_step()
         if order is None:
             return 0.0
         ordered = time.perf_counter()
         sampled = self.runner.launch(order.batch)
         answered = time.perf_counter()
-        self.loop.land(order, sampled, self.sessions)
+        self.loop.apply_result(order, sampled, self.sessions)
         self.loop.take_events()
         self.steps += 1
         return ordered - began + time.perf_counter() - answered
@@ -69,11 +69,11 @@ class _Rig:
         return total
 
 
-def _decode(sequences: int, steps: int) -> Row:
-    rig = _Rig(pages=sequences * (steps // PAGE + 80), rows=256)
+def _measure_decode(sequences: int, steps: int) -> ReportRow:
+    rig = _EngineHarness(pages=sequences * (steps // PAGE_SIZE + 80), rows=256)
     for n in range(sequences):
-        rig.sessions.apply(Open(0, f"s{n}"))
-        rig.sessions.apply(Append(0, f"s{n}", [n % 4000] * 1024))
+        rig.sessions.apply(OpenSession(0, f"s{n}"))
+        rig.sessions.apply(AppendIds(0, f"s{n}", [n % 4000] * 1024))
     rig.drain()
     for n in range(sequences):
         rig.sessions.apply(Generate(0, f"s{n}", "t", Sampling(max_tokens=steps)))
@@ -86,15 +86,15 @@ def _decode(sequences: int, steps: int) -> Row:
     }
 
 
-def _turns(history: int, turns: int) -> list[Row]:
+def _measure_turns(history: int, turns: int) -> list[ReportRow]:
     kinds = {
-        "streaming": _session(history, turns, True),
-        "regular": _session(history, turns, False),
+        "streaming": _open_session(history, turns, True),
+        "regular": _open_session(history, turns, False),
     }
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(turns):
         for kind, rig in kinds.items():
-            spent[kind].append(_one_turn(rig, f"t{number}"))
+            spent[kind].append(_time_turn(rig, f"t{number}"))
     return [
         {
             "what": f"{kind} turn, {history} ids of history",
@@ -105,17 +105,17 @@ def _turns(history: int, turns: int) -> list[Row]:
     ]
 
 
-def _session(history: int, turns: int, streaming: bool) -> _Rig:
-    rig = _Rig(pages=(history + turns * 24) // PAGE + 10, rows=64)
-    rig.sessions.apply(Open(0, "s", streaming))
-    rig.sessions.apply(Append(0, "s", [7] * history))
+def _open_session(history: int, turns: int, streaming: bool) -> _EngineHarness:
+    rig = _EngineHarness(pages=(history + turns * 24) // PAGE_SIZE + 10, rows=64)
+    rig.sessions.apply(OpenSession(0, "s", streaming))
+    rig.sessions.apply(AppendIds(0, "s", [7] * history))
     rig.drain()
     return rig
 
 
-def _one_turn(rig: _Rig, name: str) -> float:
+def _time_turn(rig: _EngineHarness, name: str) -> float:
     steps, began = rig.steps, time.perf_counter()
-    rig.sessions.apply(Append(0, "s", list(range(16))))
+    rig.sessions.apply(AppendIds(0, "s", list(range(16))))
     rig.sessions.apply(Generate(0, "s", name, Sampling(max_tokens=8)))
     spent = time.perf_counter() - began + rig.drain()
     assert rig.steps == steps + 8, "it was not refused"

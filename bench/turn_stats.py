@@ -7,18 +7,22 @@ from typing import Any
 
 
 @dataclass
-class Turns:
+class TurnTimings:
     """Seconds of each turn but the first, [session][turn], and all that was said, [session]."""
 
-    wall: list[list[float]]
-    outside: list[list[float]]
+    wall_s: list[list[float]]
+    outside_model_s: list[list[float]]
     """Less the time the device worked while the turn lasted; perhaps of some sessions only."""
-    said: list[list[Any]]
+    outputs: list[list[Any]]
 
     @classmethod
-    def of(cls, lives: "list[tuple[list[float], list[float], list[Any]]]") -> "Turns":
+    def from_sessions(
+        cls, sessions: "list[tuple[list[float], list[float], list[Any]]]"
+    ) -> "TurnTimings":
         """From (wall, outside, said) of each session; the first turn is dropped."""
-        return cls([x[0][1:] for x in lives], [x[1][1:] for x in lives], [x[2] for x in lives])
+        return cls(
+            [x[0][1:] for x in sessions], [x[1][1:] for x in sessions], [x[2] for x in sessions]
+        )
 
     def mean_ms(self, rows: list[list[float]], last: int | None = None) -> float:
         kept = [row[-last:] if last else row for row in rows]

@@ -4,19 +4,19 @@ import secrets
 from collections.abc import Callable
 
 from continuo.engine.config import EngineConfig
-from continuo.engine.device.build import build
+from continuo.engine.device.build import build_runner
 from continuo.engine.device.runner import TorchRunner
-from continuo.engine.fingerprint import fingerprint
+from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.server import process
-from continuo.engine.wire.messages import Ready
+from continuo.engine.wire.messages import EngineReady
 
 
-def _build(
+def _build_runner(
     config: EngineConfig, progress: Callable[[str, float], None]
-) -> tuple[TorchRunner, Ready]:
-    runner, loaded = build(config, progress)
+) -> tuple[TorchRunner, EngineReady]:
+    runner, loaded = build_runner(config, progress)
     geometry = runner.geometry
-    return runner, Ready(
+    return runner, EngineReady(
         folder=loaded.folder,
         model=loaded.model,
         architecture=loaded.architecture,
@@ -28,9 +28,9 @@ def _build(
         dtype=loaded.dtype,
         load_s=loaded.load_s,
         incarnation=secrets.token_hex(8),
-        digest=fingerprint(loaded.folder),
+        digest=compute_fingerprint(loaded.folder),
     )
 
 
 if __name__ == "__main__":
-    process.main(_build)
+    process.main(_build_runner)

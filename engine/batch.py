@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-Ticket = TypeVar("Ticket")
+TicketT = TypeVar("TicketT")
 
 
 class Penalties(msgspec.Struct, frozen=True):
@@ -26,20 +26,20 @@ class Penalties(msgspec.Struct, frozen=True):
     repetition: float
     presence: float
     frequency: float
-    seen: set[int]
-    counts: dict[int, int]
+    seen_ids: set[int]
+    output_counts: dict[int, int]
 
 
-class Mask(Protocol):
+class TokenMask(Protocol):
     """Which ids may be drawn, as its turn stands when the step runs. Asked when the model's work
     has been launched; on CUDA it takes its time beside it."""
 
-    def allowed(self) -> bytes:
+    def compute_bitmask(self) -> bytes:
         """One bit for each id, the least significant first; there may be more than ids."""
         ...
 
 
-class Sample(msgspec.Struct, frozen=True):
+class SampleParams(msgspec.Struct, frozen=True):
     """How to draw one id. Greedy where temperature is 0; else inverse CDF of `uniform`.
 
     Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. Candidates
@@ -56,28 +56,28 @@ class Sample(msgspec.Struct, frozen=True):
     logprobs: int = -1
     """-1: none; n: log-probability of the drawn id and of the n likeliest (before mask and
     temperature)."""
-    bias: tuple[tuple[int, float], ...] = ()
+    logit_bias: tuple[tuple[int, float], ...] = ()
     penalties: Penalties | None = None
-    mask: Mask | None = None
+    mask: TokenMask | None = None
 
 
-class Row(msgspec.Struct, frozen=True):
+class BatchRow(msgspec.Struct, frozen=True):
     ids: array[int]
     """int32 inputs known on the host; empty exactly when `feed` is used."""
-    feed: int
+    feed_row: int
     """-1, or the row of the previous batch whose drawn id is this row's one input."""
     start: int
     """Tokens of this sequence already in KV."""
     pages: array[int]
     """int32 page numbers covering positions [0, start + count)."""
-    sample: Sample | None
+    sample: SampleParams | None
 
     @property
     def count(self) -> int:
         return len(self.ids) or 1
 
 
-class Move(NamedTuple):
+class PageMove(NamedTuple):
     """One page of KV, all layers: `copy` page to page, `spill` page to host slot, `load` back."""
 
     kind: Literal["copy", "spill", "load"]
@@ -87,8 +87,8 @@ class Move(NamedTuple):
 
 class Batch(msgspec.Struct, frozen=True):
     number: int
-    rows: list[Row]
-    moves: list[Move] = []
+    rows: list[BatchRow]
+    moves: list[PageMove] = []
     """Carried out in order before any row."""
 
 
@@ -99,7 +99,7 @@ class Logprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
-class Drawn(msgspec.Struct, frozen=True):
+class RowResult(msgspec.Struct, frozen=True):
     """What one row answered: an id, or why that row alone failed."""
 
     id: int
@@ -107,8 +107,8 @@ class Drawn(msgspec.Struct, frozen=True):
     failure: str | None = None
 
 
-class Sampled(msgspec.Struct, frozen=True):
-    drawn: list[Drawn | None]
+class BatchResult(msgspec.Struct, frozen=True):
+    results: list[RowResult | None]
     """Parallel to Batch.rows; None where nothing was to be drawn."""
     model_s: float
     """Seconds the device spent on this step."""
@@ -131,7 +131,7 @@ class DeviceLost(Exception):
     """The device cannot run another step in this process."""
 
 
-class Runner(Protocol[Ticket]):
+class Runner(Protocol[TicketT]):
     """Runs batches in the order given. Called from one thread at a time.
 
     `launch` starts a step, once the one before is done, and returns before it is done; `collect`
@@ -146,21 +146,21 @@ class Runner(Protocol[Ticket]):
     @property
     def geometry(self) -> Geometry: ...
 
-    def launch(self, batch: Batch) -> Ticket: ...
+    def launch(self, batch: Batch) -> TicketT: ...
 
-    def collect(self, ticket: Ticket) -> Sampled: ...
+    def collect(self, ticket: TicketT) -> BatchResult: ...
 
-    def approach(self, ticket: Ticket) -> bool:
+    def run_until_near_end(self, ticket: TicketT) -> bool:
         """Works at a step until others can do the little that is left. False: there are none, and
         it must be collected before the next one is launched."""
         del ticket
         return False
 
-    def abandon(self, ticket: Ticket) -> None:
+    def discard(self, ticket: TicketT) -> None:
         """In place of `collect`: nobody wants what the step does. Its moves are made; what it has
         written to KV is anything at all."""
         self.collect(ticket)
 
-    def works(self) -> bool:
+    def is_usable(self) -> bool:
         """Whether the device can run another step after one has failed."""
         return True

@@ -7,12 +7,12 @@ import msgspec
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 
-BUNDLED = "demo"
+BUNDLED_MODEL = "demo"
 """The `model` that names the checkpoint shipped inside the package."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    model: str = BUNDLED
+    model: str = BUNDLED_MODEL
     """A folder in the Hugging Face layout, a hub id, or `demo`."""
     revision: str | None = None
     dtype: Dtype = "auto"
@@ -43,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Prove after every step that each page has one owner (tests)."""
 
 
-class Listening(msgspec.Struct, frozen=True, kw_only=True):
+class ListenerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Where an engine takes fronts of other processes."""
 
     fd: int
@@ -54,7 +54,7 @@ class Listening(msgspec.Struct, frozen=True, kw_only=True):
     ssl_keyfile: str | None = None
 
 
-class Start(msgspec.Struct, frozen=True, kw_only=True):
+class StartOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine process is told when it starts."""
 
     engine: EngineConfig
@@ -62,4 +62,4 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """A connected socket the process was given; when it is closed, the process ends."""
     recorder: int
     """A descriptor of the memory of its flight recorder."""
-    listening: Listening | None = None
+    listening: ListenerConfig | None = None

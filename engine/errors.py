@@ -24,7 +24,7 @@ class EngineError(Exception):
     """Base of the tree. `code` crosses the process border; `field` names the argument at fault."""
 
     code: ClassVar[str] = "engine_error"
-    retry: ClassVar[bool] = False
+    is_retryable: ClassVar[bool] = False
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class BadRequest(EngineError):
     code = "bad_request"
 
 
-class UnknownSession(BadRequest):
+class UnknownEngineSession(BadRequest):
     code = "unknown_session"
 
 
@@ -44,7 +44,7 @@ class TooLong(BadRequest):
     code = "too_long"
 
 
-class StaleFence(EngineError):
+class StaleEngineFence(EngineError):
     code = "stale_fence"
 
 
@@ -62,7 +62,7 @@ class CommandFailed(EngineError):
     code = "command_failed"
 
 
-class OtherModel(EngineError):
+class ModelMismatch(EngineError):
     code = "other_model"
 
 
@@ -83,18 +83,18 @@ class ModelError(EngineError):
     code = "model_error"
 
 
-BY_CODE: dict[str, type[EngineError]] = {
+ERRORS_BY_CODE: dict[str, type[EngineError]] = {
     kind.code: kind
     for kind in (
         EngineError,
         BadRequest,
-        UnknownSession,
+        UnknownEngineSession,
         TooLong,
-        StaleFence,
+        StaleEngineFence,
         Busy,
         TurnFailed,
         CommandFailed,
-        OtherModel,
+        ModelMismatch,
         EngineLost,
         SessionQuarantined,
         LinkRefused,

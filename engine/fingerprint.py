@@ -16,9 +16,9 @@ import msgspec
 
 from continuo.engine.errors import ModelError
 
-DIGITS = 16
+FINGERPRINT_DIGITS = 16
 """Hexadecimal, of the digest: there are few models, and none is made to collide with another."""
-FILES = (
+IDENTITY_FILES = (
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -38,7 +38,7 @@ SAMPLE_BYTES = 4096
 """Bytes sampled from the middle of each tensor of a large shard."""
 HEADER_BYTES_MAX = 100 << 20
 """The limit of the safetensors format."""
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SHARD_INDEX_FILE, SINGLE_SHARD_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 class _Index(msgspec.Struct):
@@ -52,37 +52,37 @@ class _Tensor(msgspec.Struct):
     data_offsets: tuple[int, int] = (0, 0)
 
 
-def fingerprint(folder: str) -> str:
+def compute_fingerprint(folder: str) -> str:
     """The digest of a checkpoint folder in the Hugging Face layout. Raises ModelError."""
     path, digest = Path(folder), hashlib.sha256()
     try:
-        for part in _parts(path):
+        for part in _iter_parts(path):
             digest.update(len(part).to_bytes(8, "little") + part)
     except (OSError, ValueError, struct.error) as error:
         raise ModelError(f"{folder}: cannot be identified: {error}") from None
-    return digest.hexdigest()[:DIGITS]
+    return digest.hexdigest()[:FINGERPRINT_DIGITS]
 
 
-def _parts(folder: Path) -> Iterator[bytes]:
-    for name in FILES:
+def _iter_parts(folder: Path) -> Iterator[bytes]:
+    for name in IDENTITY_FILES:
         file = folder / name
         if file.exists():
             yield name.encode()
             yield file.read_bytes()
-    for name in _shards(folder):
+    for name in _list_shards(folder):
         yield name.encode()
-        yield from _shard(folder / name)
+        yield from _iter_shard(folder / name)
 
 
-def _shards(folder: Path) -> list[str]:
-    index = folder / INDEX
+def _list_shards(folder: Path) -> list[str]:
+    index = folder / SHARD_INDEX_FILE
     if index.exists():
         found = msgspec.json.decode(index.read_bytes(), type=_Index)
         return sorted(set(found.weight_map.values()))
-    return [SINGLE] if (folder / SINGLE).exists() else []
+    return [SINGLE_SHARD_FILE] if (folder / SINGLE_SHARD_FILE).exists() else []
 
 
-def _shard(file: Path) -> Iterator[bytes]:
+def _iter_shard(file: Path) -> Iterator[bytes]:
     size = file.stat().st_size
     if size <= WHOLE_BYTES_MAX:
         yield file.read_bytes()
@@ -95,10 +95,10 @@ def _shard(file: Path) -> Iterator[bytes]:
         yield size.to_bytes(8, "little")
         yield header
         tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
-        yield from _samples(shard, 8 + length, tensors)
+        yield from _iter_samples(shard, 8 + length, tensors)
 
 
-def _samples(shard: BinaryIO, start: int, tensors: dict[str, _Tensor]) -> Iterator[bytes]:
+def _iter_samples(shard: BinaryIO, start: int, tensors: dict[str, _Tensor]) -> Iterator[bytes]:
     """Yield a sample of each tensor, in the order of the file."""
     for begin, end in sorted(tensor.data_offsets for tensor in tensors.values()):
         shard.seek(start + begin + max(0, (end - begin - SAMPLE_BYTES) // 2))

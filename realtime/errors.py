@@ -9,7 +9,7 @@ RealtimeError
 
 from typing import Literal
 
-Fault = Literal["invalid_request_error", "server_error"]
+ErrorType = Literal["invalid_request_error", "server_error"]
 
 
 class RealtimeError(Exception):
@@ -26,7 +26,7 @@ class Refusal(RealtimeError):
         *,
         code: str,
         param: str | None = None,
-        kind: Fault = "invalid_request_error",
+        kind: ErrorType = "invalid_request_error",
         event_id: str | None = None,
         retry_after_s: float | None = None,
     ) -> None:
@@ -34,22 +34,22 @@ class Refusal(RealtimeError):
         self.message = message
         self.code = code
         self.param = param
-        self.kind: Fault = kind
+        self.kind: ErrorType = kind
         self.event_id = event_id
         self.retry_after_s = retry_after_s
 
     @property
-    def status(self) -> int:
+    def http_status(self) -> int:
         """The HTTP status it has, or would have. A fault of ours is one that may be gone later,
         but for a bug."""
-        if self.code in _STATUS:
-            return _STATUS[self.code]
+        if self.code in _HTTP_STATUS:
+            return _HTTP_STATUS[self.code]
         if self.kind == "server_error":
             return 503
         return 400 if self.retry_after_s is None else 429
 
 
-_STATUS = {
+_HTTP_STATUS = {
     "model_not_found": 404,
     "response_not_found": 404,
     "body_too_large": 413,
@@ -57,7 +57,7 @@ _STATUS = {
 }
 
 
-def bug() -> Refusal:
+def internal_error() -> Refusal:
     """What a client hears of one of ours."""
     message = "The server had a fault. The connection is still good."
     return Refusal(message, code="server_error", kind="server_error")
@@ -67,7 +67,7 @@ class BadFrame(Refusal):
     pass
 
 
-class Hangup(RealtimeError):
+class ConnectionCloseError(RealtimeError):
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
         self.code = code

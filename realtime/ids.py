@@ -5,16 +5,16 @@ import secrets
 from collections.abc import Callable
 
 
-def fresh(prefix: str) -> str:
+def generate_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(10)}"
 
 
-def conversation_of(session: str) -> str:
+def conversation_id_of(session_id: str) -> str:
     """The id of the one conversation of a session."""
-    return "conv_" + session.removeprefix("sess_")
+    return "conv_" + session_id.removeprefix("sess_")
 
 
-def within(source: str) -> Callable[[str], str]:
+def deterministic_id_factory(source: str) -> Callable[[str], str]:
     """Names for the parts of something: the same ones when it is made again."""
     made = 0
 

@@ -12,136 +12,140 @@ from contextlib import contextmanager
 from continuo.engine import BadRequest
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.events import Level, Limited
+from continuo.realtime.protocol.events import RateLimitKind, RateLimitStatus
 from continuo.realtime.protocol.response import Usage
 
-Clock = Callable[[], float]
+MonotonicClock = Callable[[], float]
 """Seconds."""
-Judge = Callable[[BaseException], bool]
+FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
 """An estimate, where the tokens of a text were not counted."""
 
 
-class Bucket:
-    def __init__(self, limit: int, clock: Clock) -> None:
-        self.limit = limit
+class TokenBucket:
+    def __init__(self, capacity: int, clock: MonotonicClock) -> None:
+        self.capacity = capacity
         self._clock = clock
-        self._left = float(limit)
-        self._at_s = clock()
+        self._available = float(capacity)
+        self._updated_s = clock()
 
     @property
-    def left(self) -> float:
+    def available(self) -> float:
         """Below 0: in debt."""
         now_s = self._clock()
-        more = (now_s - self._at_s) * self.limit / 60
-        self._left, self._at_s = min(float(self.limit), self._left + more), now_s
-        return self._left
+        more = (now_s - self._updated_s) * self.capacity / 60
+        self._available, self._updated_s = min(float(self.capacity), self._available + more), now_s
+        return self._available
 
     def take(self, amount: float) -> None:
-        self._left = self.left - amount
+        self._available = self.available - amount
 
     def wait_s(self, amount: float) -> float:
         """Until so much is in it."""
-        return max(0.0, (amount - self.left) * 60 / self.limit)
+        return max(0.0, (amount - self.available) * 60 / self.capacity)
 
 
-class Allowance:
+class TenantRateLimits:
     """One tenant's."""
 
-    def __init__(self, limits: Limits, clock: Clock) -> None:
-        asked: dict[Limited, int] = {
+    def __init__(self, limits: Limits, clock: MonotonicClock) -> None:
+        asked: dict[RateLimitKind, int] = {
             "requests": limits.requests_per_minute,
             "tokens": limits.tokens_per_minute,
         }
-        self._buckets: dict[Limited, Bucket] = {
-            name: Bucket(limit, clock) for name, limit in asked.items() if limit
+        self._buckets: dict[RateLimitKind, TokenBucket] = {
+            name: TokenBucket(limit, clock) for name, limit in asked.items() if limit
         }
-        self._free_chars = limits.off_loop_chars
+        self._off_loop_chars = limits.off_loop_chars_min
 
     @contextmanager
-    def request(self, ours: Judge | None = None) -> Generator[None]:
+    def charge_request(self, is_fault: FaultPredicate | None = None) -> Generator[None]:
         """Around the beginning of a response, which counts unless it fails by our fault (`ours`
         says which errors are). Raises Refusal."""
         for name in self._buckets:
-            self._check(name)
+            self._require_available(name)
         self._take("requests", 1)
         try:
             yield
         except BaseException as error:
-            if (ours or is_ours)(error):
+            if (is_fault or is_server_fault)(error):
                 self._take("requests", -1)
             raise
 
     @contextmanager
-    def text(self, chars: int, tokens_max: int, ours: Judge | None = None) -> Generator[None]:
+    def charge_text(
+        self, chars: int, tokens_max: int, is_fault: FaultPredicate | None = None
+    ) -> Generator[None]:
         """Around the tokenisation of a request's text. A long one does not begin while the tokens
         bucket is in debt; one that is refused, or not finished, is charged what its length amounts
         to, `tokens_max` at most. Raises Refusal."""
-        if chars > self._free_chars and "tokens" in self._buckets:
-            self._check("tokens")
+        if chars > self._off_loop_chars and "tokens" in self._buckets:
+            self._require_available("tokens")
         try:
             yield
         except BaseException as error:
-            if not (ours or is_ours)(error):
-                self.charge(min(chars // CHARS_PER_TOKEN, tokens_max))
+            if not (is_fault or is_server_fault)(error):
+                self.charge_tokens(min(chars // CHARS_PER_TOKEN, tokens_max))
             raise
 
-    def charge(self, tokens: int) -> None:
+    def charge_tokens(self, tokens: int) -> None:
         """Charge tokens that were computed for no response, or before any."""
         self._take("tokens", tokens)
 
-    def spend(self, usage: Usage | None) -> None:
+    def charge_usage(self, usage: Usage | None) -> None:
         """What a response took: tokens found in KV cost nothing."""
         if usage is not None:
             computed = usage.input_tokens - usage.cached_tokens + usage.output_tokens
             self._take("tokens", computed)
 
-    def levels(self) -> list[Level]:
+    def levels(self) -> list[RateLimitStatus]:
         """Nothing of what has no limit."""
         return [
-            Level(
+            RateLimitStatus(
                 name=name,
-                limit=bucket.limit,
-                remaining=max(0, int(bucket.left)),
-                reset_s=bucket.wait_s(bucket.limit),
+                limit_per_minute=bucket.capacity,
+                remaining=max(0, int(bucket.available)),
+                reset_s=bucket.wait_s(bucket.capacity),
             )
             for name, bucket in self._buckets.items()
         ]
 
-    def _check(self, name: Limited) -> None:
+    def _require_available(self, name: RateLimitKind) -> None:
         """Raises Refusal if there is not one in the bucket."""
         bucket = self._buckets[name]
         wait_s = bucket.wait_s(1)
         if wait_s > 0:
-            raise _used_up(name, bucket.limit, wait_s)
+            raise _limit_exceeded(name, bucket.capacity, wait_s)
 
-    def _take(self, name: Limited, amount: float) -> None:
+    def _take(self, name: RateLimitKind, amount: float) -> None:
         if name in self._buckets:
             self._buckets[name].take(amount)
 
 
-class Rates:
+class RateLimits:
     """Of all tenants of this process."""
 
-    def __init__(self, limits: Limits | None = None, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits | None = None, clock: MonotonicClock = time.monotonic
+    ) -> None:
         self._limits = limits or Limits()
         self._clock = clock
-        self._of: dict[str, Allowance] = {}
+        self._tenants: dict[str, TenantRateLimits] = {}
 
-    def of(self, tenant: str) -> Allowance:
-        if tenant not in self._of:
-            self._of[tenant] = Allowance(self._limits, self._clock)
-        return self._of[tenant]
+    def for_tenant(self, tenant: str) -> TenantRateLimits:
+        if tenant not in self._tenants:
+            self._tenants[tenant] = TenantRateLimits(self._limits, self._clock)
+        return self._tenants[tenant]
 
 
-def is_ours(error: BaseException) -> bool:
+def is_server_fault(error: BaseException) -> bool:
     """Whether a request failed by a fault of the server, not of its client."""
     if isinstance(error, Refusal):
         return error.kind == "server_error"
     return isinstance(error, Exception) and not isinstance(error, BadRequest)
 
 
-def _used_up(name: Limited, limit: int, wait_s: float) -> Refusal:
+def _limit_exceeded(name: RateLimitKind, limit: int, wait_s: float) -> Refusal:
     return Refusal(
         f"The limit of {limit:,} {name} a minute is reached. Try again in {wait_s:.1f} s.",
         code="rate_limit_exceeded",

@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from continuo.bench.competitors.checkpoint import parameters
-from continuo.bench.competitors.workload import Ids, Job, Played, Prompts
+from continuo.bench.competitors.checkpoint import count_parameters
+from continuo.bench.competitors.workload import Ids, Prompts, Workload, WorkloadResult
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 3600.0
@@ -35,27 +35,49 @@ Outputs = list[list[Ids]]
 """[session][turn] -> the ids said."""
 
 
-class Peer(NamedTuple):
+class Competitor(NamedTuple):
     name: str
     mode: str
     module: str
-    needs: tuple[str, ...]
+    required_modules: tuple[str, ...]
     note: str
 
-    def wanted(self, names: Sequence[str] | None) -> bool:
+    def is_selected(self, names: Sequence[str] | None) -> bool:
         return names is None or self.name in names or f"{self.name} {self.mode}" in names
 
 
 ONE_BY_ONE = "sessions take turns, one at a time"
-_T = ("transformers", "continuo.bench.competitors.run_transformers", ("torch", "transformers"))
-_L = ("llama-cpp-python", "continuo.bench.competitors.run_llama_cpp", ("llama_cpp", "gguf"))
-PEERS = (
-    Peer(_T[0], "resend", _T[1], _T[2], ONE_BY_ONE),
-    Peer(_T[0], "session-cache", _T[1], _T[2], ONE_BY_ONE),
-    Peer(_T[0], "continuous-batching", _T[1], _T[2], "sessions batched, re-sent, prefix shared"),
-    Peer(_L[0], "resend", _L[1], _L[2], f"{ONE_BY_ONE}, a Llama for each; KV f16"),
-    Peer(_L[0], "resend-slots", _L[1], _L[2], "sessions batched, re-sent; KV f16"),
-    Peer(_L[0], "slots", _L[1], _L[2], "sessions batched; KV f16"),
+_TRANSFORMERS = (
+    "transformers",
+    "continuo.bench.competitors.run_transformers",
+    ("torch", "transformers"),
+)
+_LLAMA_CPP = ("llama-cpp-python", "continuo.bench.competitors.run_llama_cpp", ("llama_cpp", "gguf"))
+COMPETITORS = (
+    Competitor(_TRANSFORMERS[0], "resend", _TRANSFORMERS[1], _TRANSFORMERS[2], ONE_BY_ONE),
+    Competitor(_TRANSFORMERS[0], "session-cache", _TRANSFORMERS[1], _TRANSFORMERS[2], ONE_BY_ONE),
+    Competitor(
+        _TRANSFORMERS[0],
+        "continuous-batching",
+        _TRANSFORMERS[1],
+        _TRANSFORMERS[2],
+        "sessions batched, re-sent, prefix shared",
+    ),
+    Competitor(
+        _LLAMA_CPP[0],
+        "resend",
+        _LLAMA_CPP[1],
+        _LLAMA_CPP[2],
+        f"{ONE_BY_ONE}, a Llama for each; KV f16",
+    ),
+    Competitor(
+        _LLAMA_CPP[0],
+        "resend-slots",
+        _LLAMA_CPP[1],
+        _LLAMA_CPP[2],
+        "sessions batched, re-sent; KV f16",
+    ),
+    Competitor(_LLAMA_CPP[0], "slots", _LLAMA_CPP[1], _LLAMA_CPP[2], "sessions batched; KV f16"),
 )
 HOW_TO_INSTALL = {
     "transformers": "pip install transformers",
@@ -67,7 +89,7 @@ HOW_TO_INSTALL = {
 
 
 @dataclasses.dataclass(frozen=True)
-class PeerResult:
+class CompetitorResult:
     """Milliseconds of client wall clock per turn, the first one dropped; None: no figure, and the
     note says why."""
 
@@ -75,7 +97,7 @@ class PeerResult:
     mode: str
     mean_all_ms: float | None
     mean_last10_ms: float | None
-    outputs_equal: bool | None
+    has_equal_outputs: bool | None
     """With the ids expected, or with those of the first peer that ran."""
     note: str
     outputs: Outputs | None = dataclasses.field(default=None, repr=False)
@@ -94,7 +116,7 @@ def measure(
     dtype: str = "auto",
     expected: Outputs | None = None,
     limit_s: float = LIMIT_S,
-) -> list[PeerResult]:
+) -> list[CompetitorResult]:
     """Plays `prompts[session][turn]` on each peer. `names` picks peers ("transformers") or modes
     ("transformers resend"); None: all. `dtype` auto: what Continuo takes for this model on a CPU.
     """
@@ -103,18 +125,18 @@ def measure(
     assert all(len(session) == turns > 1 for session in prompts)
     if dtype == "auto":
         dtype = _auto_dtype(model_folder)
-    results: list[PeerResult] = []
-    for peer in PEERS:
-        if not peer.wanted(names):
+    results: list[CompetitorResult] = []
+    for peer in COMPETITORS:
+        if not peer.is_selected(names):
             continue
-        job = Job(str(model_folder), peer.mode, dtype, threads, ids_out, prompts, limit_s)
+        job = Workload(str(model_folder), peer.mode, dtype, threads, ids_out, prompts, limit_s)
         result = _run(peer, job, expected)
         results.append(result)
         expected = expected or result.outputs
     return results
 
 
-def interpreter(needs: Sequence[str]) -> Path | None:
+def find_interpreter(required_modules: Sequence[str]) -> Path | None:
     """The first environment in which all these modules can be found."""
     named = os.environ.get("CONTINUO_PEERS_PYTHON")
     places = [Path(named)] if named else []
@@ -124,46 +146,46 @@ def interpreter(needs: Sequence[str]) -> Path | None:
         if (
             python.exists()
             and not subprocess.run(
-                [python, "-I", "-c", script, *needs], check=False, capture_output=True
+                [python, "-I", "-c", script, *required_modules], check=False, capture_output=True
             ).returncode
         ):
             return python
     return None
 
 
-def _run(peer: Peer, job: Job, expected: Outputs | None) -> PeerResult:
-    python = interpreter(peer.needs)
+def _run(peer: Competitor, job: Workload, expected: Outputs | None) -> CompetitorResult:
+    python = find_interpreter(peer.required_modules)
     if python is None:
-        return _without(peer, f"not installed: {HOW_TO_INSTALL[peer.name]}")
+        return _result_without_figures(peer, f"not installed: {HOW_TO_INSTALL[peer.name]}")
     try:
-        played = _play(python, peer.module, job)
-    except _PeerFailed as error:
-        return _without(peer, str(error))
+        played = _run_process(python, peer.module, job)
+    except _CompetitorError as error:
+        return _result_without_figures(peer, str(error))
     notes = [played.version, job.dtype, peer.note]
     turns, done = len(job.prompts[0]), min(len(row) for row in played.seconds)
     if done < turns:
         notes.append(f"stopped after {done} of {turns} turns ({job.limit_s:.0f} s)")
     if done < 2:
-        return _without(peer, "; ".join(notes))
+        return _result_without_figures(peer, "; ".join(notes))
     rows = [row[1:] for row in played.seconds]
     equal = None
     if expected is not None:
-        differs = _first_difference(played.said, expected)
+        differs = _first_difference(played.outputs, expected)
         equal = differs is None
         if differs is not None:
             notes.append(f"ids differ from turn {differs + 1} on")
-    return PeerResult(
+    return CompetitorResult(
         peer.name,
         peer.mode,
         _mean_ms(rows),
         _mean_ms([row[-10:] for row in rows]),
         equal,
         "; ".join(notes),
-        played.said,
+        played.outputs,
     )
 
 
-def _play(python: Path, module: str, job: Job) -> Played:
+def _run_process(python: Path, module: str, job: Workload) -> WorkloadResult:
     """Runs the peer in its own process and group. Raises _PeerFailed."""
     env = dict(os.environ, PYTHONPATH=str(ROOT), TRANSFORMERS_VERBOSITY="error")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -184,27 +206,27 @@ def _play(python: Path, module: str, job: Job) -> Played:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             if isinstance(error, subprocess.TimeoutExpired):
-                raise _PeerFailed(f"did not end within {error.timeout:.0f} s") from None
+                raise _CompetitorError(f"did not end within {error.timeout:.0f} s") from None
             raise
         if process.returncode:
             errors.seek(0)
             lines = errors.read().strip().splitlines() or ["no message"]
-            raise _PeerFailed(f"failed ({process.returncode}): {lines[-1]}")
-    return Played(*json.loads(answer.splitlines()[-1]))
+            raise _CompetitorError(f"failed ({process.returncode}): {lines[-1]}")
+    return WorkloadResult(*json.loads(answer.splitlines()[-1]))
 
 
-class _PeerFailed(Exception):
+class _CompetitorError(Exception):
     pass
 
 
-def _without(peer: Peer, note: str) -> PeerResult:
-    return PeerResult(peer.name, peer.mode, None, None, None, note)
+def _result_without_figures(peer: Competitor, note: str) -> CompetitorResult:
+    return CompetitorResult(peer.name, peer.mode, None, None, None, note)
 
 
 def _auto_dtype(folder: Path) -> str:
     from continuo.engine.device.build import CPU_FP32_PARAMETERS_MAX
 
-    return "float32" if parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
+    return "float32" if count_parameters(folder) <= CPU_FP32_PARAMETERS_MAX else "bfloat16"
 
 
 def _mean_ms(rows: Sequence[Sequence[float]]) -> float:

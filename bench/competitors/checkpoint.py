@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-WIDTHS = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
-def parameters(folder: Path) -> int:
+def count_parameters(folder: Path) -> int:
     """Counts the weights."""
     total = 0
-    for entry in _header(folder)[0].values():
+    for entry in _read_header(folder)[0].values():
         count = 1
         for length in entry["shape"]:
             count *= length
@@ -19,21 +19,21 @@ def parameters(folder: Path) -> int:
     return total
 
 
-def tensors(folder: Path) -> "Iterator[tuple[str, Any]]":
+def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":
     """Each weight with its name, as a numpy array in fp32."""
     import numpy as np
 
-    header, begin = _header(folder)
+    header, begin = _read_header(folder)
     data = np.memmap(folder / "model.safetensors", mode="r", offset=begin)
     for name, entry in header.items():
         first, end = entry["data_offsets"]
-        array = data[first:end].view(WIDTHS[entry["dtype"]]).reshape(entry["shape"])
+        array = data[first:end].view(NUMPY_TYPES[entry["dtype"]]).reshape(entry["shape"])
         if entry["dtype"] == "BF16":
             array = (array.astype(np.uint32) << 16).view(np.float32)
         yield name, array.astype(np.float32)
 
 
-def _header(folder: Path) -> tuple[dict[str, Any], int]:
+def _read_header(folder: Path) -> tuple[dict[str, Any], int]:
     """What is in the file, and where its data begin."""
     with (folder / "model.safetensors").open("rb") as file:
         length = int.from_bytes(file.read(8), "little")

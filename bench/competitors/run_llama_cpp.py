@@ -8,50 +8,59 @@ from typing import Any
 import llama_cpp  # pyright: ignore[reportMissingImports]
 
 from continuo.bench.competitors.to_gguf import convert
-from continuo.bench.competitors.workload import Ids, Job, OneByOne, Played, play, serve
+from continuo.bench.competitors.workload import (
+    Ids,
+    SequentialBackend,
+    Workload,
+    WorkloadResult,
+    run_workload,
+    serve_stdin,
+)
 
 BATCH_TOKENS_MAX = 512
-FLASH = 0
+FLASH_ATTENTION = 0
 """Flash attention off: slower on at the lengths we measure."""
 
 
-def played(job: Job) -> Played:
+def run(job: Workload) -> WorkloadResult:
     version = f"llama-cpp-python {llama_cpp.__version__}"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.gguf"
         convert(Path(job.folder), path, job.dtype)
         if job.mode == "resend":
-            return play(OneByOne(_Resend(path, job)), job, version)
-        return play(_Slots(path, job, resend=job.mode == "resend-slots"), job, version)
+            return run_workload(SequentialBackend(_ResendGenerator(path, job)), job, version)
+        return run_workload(
+            _SlotBackend(path, job, resend=job.mode == "resend-slots"), job, version
+        )
 
 
-class _Resend:
+class _ResendGenerator:
     """Llama.generate on the whole context. It keeps the KV of the last context it saw and looks for
     the common prefix: one Llama for each session, or another's turn would take its place."""
 
-    def __init__(self, path: Path, job: Job) -> None:
-        self._models = [_llama(path, job) for _ in job.prompts]
+    def __init__(self, path: Path, job: Workload) -> None:
+        self._models = [_create_llama(path, job) for _ in job.prompts]
         self._contexts: list[Ids] = [[] for _ in job.prompts]
-        self._count = job.ids_out
+        self._ids_out = job.ids_out
 
     def __call__(self, session: int, ids: Ids) -> Ids:
         context = self._contexts[session]
         context += ids
         drawn = self._models[session].generate(context, temp=0.0)
-        said: Ids = [int(next(drawn)) for _ in range(self._count)]
+        said: Ids = [int(next(drawn)) for _ in range(self._ids_out)]
         drawn.close()
         context += said
         return said
 
 
-def _llama(path: Path, job: Job) -> Any:
+def _create_llama(path: Path, job: Workload) -> Any:
     return llama_cpp.Llama(
         str(path),
-        n_ctx=job.length_max,
+        n_ctx=job.context_max,
         n_batch=BATCH_TOKENS_MAX,
         n_threads=job.threads,
         n_threads_batch=job.threads,
-        flash_attn=bool(FLASH),
+        flash_attn=bool(FLASH_ATTENTION),
         verbose=False,
     )
 
@@ -62,14 +71,14 @@ class _Slot:
     def __init__(self) -> None:
         self.context: Ids = []
         self.cached: Ids = []
-        self.said: Ids = []
-        self.active = False
+        self.output: Ids = []
+        self.is_active = False
 
 
-class _Slots:
+class _SlotBackend:
     """One context with a sequence for each session; a step decodes what all of them owe."""
 
-    def __init__(self, path: Path, job: Job, resend: bool) -> None:
+    def __init__(self, path: Path, job: Workload, resend: bool) -> None:
         self._model = llama_cpp.llama_model_load_from_file(
             str(path).encode(), llama_cpp.llama_model_default_params()
         )
@@ -79,15 +88,15 @@ class _Slots:
         self._sampler = llama_cpp.llama_sampler_init_greedy()
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS_MAX, 0, 1)
         self._slots = [_Slot() for _ in job.prompts]
-        self._count = job.ids_out
-        self._resend = resend
+        self._ids_out = job.ids_out
+        self._is_resending = resend
 
     def submit(self, session: int, ids: Ids) -> None:
         slot = self._slots[session]
         slot.context += ids
-        slot.said = []
-        slot.active = True
-        if self._resend:
+        slot.output = []
+        slot.is_active = True
+        if self._is_resending:
             self._keep_prefix(session, list(slot.context))
 
     def _keep_prefix(self, session: int, sent: Ids) -> None:
@@ -105,7 +114,7 @@ class _Slots:
         del slot.cached[min(kept, len(sent) - 1) :]
 
     def step(self) -> list[tuple[int, Ids]]:
-        asked = self._fill()
+        asked = self._fill_batch()
         failed = llama_cpp.llama_decode(self._context, self._batch)
         assert not failed, f"llama_decode answered {failed}"
         ended: list[tuple[int, Ids]] = []
@@ -113,19 +122,19 @@ class _Slots:
             session, row = asked.popleft()
             slot = self._slots[session]
             id = int(llama_cpp.llama_sampler_sample(self._sampler, self._context, row))
-            slot.said.append(id)
+            slot.output.append(id)
             slot.context.append(id)
-            if len(slot.said) == self._count:
-                slot.active = False
-                ended.append((session, slot.said))
+            if len(slot.output) == self._ids_out:
+                slot.is_active = False
+                ended.append((session, slot.output))
         return ended
 
-    def _fill(self) -> deque[tuple[int, int]]:
+    def _fill_batch(self) -> deque[tuple[int, int]]:
         """Puts what is owed into the batch. Returns the sessions that draw an id, and their row."""
         batch, row = self._batch, 0
         asked: deque[tuple[int, int]] = deque()
         for session, slot in enumerate(self._slots):
-            if not slot.active:
+            if not slot.is_active:
                 continue
             first = len(slot.cached)
             owed = slot.context[first : first + BATCH_TOKENS_MAX - row]
@@ -143,17 +152,17 @@ class _Slots:
         return asked
 
 
-def _context_params(job: Job) -> Any:
+def _context_params(job: Workload) -> Any:
     params = llama_cpp.llama_context_default_params()
-    each = -(-job.length_max // 256) * 256
+    each = -(-job.context_max // 256) * 256
     params.n_ctx = each * len(job.prompts)
     params.n_seq_max = len(job.prompts)
     params.n_batch = params.n_ubatch = BATCH_TOKENS_MAX
     params.n_threads = params.n_threads_batch = job.threads
-    params.flash_attn_type = FLASH
+    params.flash_attn_type = FLASH_ATTENTION
     params.kv_unified = False
     return params
 
 
 if __name__ == "__main__":
-    serve(played)
+    serve_stdin(run)

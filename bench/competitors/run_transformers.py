@@ -7,44 +7,56 @@ import transformers
 from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 from transformers.cache_utils import DynamicCache
 
-from continuo.bench.competitors.workload import Ids, Job, OneByOne, Peer, Played, play, serve
+from continuo.bench.competitors.workload import (
+    CompetitorBackend,
+    Ids,
+    SequentialBackend,
+    Workload,
+    WorkloadResult,
+    run_workload,
+    serve_stdin,
+)
 
-PAGE = 32
+PAGE_SIZE = 32
 """Tokens in a page of the continuous batching: what is not on a whole page is computed again."""
-ROOM = 3
+POOL_HEADROOM = 3
 """Its pool, in times what all sessions need at their end: in a pool that just holds them, pages of
 the prefixes to be found again are given away, and whole contexts are computed again."""
 BATCH_TOKENS_MAX = 512
 
 
-def played(job: Job) -> Played:
+def run(job: Workload) -> WorkloadResult:
     torch.set_num_threads(job.threads)
     model: Any = AutoModelForCausalLM.from_pretrained(
         job.folder, dtype=getattr(torch, job.dtype), local_files_only=True
     ).eval()
     version = f"transformers {transformers.__version__}"
     if job.mode == "continuous-batching":
-        batched = _Batched(model, job)
+        batched = _ContinuousBatching(model, job)
         try:
-            return play(batched, job, version)
+            return run_workload(batched, job, version)
         finally:
             batched.stop()
-    peer: Peer = OneByOne(_Generate(model, job, kept=job.mode == "session-cache"))
+    peer: CompetitorBackend = SequentialBackend(
+        _Generator(model, job, keep_cache=job.mode == "session-cache")
+    )
     with torch.inference_mode():
-        return play(peer, job, version)
+        return run_workload(peer, job, version)
 
 
-class _Generate:
+class _Generator:
     """generate() on the whole context, with the session's KV if that is kept."""
 
-    def __init__(self, model: Any, job: Job, kept: bool) -> None:
+    def __init__(self, model: Any, job: Workload, keep_cache: bool) -> None:
         self._model = model
         # Any id but these may end a turn early: none does.
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
-        self._count = job.ids_out
+        self._ids_out = job.ids_out
         self._contexts: list[Ids] = [[] for _ in job.prompts]
-        self._caches = [DynamicCache(config=model.config) if kept else None for _ in job.prompts]
+        self._caches = [
+            DynamicCache(config=model.config) if keep_cache else None for _ in job.prompts
+        ]
 
     def __call__(self, session: int, ids: Ids) -> Ids:
         context = self._contexts[session]
@@ -54,7 +66,7 @@ class _Generate:
             inputs,
             attention_mask=torch.ones_like(inputs),
             past_key_values=self._caches[session],
-            max_new_tokens=self._count,
+            max_new_tokens=self._ids_out,
             do_sample=False,
         )
         said: Ids = made[0, len(context) :].tolist()
@@ -62,34 +74,34 @@ class _Generate:
         return said
 
 
-class _Batched:
+class _ContinuousBatching:
     """Continuous batching. It has no sessions: the context is sent again, full pages are shared."""
 
-    def __init__(self, model: Any, job: Job) -> None:
+    def __init__(self, model: Any, job: Workload) -> None:
         generation = GenerationConfig(
             max_new_tokens=job.ids_out, do_sample=False, eos_token_id=-1, pad_token_id=0
         )
-        pages = -(-job.length_max // PAGE) + 2
+        pages = -(-job.context_max // PAGE_SIZE) + 2
         config = ContinuousBatchingConfig(
-            page_size=PAGE,
-            num_blocks=ROOM * pages * len(job.prompts),
+            page_size=PAGE_SIZE,
+            num_blocks=POOL_HEADROOM * pages * len(job.prompts),
             max_batch_tokens=BATCH_TOKENS_MAX,
         )
         self._manager = model.init_continuous_batching(
             generation_config=generation, continuous_batching_config=config
         )
         self._manager.start()
-        self._count = job.ids_out
+        self._ids_out = job.ids_out
         self._contexts: list[Ids] = [[] for _ in job.prompts]
-        self._turns = 0
+        self._turn_count = 0
 
     def submit(self, session: int, ids: Ids) -> None:
         self._contexts[session] += ids
-        self._turns += 1
+        self._turn_count += 1
         self._manager.add_request(
             self._contexts[session],
-            request_id=f"{session}-{self._turns}",
-            max_new_tokens=self._count,
+            request_id=f"{session}-{self._turn_count}",
+            max_new_tokens=self._ids_out,
             eos_token_id=-1,
         )
 
@@ -109,4 +121,4 @@ class _Batched:
 
 
 if __name__ == "__main__":
-    serve(played)
+    serve_stdin(run)

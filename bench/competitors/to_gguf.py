@@ -13,14 +13,14 @@ from typing import Any
 
 import gguf  # pyright: ignore[reportMissingImports]
 
-from continuo.bench.competitors.checkpoint import tensors
+from continuo.bench.competitors.checkpoint import iterate_tensors
 
-OUTSIDE = {
+MODEL_TENSOR_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
-INSIDE = {
+LAYER_TENSOR_NAMES = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
@@ -42,9 +42,9 @@ def convert(folder: Path, path: Path, dtype: str) -> None:
     kinds = gguf.GGMLQuantizationType
     kind = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
     writer = gguf.GGUFWriter(path, "qwen3")
-    _describe(writer, config)
+    _add_metadata(writer, config)
     _add_tokens(writer, folder, config)
-    for name, array in tensors(folder):
+    for name, array in iterate_tensors(folder):
         used = kinds.F32 if array.ndim == 1 else kind
         writer.add_tensor(tensor_name(name), gguf.quants.quantize(array, used), raw_dtype=used)
     writer.write_header_to_file()
@@ -55,13 +55,13 @@ def convert(folder: Path, path: Path, dtype: str) -> None:
 
 def tensor_name(name: str) -> str:
     """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
-    if name in OUTSIDE:
-        return OUTSIDE[name]
+    if name in MODEL_TENSOR_NAMES:
+        return MODEL_TENSOR_NAMES[name]
     number, _, inner = name.removeprefix("model.layers.").partition(".")
-    return f"blk.{int(number)}.{INSIDE[inner.removesuffix('.weight')]}.weight"
+    return f"blk.{int(number)}.{LAYER_TENSOR_NAMES[inner.removesuffix('.weight')]}.weight"
 
 
-def _describe(writer: Any, config: dict[str, Any]) -> None:
+def _add_metadata(writer: Any, config: dict[str, Any]) -> None:
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

@@ -16,7 +16,7 @@ Prompts = list[list[Ids]]
 """[session][turn] -> the ids to append."""
 
 
-class Job(NamedTuple):
+class Workload(NamedTuple):
     folder: str
     mode: str
     dtype: str
@@ -26,19 +26,19 @@ class Job(NamedTuple):
     limit_s: float
 
     @property
-    def length_max(self) -> int:
+    def context_max(self) -> int:
         """Of one session's context at its end."""
         return max(sum(len(ids) + self.ids_out for ids in session) for session in self.prompts)
 
 
-class Played(NamedTuple):
+class WorkloadResult(NamedTuple):
     version: str
     seconds: list[list[float]]
     """[session][turn]"""
-    said: list[list[Ids]]
+    outputs: list[list[Ids]]
 
 
-class Peer(Protocol):
+class CompetitorBackend(Protocol):
     def submit(self, session: int, ids: Ids) -> None:
         """The session's next turn: the ids to append. Returns at once."""
         ...
@@ -48,30 +48,30 @@ class Peer(Protocol):
         ...
 
 
-class OneByOne:
+class SequentialBackend:
     """A peer that answers one turn at a time, first come, first served."""
 
-    def __init__(self, answer: Callable[[int, Ids], Ids]) -> None:
-        self._answer = answer
-        self._waiting: deque[tuple[int, Ids]] = deque()
+    def __init__(self, generate: Callable[[int, Ids], Ids]) -> None:
+        self._generate = generate
+        self._queue: deque[tuple[int, Ids]] = deque()
 
     def submit(self, session: int, ids: Ids) -> None:
-        self._waiting.append((session, ids))
+        self._queue.append((session, ids))
 
     def step(self) -> list[tuple[int, Ids]]:
-        session, ids = self._waiting.popleft()
-        return [(session, self._answer(session, ids))]
+        session, ids = self._queue.popleft()
+        return [(session, self._generate(session, ids))]
 
 
-def play(peer: Peer, job: Job, version: str) -> Played:
+def run_workload(peer: CompetitorBackend, job: Workload, version: str) -> WorkloadResult:
     """All turns of all sessions; past the limit no new turn is begun."""
     sessions = range(len(job.prompts))
-    played = Played(version, [[] for _ in sessions], [[] for _ in sessions])
+    played = WorkloadResult(version, [[] for _ in sessions], [[] for _ in sessions])
     began: dict[int, float] = {}
     limit = time.perf_counter() + job.limit_s
 
     def begin(session: int) -> None:
-        turn = len(played.said[session])
+        turn = len(played.outputs[session])
         if turn < len(job.prompts[session]) and time.perf_counter() < limit:
             began[session] = time.perf_counter()
             peer.submit(session, job.prompts[session][turn])
@@ -82,12 +82,12 @@ def play(peer: Peer, job: Job, version: str) -> Played:
         for session, said in peer.step():
             played.seconds[session].append(time.perf_counter() - began.pop(session))
             assert len(said) == job.ids_out, f"{len(said)} ids instead of {job.ids_out}"
-            played.said[session].append(said)
+            played.outputs[session].append(said)
             begin(session)
     return played
 
 
-def serve(played: Callable[[Job], Played]) -> None:
+def serve_stdin(run: Callable[[Workload], WorkloadResult]) -> None:
     """The peer's process: a job on standard input, the answer as the last line of the output."""
-    job = Job(*json.load(sys.stdin))
-    print("\n" + json.dumps(played(job)))
+    job = Workload(*json.load(sys.stdin))
+    print("\n" + json.dumps(run(job)))

@@ -10,28 +10,28 @@ from asyncio.subprocess import Process
 
 import msgspec
 
-from continuo.engine.config import EngineConfig, Listening, Start
-from continuo.engine.wire.flight_recorder import memory_file
+from continuo.engine.config import EngineConfig, ListenerConfig, StartOptions
+from continuo.engine.wire.flight_recorder import create_memory_file
 
-MODULE = "continuo.engine"
+ENGINE_MODULE = "continuo.engine"
 """What the process runs."""
 STOP_GRACE_S = 5.0
 """How long a process that was hung up on may take before it is killed."""
-ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}
+DEFAULT_ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}
 """Unless it is told otherwise: torch's threads wait some 30 µs for the next part of a step without
 sleeping. With libgomp's own 300,000, they would take a core from the front between two steps."""
 
 
 class EngineProcess:
-    def __init__(self, config: EngineConfig, listening: Listening | None = None) -> None:
+    def __init__(self, config: EngineConfig, listener: ListenerConfig | None = None) -> None:
         """`listening`: it takes fronts elsewhere too. The socket stays ours, so that who connects
         while the engine starts again waits."""
         self._config = config
-        self._listening = listening
+        self._listener = listener
         self._process: Process | None = None
-        self._recorder = memory_file(config.max_num_seqs)
+        self._recorder_fd = create_memory_file(config.max_num_seqs)
         """Outlives the process: the next one reads in which step this one died."""
-        weakref.finalize(self, os.close, self._recorder)
+        weakref.finalize(self, os.close, self._recorder_fd)
 
     @property
     def pid(self) -> int | None:
@@ -41,23 +41,23 @@ class EngineProcess:
         """Starts a fresh process, ending one that still runs; returns the socket to it."""
         await self.stop(grace_s=0)
         ours, theirs = socket.socketpair()
-        start = Start(
+        start = StartOptions(
             engine=self._config,
             parent=theirs.fileno(),
-            recorder=self._recorder,
-            listening=self._listening,
+            recorder=self._recorder_fd,
+            listening=self._listener,
         )
         given = (
             theirs.fileno(),
-            self._recorder,
-            *((self._listening.fd,) if self._listening else ()),
+            self._recorder_fd,
+            *((self._listener.fd,) if self._listener else ()),
         )
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-P", "-m", MODULE, msgspec.json.encode(start).decode()),
+                *("-P", "-m", ENGINE_MODULE, msgspec.json.encode(start).decode()),
                 pass_fds=given,
-                env=ENVIRONMENT | os.environ,
+                env=DEFAULT_ENVIRONMENT | os.environ,
                 start_new_session=True,
             )
         return ours

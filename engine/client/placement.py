@@ -3,33 +3,35 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from continuo.engine.wire.messages import Load
+from continuo.engine.wire.messages import EngineLoad
 
 
-class Candidate(NamedTuple):
+class PlacementCandidate(NamedTuple):
     """An engine that answers."""
 
     incarnation: str
-    load: Load
+    load: EngineLoad
     """As it said last."""
-    placed: int
+    placed_sessions: int
     """Sessions that were placed there since."""
 
 
-def choose(candidates: Sequence[Candidate], wanted: str | None = None) -> int | None:
+def choose_engine(
+    candidates: Sequence[PlacementCandidate], preferred: str | None = None
+) -> int | None:
     """Index of the engine for a session: the `wanted` incarnation, which may have its KV, else the
     one with most room. None: nobody takes sessions."""
     open_ones = [(n, one) for n, one in enumerate(candidates) if not one.load.draining]
     for n, one in open_ones:
-        if wanted is not None and one.incarnation == wanted:
+        if preferred is not None and one.incarnation == preferred:
             return n
     if not open_ones:
         return None
-    return min(open_ones, key=lambda numbered: _fullness(numbered[1]))[0]
+    return min(open_ones, key=lambda numbered: _measure_fullness(numbered[1]))[0]
 
 
-def _fullness(one: Candidate) -> tuple[float, int]:
+def _measure_fullness(one: PlacementCandidate) -> tuple[float, int]:
     """What runs out first decides; where that is much the same, how many there are."""
     load = one.load
     share = max(load.turns / load.rows, load.pages_leased / load.pages_total)
-    return round(share, 1), load.sessions + one.placed
+    return round(share, 1), load.sessions + one.placed_sessions

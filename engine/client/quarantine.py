@@ -13,133 +13,137 @@ A session is cleared when it has drawn ids after a death, or when its turn has e
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from continuo.engine.wire.flight_recorder import mark_of
+from continuo.engine.wire.flight_recorder import hash_session_id
 from continuo.engine.wire.messages import Predecessor
 
 SUSPECT_DEATHS = 2
 QUARANTINE_DEATHS = 3
-WINDOW_S = 600.0
+EVIDENCE_WINDOW_S = 600.0
 """Deaths longer ago are no evidence: engines are also killed by other causes."""
-PROOF_IDS = 4
+IDS_TO_CLEAR = 4
 """Ids that a suspect must draw to be cleared. More than one, because those drawn just before a
 death were not received. Doubled with each death, so that a search ends however many were lost."""
-PROOF_DOUBLINGS_MAX = 16
-UNEXPLAINED_MAX = 16
+IDS_TO_CLEAR_DOUBLINGS_MAX = 16
+UNEXPLAINED_LOSSES_MAX = 16
 """Deaths of which the record is awaited; the oldest are given up."""
 QUARANTINED_MAX = 1000
 """Names remembered; the oldest are given up, which costs three deaths to learn anew."""
 
 
-class Scene(NamedTuple):
+class EngineLoss(NamedTuple):
     """An engine that may have died: its sessions, and those of them that had work."""
 
     sessions: tuple[str, ...]
-    at_work: frozenset[str]
+    busy_sessions: frozenset[str]
 
 
-class Case:
+class CrashEvidence:
     """The evidence against one session."""
 
-    __slots__ = ("deaths", "drawn")
+    __slots__ = ("deaths", "ids_drawn")
 
     def __init__(self) -> None:
         self.deaths: dict[str, float] = {}
         """Times of death, in seconds, by incarnation."""
-        self.drawn = 0
+        self.ids_drawn = 0
         """Ids since the last death."""
 
-    def died(self, incarnation: str, now: float) -> None:
-        self.deaths = {name: at for name, at in self.deaths.items() if now - at < WINDOW_S}
+    def add_death(self, incarnation: str, now: float) -> None:
+        self.deaths = {name: at for name, at in self.deaths.items() if now - at < EVIDENCE_WINDOW_S}
         self.deaths[incarnation] = now
-        self.drawn = 0
+        self.ids_drawn = 0
 
     def is_recent(self, now: float) -> bool:
-        return any(now - at < WINDOW_S for at in self.deaths.values())
+        return any(now - at < EVIDENCE_WINDOW_S for at in self.deaths.values())
 
     @property
-    def suspect(self) -> bool:
+    def is_suspect(self) -> bool:
         return len(self.deaths) >= SUSPECT_DEATHS
 
     @property
-    def proof(self) -> int:
+    def ids_to_clear(self) -> int:
         """Ids to draw before it is cleared."""
         more = max(len(self.deaths) - SUSPECT_DEATHS, 0)
-        return PROOF_IDS << min(more, PROOF_DOUBLINGS_MAX)
+        return IDS_TO_CLEAR << min(more, IDS_TO_CLEAR_DOUBLINGS_MAX)
 
 
 class Quarantine:
     def __init__(self) -> None:
-        self._cases: dict[str, Case] = {}
-        self._scenes: dict[str, Scene] = {}
+        self._evidence: dict[str, CrashEvidence] = {}
+        self._losses: dict[str, EngineLoss] = {}
         """Deaths that are not explained yet, by incarnation."""
         self._quarantined: dict[str, None] = {}
 
     # ---- deaths -------------------------------------------------------------------------------
 
-    def lost(
-        self, incarnation: str, sessions: Iterable[str], at_work: Collection[str], now: float
+    def record_loss(
+        self, incarnation: str, sessions: Iterable[str], busy_sessions: Collection[str], now: float
     ) -> None:
         """The link to an engine with these sessions is lost."""
-        self._scenes[incarnation] = Scene(tuple(sessions), frozenset(at_work))
-        while len(self._scenes) > UNEXPLAINED_MAX:
-            del self._scenes[next(iter(self._scenes))]
-        self._cases = {name: case for name, case in self._cases.items() if case.is_recent(now)}
-        for session in at_work:
-            self._cases.setdefault(session, Case()).died(incarnation, now)
+        self._losses[incarnation] = EngineLoss(tuple(sessions), frozenset(busy_sessions))
+        while len(self._losses) > UNEXPLAINED_LOSSES_MAX:
+            del self._losses[next(iter(self._losses))]
+        self._evidence = {
+            name: case for name, case in self._evidence.items() if case.is_recent(now)
+        }
+        for session in busy_sessions:
+            self._evidence.setdefault(session, CrashEvidence()).add_death(incarnation, now)
 
-    def found(self, incarnation: str) -> None:
+    def record_reconnect(self, incarnation: str) -> None:
         """Clear the sessions of an engine that has reconnected: only its link was lost."""
-        if scene := self._scenes.pop(incarnation, None):
-            for session in scene.at_work:
-                self._acquit(session, incarnation)
+        if scene := self._losses.pop(incarnation, None):
+            for session in scene.busy_sessions:
+                self._remove_death(session, incarnation)
 
-    def explained(self, died: Predecessor, now: float) -> str | None:
+    def attribute_crash(self, predecessor: Predecessor, now: float) -> str | None:
         """The record of an engine that died. Returns the session that is quarantined for it."""
-        scene = self._scenes.pop(died.incarnation, None)
+        scene = self._losses.pop(predecessor.incarnation, None)
         if scene is None:
             return None
-        rows = {mark for step in died.steps for mark in step}
-        there = {session for session in scene.sessions if mark_of(session) in rows}
-        for session in scene.at_work - there:
-            self._acquit(session, died.incarnation)
-        for session in there - scene.at_work:
-            self._cases.setdefault(session, Case()).died(died.incarnation, now)
+        rows = {mark for step in predecessor.steps for mark in step}
+        there = {session for session in scene.sessions if hash_session_id(session) in rows}
+        for session in scene.busy_sessions - there:
+            self._remove_death(session, predecessor.incarnation)
+        for session in there - scene.busy_sessions:
+            self._evidence.setdefault(session, CrashEvidence()).add_death(
+                predecessor.incarnation, now
+            )
         if len(rows) != 1 or not there:
             return None
         (session,) = there
-        case = self._cases.get(session)
+        case = self._evidence.get(session)
         if case is None or len(case.deaths) < QUARANTINE_DEATHS:
             return None
-        self._add(session)
+        self._quarantine(session)
         return session
 
-    def _acquit(self, session: str, incarnation: str) -> None:
-        if case := self._cases.get(session):
+    def _remove_death(self, session: str, incarnation: str) -> None:
+        if case := self._evidence.get(session):
             case.deaths.pop(incarnation, None)
             if not case.deaths:
-                del self._cases[session]
+                del self._evidence[session]
 
-    def _add(self, session: str) -> None:
-        del self._cases[session]
+    def _quarantine(self, session: str) -> None:
+        del self._evidence[session]
         self._quarantined[session] = None
         while len(self._quarantined) > QUARANTINED_MAX:
             del self._quarantined[next(iter(self._quarantined))]
 
     # ---- what speaks for a session --------------------------------------------------------------
 
-    def drew(self, session: str, ids: int) -> None:
+    def count_drawn(self, session: str, ids: int) -> None:
         """Count ids that a session has drawn since the last death."""
-        case = self._cases.get(session)
+        case = self._evidence.get(session)
         if case is not None:
-            case.drawn += ids
-            if case.drawn >= case.proof:
-                del self._cases[session]
+            case.ids_drawn += ids
+            if case.ids_drawn >= case.ids_to_clear:
+                del self._evidence[session]
 
     def clear(self, session: str) -> None:
         """Clear a session whose turn has ended well, or that was closed."""
-        self._cases.pop(session, None)
+        self._evidence.pop(session, None)
 
-    def lift(self, session: str) -> None:
+    def release(self, session: str) -> None:
         """The name is given to a new session, with an empty log."""
         self._quarantined.pop(session, None)
 
@@ -148,11 +152,11 @@ class Quarantine:
     def __contains__(self, session: str) -> bool:
         return session in self._quarantined
 
-    def ids_apart(self, session: str) -> int:
+    def isolated_ids(self, session: str) -> int:
         """Ids that it must compute in steps of its own; 0: it is no suspect."""
-        case = self._cases.get(session)
-        return case.proof if case is not None and case.suspect else 0
+        case = self._evidence.get(session)
+        return case.ids_to_clear if case is not None and case.is_suspect else 0
 
-    def awaits(self, session: str, incarnation: str) -> bool:
+    def must_wait_for(self, session: str, incarnation: str) -> bool:
         """Whether a suspect should go to no other engine before this one has told its last step."""
-        return incarnation in self._scenes and self.ids_apart(session) > 0
+        return incarnation in self._losses and self.isolated_ids(session) > 0

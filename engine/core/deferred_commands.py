@@ -4,44 +4,50 @@ from collections import deque
 from typing import TypeGuard
 
 from continuo.engine.errors import Busy
-from continuo.engine.wire.messages import Append, Attach, Fork, Generate, Rewind
+from continuo.engine.wire.messages import (
+    AppendIds,
+    AttachSession,
+    ForkSession,
+    Generate,
+    RewindSession,
+)
 
-DEFERRED_MAX = 256
+DEFERRED_COMMANDS_MAX = 256
 """Commands that may wait on one session."""
 QUEUED_TURNS_MAX = 8
 """Turns among them."""
 
-Deferrable = Append | Attach | Generate | Rewind | Fork
+DeferrableCommand = AppendIds | AttachSession | Generate | RewindSession | ForkSession
 
 
-class Waiting(deque[Deferrable]):
+class DeferredCommands(deque[DeferrableCommand]):
     """What waits on one session, in order."""
 
     __slots__ = ()
 
     @property
-    def turns(self) -> int:
+    def queued_turns(self) -> int:
         return sum(isinstance(command, Generate) for command in self)
 
-    def outdated(self, command: Deferrable) -> Append | None:
+    def pop_superseded_span(self, command: DeferrableCommand) -> AppendIds | None:
         """The provisional span that alone waits, if `command` is the next one: taken out."""
-        if len(self) == 1 and _provisional(command) and _provisional(last := self[-1]):
+        if len(self) == 1 and _is_provisional(command) and _is_provisional(last := self[-1]):
             self.clear()
             return last
         return None
 
-    def put(self, command: Deferrable, session: str) -> None:
+    def put(self, command: DeferrableCommand, session: str) -> None:
         """Raises Busy where too many wait on the session already."""
-        if len(self) >= DEFERRED_MAX:
-            raise Busy(f"{DEFERRED_MAX} commands already wait on session {session}")
-        if isinstance(command, Generate) and (turns := self.turns) >= QUEUED_TURNS_MAX:
+        if len(self) >= DEFERRED_COMMANDS_MAX:
+            raise Busy(f"{DEFERRED_COMMANDS_MAX} commands already wait on session {session}")
+        if isinstance(command, Generate) and (turns := self.queued_turns) >= QUEUED_TURNS_MAX:
             raise Busy(
                 f"session {session} has a turn in flight and {turns} queued, which is the most",
                 field="turn",
             )
         self.append(command)
 
-    def withdraw(self, turn: str) -> Generate | None:
+    def remove_turn(self, turn: str) -> Generate | None:
         """The turn of that name, which waits no longer; None: it is not here."""
         for command in self:
             if isinstance(command, Generate) and command.turn == turn:
@@ -50,5 +56,5 @@ class Waiting(deque[Deferrable]):
         return None
 
 
-def _provisional(command: Deferrable) -> TypeGuard[Append]:
-    return isinstance(command, Append) and command.span == "provisional"
+def _is_provisional(command: DeferrableCommand) -> TypeGuard[AppendIds]:
+    return isinstance(command, AppendIds) and command.span == "provisional"

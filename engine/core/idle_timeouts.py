@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from continuo.engine.core.sequence import Sequence
 
 
-class Deadlines:
+class IdleTimeouts:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
         """(not before, which push, the session), one for each that has a timeout."""
@@ -19,23 +19,23 @@ class Deadlines:
 
     def add(self, sequence: Sequence) -> None:
         if sequence.timeout_s is not None:
-            self._push(sequence, sequence.touched_s + sequence.timeout_s)
+            self._push(sequence, sequence.last_used_s + sequence.timeout_s)
 
-    def due(self, now: float) -> Iterator[Sequence]:
+    def pop_expired(self, now: float) -> Iterator[Sequence]:
         """Those whose time is up, each once. They may be closed meanwhile."""
         while self._heap and self._heap[0][0] <= now:
             sequence = heapq.heappop(self._heap)[2]
-            if sequence.closing is not None or sequence.timeout_s is None:
+            if sequence.closing_command is not None or sequence.timeout_s is None:
                 continue
-            deadline = sequence.touched_s + sequence.timeout_s
-            if sequence.busy or sequence.deferred:
+            deadline = sequence.last_used_s + sequence.timeout_s
+            if sequence.is_busy or sequence.deferred:
                 deadline = max(deadline, now + sequence.timeout_s)
             if deadline > now:
                 self._push(sequence, deadline)
             else:
                 yield sequence
 
-    def within_s(self, now: float) -> float | None:
+    def next_due_in_s(self, now: float) -> float | None:
         """How long until the next may be due; None: never."""
         return self._heap[0][0] - now if self._heap else None
 

@@ -11,50 +11,50 @@ one.
 from array import array
 
 from continuo.engine.core.cache import Lease
-from continuo.engine.core.deferred_commands import Waiting
+from continuo.engine.core.deferred_commands import DeferredCommands
 from continuo.engine.core.turn import Turn
-from continuo.engine.wire.flight_recorder import mark_of
+from continuo.engine.wire.flight_recorder import hash_session_id
 from continuo.engine.wire.messages import (
-    Attach,
-    Close,
-    Fork,
-    Residency,
+    AttachSession,
+    CloseSession,
+    ForkSession,
+    KVResidency,
     TurnEnded,
 )
-from continuo.engine.wire.token_log import Log
+from continuo.engine.wire.token_log import TokenLog
 
 
 class Sequence:
     """A session's tokens and its hold on KV."""
 
     __slots__ = (
-        "aside",
-        "closing",
+        "closing_command",
+        "committed_high_water",
         "deferred",
-        "ended",
-        "found",
+        "deferred_span",
         "id",
         "ids",
+        "is_paused",
         "last_feed",
+        "last_turn_ended",
+        "last_used_s",
         "lease",
         "log",
-        "mark",
-        "opening",
-        "paused",
+        "opening_command",
         "promised",
         "publish_to",
-        "reached",
+        "session_hash",
         "timeout_s",
-        "touched_s",
         "turn",
-        "turns",
+        "turn_count",
+        "worst_residency",
     )
 
     def __init__(
-        self, id: str, lease: Lease, log: Log, timeout_s: float | None, now: float
+        self, session_id: str, lease: Lease, log: TokenLog, timeout_s: float | None, now: float
     ) -> None:
-        self.id = id
-        self.mark = mark_of(id)
+        self.id = session_id
+        self.session_hash = hash_session_id(session_id)
         """Names it in the flight recorder."""
         self.lease = lease
         self.log = log
@@ -65,26 +65,26 @@ class Sequence:
         self.last_feed: tuple[int, int] = (-1, -1)
         """(batch number, row) that draws the promised id."""
         self.turn: Turn | None = None
-        self.ended: TurnEnded | None = None
+        self.last_turn_ended: TurnEnded | None = None
         """How the last turn has ended, or how far it was when it was paused."""
-        self.paused = False
-        self.turns = 0
+        self.is_paused = False
+        self.turn_count = 0
         """Turns begun; the first one's prompt is what a streaming session publishes."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
-        self.aside: array[int] = array("i")
+        self.deferred_span: array[int] = array("i")
         """A provisional span that waits for the turn to end."""
-        self.reached = 0
+        self.committed_high_water = 0
         """How far KV has ever reached into the present ids, here or where the session was before;
         committed less: KV was lost."""
-        self.deferred = Waiting()
+        self.deferred = DeferredCommands()
         """Commands that wait for the turn, or the step in flight, to end."""
-        self.closing: Close | None = None
-        self.opening: Attach | Fork | None = None
+        self.closing_command: CloseSession | None = None
+        self.opening_command: AttachSession | ForkSession | None = None
         """The command it was opened for, until that has taken effect."""
-        self.found: Residency = "none"
+        self.worst_residency: KVResidency = "none"
         """The longest way its KV had to come since the last turn."""
-        self.touched_s = now
+        self.last_used_s = now
 
     @property
     def committed(self) -> int:
@@ -92,20 +92,20 @@ class Sequence:
 
     @property
     def launched(self) -> int:
-        return self.lease.reach
+        return self.lease.launched
 
     @property
-    def flying(self) -> int:
+    def in_flight(self) -> int:
         """Tokens on their way to KV."""
         return self.lease.reserved
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """A turn runs, or tokens are in flight: the log and the lease must not be changed."""
         return self.turn is not None or self.lease.reserved > 0
 
     @property
-    def end(self) -> int:
+    def promised_end(self) -> int:
         return len(self.ids) + self.promised
 
     @property
@@ -113,19 +113,19 @@ class Sequence:
         lease = self.lease
         return len(self.ids) + self.promised - lease.committed - lease.reserved
 
-    def has_said(self, turn: str, prompt: int, ids: "array[int]") -> bool:
+    def has_emitted(self, turn: str, prompt: int, ids: "array[int]") -> bool:
         """Whether this turn, running or ended, answers to ids[:prompt] and has said the rest."""
         if self.turn is not None:
-            known, began, length = self.turn.id, self.turn.began, len(self.ids)
-        elif self.ended is not None:
-            known, began = self.ended.turn, self.ended.prompt_tokens
-            length = min(self.ended.length, len(self.ids))
+            known, began, length = self.turn.id, self.turn.prompt_tokens, len(self.ids)
+        elif self.last_turn_ended is not None:
+            known, began = self.last_turn_ended.turn, self.last_turn_ended.prompt_tokens
+            length = min(self.last_turn_ended.length, len(self.ids))
         else:
             return False
         same = known == turn and began == prompt and len(ids) <= length
         return same and self.ids[: len(ids)] == ids
 
     @property
-    def wants_to_draw(self) -> bool:
+    def can_draw(self) -> bool:
         turn = self.turn
-        return turn is not None and turn.ordered < turn.limit
+        return turn is not None and turn.launched_tokens < turn.max_output_tokens

@@ -21,8 +21,8 @@ import msgspec
 from continuo.engine.batch import Geometry
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.deferred_commands import Deferrable
-from continuo.engine.core.idle_timeouts import Deadlines
+from continuo.engine.core.deferred_commands import DeferrableCommand
+from continuo.engine.core.idle_timeouts import IdleTimeouts
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.stats import engine_load, engine_stats, session_info
@@ -32,43 +32,43 @@ from continuo.engine.errors import (
     Busy,
     CommandFailed,
     EngineError,
-    OtherModel,
-    StaleFence,
+    ModelMismatch,
+    StaleEngineFence,
     TooLong,
-    UnknownSession,
+    UnknownEngineSession,
 )
-from continuo.engine.text import Grammars, Matcher, StopWatch
-from continuo.engine.wire.bounds import check, check_ids
+from continuo.engine.text import GrammarCompiler, GrammarMatcher, StopStringMatcher
+from continuo.engine.wire.bounds import check_sampling, check_token_ids
 from continuo.engine.wire.messages import (
-    AnyEvent,
-    Append,
-    Attach,
-    Cancel,
-    Close,
-    Done,
-    Drain,
-    Expired,
-    Fork,
+    AppendIds,
+    AttachSession,
+    CancelTurn,
+    CloseSession,
+    CommandDone,
+    CommandRefused,
+    DrainEngine,
+    EngineEvent,
+    EngineLoad,
+    ForkSession,
     Generate,
-    Info,
+    GetSessionInfo,
+    GetStats,
     ListSessions,
-    Load,
     LoopCommand,
-    Open,
-    Pause,
-    Reason,
-    Refused,
-    Rewind,
-    Stats,
-    Tokens,
+    OpenSession,
+    PauseTurn,
+    RewindSession,
+    SessionExpired,
     TurnEnded,
+    TurnEndReason,
+    TurnTokens,
 )
-from continuo.engine.wire.token_log import Log, edits
-from continuo.engine.wire.turn_tree import common_prefix
+from continuo.engine.wire.token_log import TokenLog, regular_only_option
+from continuo.engine.wire.turn_tree import common_prefix_length
 
 log = logging.getLogger(__name__)
 
-NOBODY = 0
+NO_REPLY = 0
 """The number of a command that no front has sent: its Done reaches nobody."""
 
 
@@ -79,9 +79,9 @@ class Sessions:
         scheduler: Scheduler,
         geometry: Geometry,
         counters: Counters,
-        watch: Callable[[tuple[str, ...]], StopWatch],
-        grammars: Grammars,
-        emit: Callable[[AnyEvent], None],
+        make_stop_watch: Callable[[tuple[str, ...]], StopStringMatcher],
+        grammars: GrammarCompiler,
+        emit: Callable[[EngineEvent], None],
         clock: Callable[[], float],
         digest: str = "",
     ) -> None:
@@ -91,15 +91,15 @@ class Sessions:
         self._scheduler = scheduler
         self._geometry = geometry
         self._counters = counters
-        self._watch = watch
+        self._make_stop_watch = make_stop_watch
         self._grammars = grammars
         self._emit = emit
         self._clock = clock
-        self._table: dict[str, Sequence] = {}
-        self._deadlines = Deadlines()
-        self._unprepared: dict[Sequence, None] = {}
+        self._sequences: dict[str, Sequence] = {}
+        self._timeouts = IdleTimeouts()
+        self._awaiting_grammar: dict[Sequence, None] = {}
         """Quiet sessions whose next command waits until its grammar is compiled."""
-        self._draining = False
+        self._is_draining = False
 
     # ---- commands -------------------------------------------------------------------------
 
@@ -114,44 +114,44 @@ class Sessions:
 
     def _apply(self, command: LoopCommand) -> None:
         match command:
-            case Open():
+            case OpenSession():
                 self._open(command)
-                self._emit(Done(command.n))
-            case Attach():
+                self._emit(CommandDone(command.n))
+            case AttachSession():
                 self._attach(command)
-            case Append() | Generate() | Rewind() | Fork():
-                self._in_order(self._find(command.session), command)
-            case Cancel():
+            case AppendIds() | Generate() | RewindSession() | ForkSession():
+                self._apply_or_defer(self._find(command.session), command)
+            case CancelTurn():
                 self._cancel(self._find(command.session), command)
-            case Pause():
+            case PauseTurn():
                 self._pause(self._find(command.session), command)
-            case Close():
+            case CloseSession():
                 self._close(self._find(command.session), command)
-            case Info():
+            case GetSessionInfo():
                 info = session_info(self._find(command.session), self._clock())
-                self._emit(Done(command.n, info.length, info))
+                self._emit(CommandDone(command.n, info.length, info))
             case ListSessions():
                 now = self._clock()
-                sessions = [session_info(s, now) for s in self._table.values()]
-                self._emit(Done(command.n, sessions=sessions))
-            case Stats():
+                sessions = [session_info(s, now) for s in self._sequences.values()]
+                self._emit(CommandDone(command.n, sessions=sessions))
+            case GetStats():
                 stats = engine_stats(
-                    self._cache, self._scheduler, self._counters, self._table.values()
+                    self._cache, self._scheduler, self._counters, self._sequences.values()
                 )
-                self._emit(Done(command.n, stats=stats))
-            case Drain():
-                self._draining = True
-                self._emit(Done(command.n))
+                self._emit(CommandDone(command.n, stats=stats))
+            case DrainEngine():
+                self._is_draining = True
+                self._emit(CommandDone(command.n))
             case _:
                 assert_never(command)
 
     def _refuse(self, command: LoopCommand, error: EngineError) -> None:
         """A session that was opened for a refused attach is closed again."""
-        self._emit(Refused(command.n, error.code, error.message, error.field))
-        if isinstance(command, Attach):
-            sequence = self._table.get(command.session)
-            if sequence is not None and sequence.opening is command:
-                self._close(sequence, Close(NOBODY, sequence.id, keep_prefix=False))
+        self._emit(CommandRefused(command.n, error.code, error.message, error.field))
+        if isinstance(command, AttachSession):
+            sequence = self._sequences.get(command.session)
+            if sequence is not None and sequence.opening_command is command:
+                self._close(sequence, CloseSession(NO_REPLY, sequence.id, keep_prefix=False))
 
     def _fail(self, command: LoopCommand, error: Exception) -> None:
         """Refuse a command that raised what is no EngineError, and close its session, which may be
@@ -159,113 +159,117 @@ class Sessions:
         name = type(command).__name__
         log.error("%s failed by a fault of the engine", name, exc_info=error)
         message = f"the engine failed at {name}: {type(error).__name__}: {error}"
-        self._emit(Refused(command.n, CommandFailed.code, message))
-        if isinstance(command, ListSessions | Stats | Drain | Info):
+        self._emit(CommandRefused(command.n, CommandFailed.code, message))
+        if isinstance(command, ListSessions | GetStats | DrainEngine | GetSessionInfo):
             return
-        for sequence in self._table.get(command.session), self._born(command):
+        for sequence in self._sequences.get(command.session), self._forked_child(command):
             if sequence is not None:
                 self._discard(sequence, message)
 
-    def _born(self, command: LoopCommand) -> Sequence | None:
+    def _forked_child(self, command: LoopCommand) -> Sequence | None:
         """The child of a fork, if it is there by this command."""
-        child = self._table.get(command.child) if isinstance(command, Fork) else None
-        return child if child is not None and child.opening is command else None
+        child = self._sequences.get(command.child) if isinstance(command, ForkSession) else None
+        return child if child is not None and child.opening_command is command else None
 
     def _discard(self, sequence: Sequence, message: str) -> None:
         """Close a session of which nothing is known for sure."""
         try:
             if sequence.turn is not None:
-                self.end(sequence, "failed", error=message)
-            self._close(sequence, Close(NOBODY, sequence.id, keep_prefix=False))
+                self.end_turn(sequence, "failed", error=message)
+            self._close(sequence, CloseSession(NO_REPLY, sequence.id, keep_prefix=False))
         except Exception:
             log.exception("session %s could not be closed: its pages are lost", sequence.id)
-            self._table.pop(sequence.id, None)
+            self._sequences.pop(sequence.id, None)
             self._scheduler.remove(sequence)
 
-    def _in_order(self, sequence: Sequence, command: Deferrable) -> None:
+    def _apply_or_defer(self, sequence: Sequence, command: DeferrableCommand) -> None:
         match command:
-            case Append():
+            case AppendIds():
                 sequence.log.check_append(command, self._geometry.vocab_size)
             case Generate():
-                check(command.sampling, self._geometry.vocab_size)
+                check_sampling(command.sampling, self._geometry.vocab_size)
             case _:
                 pass
         waiting = sequence.deferred
-        prepared = self._prepared(command)
-        if isinstance(command, Fork) and not waiting and _of_the_past(sequence, command):
+        prepared = self._is_grammar_ready(command)
+        if (
+            isinstance(command, ForkSession)
+            and not waiting
+            and _is_fork_of_prompt(sequence, command)
+        ):
             self._fork(sequence, command)
             return
-        if not sequence.busy and not waiting:
+        if not sequence.is_busy and not waiting:
             if prepared:
-                self._change(sequence, command)
+                self._execute(sequence, command)
                 return
-            self._unprepared[sequence] = None
-        if sequence.turn is not None and (span := waiting.outdated(command)) is not None:
-            self._put_aside(sequence, span)
+            self._awaiting_grammar[sequence] = None
+        if sequence.turn is not None and (span := waiting.pop_superseded_span(command)) is not None:
+            self._defer_span(sequence, span)
         waiting.put(command, sequence.id)
 
-    def _put_aside(self, sequence: Sequence, span: Append) -> None:
+    def _defer_span(self, sequence: Sequence, span: AppendIds) -> None:
         """A provisional span behind which the next one has come while the turn runs need not wait:
         it takes effect aside, and stands if the next one is refused."""
         try:
             sequence.log.check_room(len(sequence.ids) + len(span.ids))
         except TooLong as error:
-            self._emit(Refused(span.n, error.code, error.message, error.field))
+            self._emit(CommandRefused(span.n, error.code, error.message, error.field))
             return
-        sequence.aside = array("i", span.ids)
-        self._emit(Done(span.n, sequence.log.length))
+        sequence.deferred_span = array("i", span.ids)
+        self._emit(CommandDone(span.n, sequence.log.length))
 
-    def _prepared(self, command: Deferrable) -> bool:
+    def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
         """Whether it may take effect. A grammar is compiled from when it is first heard of."""
-        asked = command.generate if isinstance(command, Attach) else command
+        asked = command.generate if isinstance(command, AttachSession) else command
         grammar = asked.sampling.grammar if isinstance(asked, Generate) else None
-        return grammar is None or self._grammars.prepared(grammar)
+        return grammar is None or self._grammars.prepare(grammar)
 
-    def resume(self) -> None:
+    def resume_prepared(self) -> None:
         """Sessions whose next command has its grammar now go on."""
-        for sequence in tuple(self._unprepared):
-            del self._unprepared[sequence]
-            if sequence.closing is None:
-                self.settle(sequence)
+        for sequence in tuple(self._awaiting_grammar):
+            del self._awaiting_grammar[sequence]
+            if sequence.closing_command is None:
+                self.advance_if_idle(sequence)
 
-    def _change(self, sequence: Sequence, command: Deferrable) -> None:
+    def _execute(self, sequence: Sequence, command: DeferrableCommand) -> None:
         match command:
-            case Append():
-                self._changed(sequence, sequence.log.append(command))
-                if edits(command):
+            case AppendIds():
+                self._follow_log_change(sequence, sequence.log.append(command))
+                if regular_only_option(command):
                     self._cache.match(sequence.lease, sequence.ids, len(sequence.ids))
-                    self._rest(sequence)
-                self._emit(Done(command.n, sequence.log.length))
+                    self._mark_idle(sequence)
+                self._emit(CommandDone(command.n, sequence.log.length))
             case Generate():
-                self._check_drain()
-                sequence.log.check_turn(command.turn)
-                self._begin(sequence, command)
-            case Rewind():
-                self._changed(sequence, sequence.log.rewind(command.to))
-                self._emit(Done(command.n, command.to))
-            case Fork():
+                self._check_not_draining()
+                sequence.log.check_turn_unused(command.turn)
+                self._begin_turn(sequence, command)
+            case RewindSession():
+                self._follow_log_change(sequence, sequence.log.rewind(command.to))
+                self._emit(CommandDone(command.n, command.to))
+            case ForkSession():
                 self._fork(sequence, command)
-            case Attach():
+            case AttachSession():
                 self._restore(sequence, command)
             case _:
                 assert_never(command)
         self._touch(sequence)
 
-    def _open(self, command: Open) -> Sequence:
+    def _open(self, command: OpenSession) -> Sequence:
         capacity = self._check_open(command)
         lease = self._cache.open(command.scope)
-        log = Log(capacity, streaming=command.streaming)
+        log = TokenLog(capacity, streaming=command.streaming)
         sequence = Sequence(command.session, lease, log, command.timeout_s, self._clock())
         self._add(sequence)
         return sequence
 
-    def _check_open(self, command: Open) -> int:
+    def _check_open(self, command: OpenSession) -> int:
         """The tokens that the session may hold. Raises Busy, BadRequest, OtherModel."""
-        self._check_drain()
+        self._check_not_draining()
         self._check_digest(command)
         limit = self._geometry.max_model_len
         capacity = limit if command.capacity_tokens is None else command.capacity_tokens
-        if command.session in self._table:
+        if command.session in self._sequences:
             raise BadRequest(f"session {command.session} is already open", field="session_id")
         if not 1 <= capacity <= limit:
             raise BadRequest(
@@ -278,219 +282,237 @@ class Sessions:
             )
         return capacity
 
-    def _check_drain(self) -> None:
-        if self._draining:
+    def _check_not_draining(self) -> None:
+        if self._is_draining:
             raise Busy("this engine is stopping: it takes nothing new")
 
-    def _check_digest(self, opened: Open) -> None:
+    def _check_digest(self, opened: OpenSession) -> None:
         if opened.digest and self._digest and opened.digest != self._digest:
-            raise OtherModel(
+            raise ModelMismatch(
                 f"session {opened.session} is of another model, tokenizer or chat template "
                 f"({opened.digest}) than this engine's ({self._digest})",
                 field="digest",
             )
 
-    def _attach(self, command: Attach) -> None:
+    def _attach(self, command: AttachSession) -> None:
         """A turn that goes on need not stop for it; else the log is brought up to what it says as
         soon as nothing is in flight."""
-        sequence = self._table.get(command.session)
+        sequence = self._sequences.get(command.session)
         if sequence is not None:
             self._check_digest(command.opened)
             self._check_attach(command, sequence.log.capacity)
         else:
             self._check_attach(command, self._check_open(command.opened))
             sequence = self._open(command.opened)
-            sequence.opening = command
-        if sequence.opening is not None:
-            sequence.opening = command  # in place of an attach that waits, refused below
-        self._refuse_waiting(sequence, StaleFence("another front has taken the session over"))
+            sequence.opening_command = command
+        if sequence.opening_command is not None:
+            sequence.opening_command = command  # in place of an attach that waits, refused below
+        self._refuse_deferred(
+            sequence, StaleEngineFence("another front has taken the session over")
+        )
         running = sequence.turn is not None
-        if running and _goes_on(sequence, command):
-            sequence.aside = array("i", command.provisional)
-            self._emit(Done(command.n, len(command.ids)))
-            self._tell_again(sequence, command)
+        if running and _continues_turn(sequence, command):
+            sequence.deferred_span = array("i", command.provisional)
+            self._emit(CommandDone(command.n, len(command.ids)))
+            self._resend(sequence, command)
             return
         if running:
             # Who attaches does not mean this one, though it may have the same name: asked for
             # before a link was lost, it came late, and is asked for again.
-            self.end(sequence, "cancelled", drop=True, told=False)
-        self._in_order(sequence, command)
+            self.end_turn(sequence, "cancelled", drop_output=True, emit_event=False)
+        self._apply_or_defer(sequence, command)
 
-    def _check_attach(self, command: Attach, capacity: int) -> None:
+    def _check_attach(self, command: AttachSession, capacity: int) -> None:
         """Check an attach to a session of this capacity, whatever state it
         is in. Raises BadRequest, TooLong."""
         vocabulary, length, asked = self._geometry.vocab_size, len(command.ids), command.generate
-        check_ids(command.ids, vocabulary)
-        check_ids(command.provisional, vocabulary, "provisional")
+        check_token_ids(command.ids, vocabulary)
+        check_token_ids(command.provisional, vocabulary, "provisional")
         for field, count in (("ids", length), ("provisional", len(command.provisional))):
             if count > capacity:
                 raise TooLong(
                     f"{field} has {count} tokens; the session holds {capacity}", field=field
                 )
         if asked is not None:
-            check(asked.sampling, vocabulary)
+            check_sampling(asked.sampling, vocabulary)
             _check_resumed(asked.resumed, length)
-            _room(capacity, length, asked.resumed)
+            _output_room(capacity, length, asked.resumed)
 
-    def _restore(self, sequence: Sequence, command: Attach) -> None:
+    def _restore(self, sequence: Sequence, command: AttachSession) -> None:
         """The log becomes what the front says; the turn goes on where it was. Of finished turns the
         front knows better: of one here it may not have heard, and ask for it again."""
         log, ids = sequence.log, array("i", command.ids)
-        asked, goes_on = command.generate, _goes_on(sequence, command)
+        asked, goes_on = command.generate, _continues_turn(sequence, command)
         if asked is not None:
-            self._matcher(asked)  # raises while nothing has changed
-        sequence.opening = None
-        log.take_span()
-        log.forget_turns()
-        sequence.aside = array("i")
+            self._make_matcher(asked)  # raises while nothing has changed
+        sequence.opening_command = None
+        log.take_provisional()
+        log.clear_turns()
+        sequence.deferred_span = array("i")
         anew = not log.ids
-        if goes_on and sequence.ended is not None:
-            self._changed(sequence, log.rewind(sequence.ended.length))
+        if goes_on and sequence.last_turn_ended is not None:
+            self._follow_log_change(sequence, log.rewind(sequence.last_turn_ended.length))
         else:
-            kept = log.rewind(common_prefix(log.ids, ids))
+            kept = log.rewind(common_prefix_length(log.ids, ids))
             log.ids.extend(ids[kept:])
-            self._changed(sequence, kept)
+            self._follow_log_change(sequence, kept)
         if anew:
-            sequence.reached = log.length  # its KV was elsewhere
-        log.put_span(array("i", command.provisional))
+            sequence.committed_high_water = log.length  # its KV was elsewhere
+        log.put_provisional(array("i", command.provisional))
         self._schedule(sequence)
-        self._rest(sequence)
+        self._mark_idle(sequence)
         if command.apart:
             self._scheduler.isolate(sequence, command.apart)
-        self._emit(Done(command.n, len(ids)))
+        self._emit(CommandDone(command.n, len(ids)))
         if goes_on:
-            self._tell_again(sequence, command)
-        if asked is not None and (sequence.paused or not goes_on):
+            self._resend(sequence, command)
+        if asked is not None and (sequence.is_paused or not goes_on):
             said = asked.resumed + log.length - len(ids)
-            self._begin(sequence, msgspec.structs.replace(asked, n=NOBODY, resumed=said))
+            self._begin_turn(sequence, msgspec.structs.replace(asked, n=NO_REPLY, resumed=said))
         if command.paused and sequence.turn is not None:
-            self.end(sequence, "cancelled", paused=True)
-            self.settle(sequence)
+            self.end_turn(sequence, "cancelled", is_paused=True)
+            self.advance_if_idle(sequence)
 
-    def _tell_again(self, sequence: Sequence, command: Attach) -> None:
+    def _resend(self, sequence: Sequence, command: AttachSession) -> None:
         """What a turn has said behind the ids its front knows, and how it has ended."""
         assert command.generate is not None
         turn, first = command.generate.turn, command.generate.resumed
         rest = sequence.ids[len(command.ids) : sequence.log.length].tolist()
         if rest:
-            self._emit(Tokens(sequence.id, turn, first, rest))
-        if sequence.turn is None and sequence.ended is not None and not sequence.paused:
-            self._emit(sequence.ended)
+            self._emit(TurnTokens(sequence.id, turn, first, rest))
+        if (
+            sequence.turn is None
+            and sequence.last_turn_ended is not None
+            and not sequence.is_paused
+        ):
+            self._emit(sequence.last_turn_ended)
 
-    def _begin(self, sequence: Sequence, command: Generate) -> None:
+    def _begin_turn(self, sequence: Sequence, command: Generate) -> None:
         """A turn starts. Its prompt is the whole log; there must be room for one id more."""
         log, sampling = sequence.log, command.sampling
         _check_resumed(command.resumed, log.length)
-        room = _room(log.capacity, log.length, command.resumed)
+        room = _output_room(log.capacity, log.length, command.resumed)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        watch = self._watch(sampling.stop) if sampling.stop and not sampling.ignore_eos else None
-        matcher, asked_s = self._matcher(command), command.asked_s or self._clock()
+        watch = (
+            self._make_stop_watch(sampling.stop)
+            if sampling.stop and not sampling.ignore_eos
+            else None
+        )
+        matcher, asked_s = self._make_matcher(command), command.asked_s or self._clock()
         turn = Turn(command.turn, sampling, seed, limit, watch, matcher, asked_s)
-        sequence.aside = log.take_span()
-        self._forget(sequence, log.length)
+        sequence.deferred_span = log.take_provisional()
+        self._rewind_kv(sequence, log.length)
         over = turn.begin(sequence.ids, command.resumed)
-        turn.mark_s = self._counters.worked_s(turn.asked_s)
+        turn.model_s_at_request = self._counters.model_s_at(turn.requested_s)
         sequence.turn = turn
-        sequence.ended, sequence.paused = None, False
-        sequence.turns += 1
-        if sequence.turns == 1:
+        sequence.last_turn_ended, sequence.is_paused = None, False
+        sequence.turn_count += 1
+        if sequence.turn_count == 1:
             sequence.publish_to = log.length
         self._scheduler.add_turn(sequence)
-        self._emit(Done(command.n, log.length))
+        self._emit(CommandDone(command.n, log.length))
         if over is not None:
-            self.end(sequence, over)
-            self.settle(sequence)
+            self.end_turn(sequence, over)
+            self.advance_if_idle(sequence)
 
-    def _matcher(self, command: Generate) -> Matcher | None:
+    def _make_matcher(self, command: Generate) -> GrammarMatcher | None:
         """Raises BadRequest for a grammar that cannot be enforced."""
         grammar = command.sampling.grammar
         if grammar is None:
             return None
-        return self._grammars.matcher(grammar, command.sampling.stop_ids)
+        return self._grammars.create_matcher(grammar, command.sampling.stop_ids)
 
-    def _fork(self, sequence: Sequence, command: Fork) -> None:
+    def _fork(self, sequence: Sequence, command: ForkSession) -> None:
         log, cache = sequence.log, self._cache
         at = log.length if command.at is None else command.at
-        if command.child in self._table:
+        if command.child in self._sequences:
             raise BadRequest(f"session {command.child} is already open", field="child")
         if not 0 <= at <= log.length:
             raise BadRequest(f"at is {at}; it must be from 0 to {log.length}", field="at")
-        cache.wake(sequence.lease)
+        cache.mark_busy(sequence.lease)
         cache.recall(sequence.lease)
         lease = cache.fork(sequence.lease, sequence.ids, at, log.length)
-        if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.admitted):
-            cache.rest(sequence.lease)
+        if not sequence.lease.reserved and (sequence.turn is None or not sequence.turn.is_admitted):
+            cache.mark_idle(sequence.lease)
         child = Sequence(command.child, lease, log.fork(at), sequence.timeout_s, self._clock())
-        child.turns = sequence.turns
-        child.reached = min(sequence.reached, at)
-        child.opening = command
+        child.turn_count = sequence.turn_count
+        child.committed_high_water = min(sequence.committed_high_water, at)
+        child.opening_command = command
         self._add(child)
         self._schedule(child)
-        child.opening = None
-        self._emit(Done(command.n, at))
+        child.opening_command = None
+        self._emit(CommandDone(command.n, at))
 
-    def _cancel(self, sequence: Sequence, command: Cancel) -> None:
+    def _cancel(self, sequence: Sequence, command: CancelTurn) -> None:
         """Ends the running turn now, or withdraws a waiting one. Unknown turns have ended: fine."""
         turn = sequence.turn
         if turn is not None and command.turn in (None, turn.id):
-            self.end(sequence, "cancelled", drop=command.drop)
-            self.settle(sequence)
-        elif sequence.paused and sequence.ended and command.turn in (None, sequence.ended.turn):
-            self._end_paused(sequence, sequence.ended, drop=command.drop)
+            self.end_turn(sequence, "cancelled", drop_output=command.drop)
+            self.advance_if_idle(sequence)
+        elif (
+            sequence.is_paused
+            and sequence.last_turn_ended
+            and command.turn in (None, sequence.last_turn_ended.turn)
+        ):
+            self._end_paused_turn(sequence, sequence.last_turn_ended, drop_output=command.drop)
         elif command.turn is not None:
-            waiting = sequence.deferred.withdraw(command.turn)
+            waiting = sequence.deferred.remove_turn(command.turn)
             if waiting is not None:
                 message = f"turn {waiting.turn} was cancelled"
-                self._emit(Refused(waiting.n, "cancelled", message, "turn"))
-        self._emit(Done(command.n, sequence.log.length))
+                self._emit(CommandRefused(waiting.n, "cancelled", message, "turn"))
+        self._emit(CommandDone(command.n, sequence.log.length))
 
-    def _pause(self, sequence: Sequence, command: Pause) -> None:
+    def _pause(self, sequence: Sequence, command: PauseTurn) -> None:
         if sequence.turn is not None:
-            self.end(sequence, "cancelled", paused=True)
-            self.settle(sequence)
-        self._emit(Done(command.n, sequence.log.length))
+            self.end_turn(sequence, "cancelled", is_paused=True)
+            self.advance_if_idle(sequence)
+        self._emit(CommandDone(command.n, sequence.log.length))
 
-    def _end_paused(self, sequence: Sequence, ended: TurnEnded, *, drop: bool = False) -> None:
+    def _end_paused_turn(
+        self, sequence: Sequence, ended: TurnEnded, *, drop_output: bool = False
+    ) -> None:
         """It will not go on any more."""
-        if drop:
+        if drop_output:
             kept = sequence.log.rewind(ended.prompt_tokens)
-            if sequence.flying:  # KV follows when it lands
-                sequence.reached = min(sequence.reached, kept)
+            if sequence.in_flight:  # KV follows when it lands
+                sequence.committed_high_water = min(sequence.committed_high_water, kept)
             else:
-                self._changed(sequence, kept)
+                self._follow_log_change(sequence, kept)
             ended = msgspec.structs.replace(ended, length=ended.prompt_tokens)
         else:
-            sequence.log.turn_ended(ended.turn, ended.prompt_tokens)
-        sequence.paused, sequence.ended = False, None if drop else ended
+            sequence.log.record_turn(ended.turn, ended.prompt_tokens)
+        sequence.is_paused, sequence.last_turn_ended = False, None if drop_output else ended
         self._emit(ended)
 
-    def _close(self, sequence: Sequence, command: Close) -> None:
+    def _close(self, sequence: Sequence, command: CloseSession) -> None:
         if sequence.turn is not None:
-            self.end(sequence, "cancelled")
-        elif sequence.paused and sequence.ended is not None:
-            self._end_paused(sequence, sequence.ended)
-        self._refuse_waiting(sequence, UnknownSession("the session was closed", field="session"))
-        del self._table[sequence.id]
-        sequence.closing = command
+            self.end_turn(sequence, "cancelled")
+        elif sequence.is_paused and sequence.last_turn_ended is not None:
+            self._end_paused_turn(sequence, sequence.last_turn_ended)
+        self._refuse_deferred(
+            sequence, UnknownEngineSession("the session was closed", field="session")
+        )
+        del self._sequences[sequence.id]
+        sequence.closing_command = command
         self._scheduler.remove(sequence)
-        self.settle(sequence)
+        self.advance_if_idle(sequence)
 
-    def _refuse_waiting(self, sequence: Sequence, error: EngineError) -> None:
+    def _refuse_deferred(self, sequence: Sequence, error: EngineError) -> None:
         for waiting in sequence.deferred:
-            self._emit(Refused(waiting.n, error.code, error.message, error.field))
+            self._emit(CommandRefused(waiting.n, error.code, error.message, error.field))
         sequence.deferred.clear()
 
     # ---- transitions of a turn ------------------------------------------------------------
 
-    def end(
+    def end_turn(
         self,
         sequence: Sequence,
-        reason: Reason,
+        reason: TurnEndReason,
         *,
-        drop: bool = False,
-        paused: bool = False,
-        told: bool = True,
+        drop_output: bool = False,
+        is_paused: bool = False,
+        emit_event: bool = True,
         error: str | None = None,
     ) -> None:
         """The one way out of a turn. What is still in flight for it is dropped when it lands; with
@@ -499,79 +521,79 @@ class Sessions:
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
-        if drop:
-            sequence.log.cut(turn.began)
-            sequence.reached = min(sequence.reached, turn.began)
-        elif not paused:
-            sequence.log.turn_ended(turn.id, turn.began)
-        sequence.found = "none"
+        if drop_output:
+            sequence.log.truncate(turn.prompt_tokens)
+            sequence.committed_high_water = min(sequence.committed_high_water, turn.prompt_tokens)
+        elif not is_paused:
+            sequence.log.record_turn(turn.id, turn.prompt_tokens)
+        sequence.worst_residency = "none"
         self._scheduler.remove(sequence)
         self._touch(sequence)
-        now = sequence.touched_s
-        taken_up = turn.taken_up_s or now
+        now = sequence.last_used_s
+        taken_up = turn.first_step_s or now
         ended = TurnEnded(
             session=sequence.id,
             turn=turn.id,
             reason=reason,
             length=len(sequence.ids),
-            prompt_tokens=turn.began,
-            cached_tokens=turn.cached or 0,
-            output_tokens=turn.outputs,
+            prompt_tokens=turn.prompt_tokens,
+            cached_tokens=turn.cached_tokens or 0,
+            output_tokens=turn.output_tokens,
             seed=turn.seed,
             residency=turn.residency,
             stop=turn.stopped_by,
-            queued_s=taken_up - turn.asked_s,
+            queued_s=taken_up - turn.requested_s,
             prefill_s=max(turn.first_id_s - taken_up, 0.0),
-            model_s=self._counters.worked_s(now) - turn.mark_s,
+            model_s=self._counters.model_s_at(now) - turn.model_s_at_request,
             error=error,
         )
-        sequence.paused, sequence.ended = paused, None if drop else ended
-        if told and not paused:
+        sequence.is_paused, sequence.last_turn_ended = is_paused, None if drop_output else ended
+        if emit_event and not is_paused:
             self._emit(ended)
 
-    def settle(self, sequence: Sequence) -> None:
+    def advance_if_idle(self, sequence: Sequence) -> None:
         """After anything that may have made a session quiet: when nothing of it runs or flies, the
         lease rests, and what waited is done."""
-        if sequence.busy:
+        if sequence.is_busy:
             return
         self._cache.rewind(sequence.lease, len(sequence.ids))
-        if sequence.log.history is not None:
+        if sequence.log.turn_tree is not None:
             self._cache.publish(sequence.lease, sequence.ids, sequence.log.length)
-        if sequence.closing is not None:
-            self._release(sequence, sequence.closing)
+        if sequence.closing_command is not None:
+            self._finish_close(sequence, sequence.closing_command)
             return
-        if sequence.aside:
-            span, sequence.aside = sequence.aside, array("i")
-            sequence.log.put_span(span)
+        if sequence.deferred_span:
+            span, sequence.deferred_span = sequence.deferred_span, array("i")
+            sequence.log.put_provisional(span)
             self._schedule(sequence)
-        self._rest(sequence)
-        while sequence.deferred and not sequence.busy:
+        self._mark_idle(sequence)
+        while sequence.deferred and not sequence.is_busy:
             command = sequence.deferred.popleft()
             try:
-                if not self._prepared(command):
+                if not self._is_grammar_ready(command):
                     sequence.deferred.appendleft(command)
-                    self._unprepared[sequence] = None
+                    self._awaiting_grammar[sequence] = None
                     return
-                self._change(sequence, command)
+                self._execute(sequence, command)
             except EngineError as error:
                 self._refuse(command, error)
             except Exception as error:
                 self._fail(command, error)
 
-    def _release(self, sequence: Sequence, closing: Close) -> None:
-        shared = sequence.log.length if closing.keep_prefix else 0
+    def _finish_close(self, sequence: Sequence, command: CloseSession) -> None:
+        shared = sequence.log.length if command.keep_prefix else 0
         self._cache.close(sequence.lease, sequence.ids, shared)
-        self._emit(Done(closing.n, sequence.log.length))
+        self._emit(CommandDone(command.n, sequence.log.length))
 
-    def expire(self) -> float | None:
+    def expire_idle(self) -> float | None:
         """Ends the sessions whose time is up. Returns the seconds until the next may be."""
         now = self._clock()
-        for sequence in self._deadlines.due(now):
-            self._close(sequence, Close(NOBODY, sequence.id))
-            self._emit(Expired(sequence.id))
-        return self._deadlines.within_s(now)
+        for sequence in self._timeouts.pop_expired(now):
+            self._close(sequence, CloseSession(NO_REPLY, sequence.id))
+            self._emit(SessionExpired(sequence.id))
+        return self._timeouts.next_due_in_s(now)
 
-    def publish(self, sequence: Sequence) -> None:
+    def publish_prompt(self, sequence: Sequence) -> None:
         """Shares the first turn's prompt, once KV has reached it."""
         if sequence.publish_to and sequence.committed >= sequence.publish_to:
             self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
@@ -580,31 +602,33 @@ class Sessions:
     # ---- inside ---------------------------------------------------------------------------
 
     def _find(self, session: str) -> Sequence:
-        sequence = self._table.get(session)
+        sequence = self._sequences.get(session)
         if sequence is None:
-            raise UnknownSession(f"there is no session {session}", field="session")
+            raise UnknownEngineSession(f"there is no session {session}", field="session")
         return sequence
 
     def _add(self, sequence: Sequence) -> None:
-        self._table[sequence.id] = sequence
-        self._rest(sequence)
-        self._deadlines.add(sequence)
+        self._sequences[sequence.id] = sequence
+        self._mark_idle(sequence)
+        self._timeouts.add(sequence)
 
-    def _rest(self, sequence: Sequence) -> None:
-        if not sequence.busy:
-            self._cache.rest(sequence.lease)
+    def _mark_idle(self, sequence: Sequence) -> None:
+        if not sequence.is_busy:
+            self._cache.mark_idle(sequence.lease)
 
-    def _changed(self, sequence: Sequence, kept: int) -> None:
+    def _follow_log_change(self, sequence: Sequence, kept: int) -> None:
         """The log was changed after its first `kept` ids, and KV follows it."""
-        ended = sequence.ended
-        if ended is not None and kept < ended.length and not sequence.paused:
-            sequence.ended = None  # it is cut: who knows nothing of that is not told its end
-        self._forget(sequence, kept)
+        ended = sequence.last_turn_ended
+        if ended is not None and kept < ended.length and not sequence.is_paused:
+            sequence.last_turn_ended = (
+                None  # it is cut: who knows nothing of that is not told its end
+            )
+        self._rewind_kv(sequence, kept)
         self._schedule(sequence)
 
-    def _forget(self, sequence: Sequence, to: int) -> None:
+    def _rewind_kv(self, sequence: Sequence, to: int) -> None:
         self._cache.rewind(sequence.lease, to)
-        sequence.reached = min(sequence.reached, to)
+        sequence.committed_high_water = min(sequence.committed_high_water, to)
         sequence.publish_to = min(sequence.publish_to, to)
 
     def _schedule(self, sequence: Sequence) -> None:
@@ -616,26 +640,26 @@ class Sessions:
 
     def _touch(self, sequence: Sequence) -> None:
         """The session was used, or its turn has ended: its timeout begins anew."""
-        sequence.touched_s = self._clock()
+        sequence.last_used_s = self._clock()
 
-    def load(self) -> Load:
+    def measure_load(self) -> EngineLoad:
         """How full it is, at a glance."""
         return engine_load(
             self._cache,
             self._scheduler,
-            sessions=len(self._table),
-            draining=self._draining,
+            sessions=len(self._sequences),
+            draining=self._is_draining,
             step_s=self._counters.step_s(self._clock()),
         )
 
 
-def _goes_on(sequence: Sequence, command: Attach) -> bool:
+def _continues_turn(sequence: Sequence, command: AttachSession) -> bool:
     """Whether the turn it names is this session's, and what it knows of it is so."""
     asked = command.generate
     if asked is None:
         return False
     prompt = len(command.ids) - asked.resumed
-    return sequence.has_said(asked.turn, prompt, array("i", command.ids))
+    return sequence.has_emitted(asked.turn, prompt, array("i", command.ids))
 
 
 def _check_resumed(resumed: int, length: int) -> None:
@@ -643,11 +667,11 @@ def _check_resumed(resumed: int, length: int) -> None:
         raise BadRequest(f"resumed is {resumed}; it must be from 0 to {length}", field="resumed")
 
 
-def _room(capacity: int, length: int, said: int) -> int:
+def _output_room(capacity: int, length: int, emitted: int) -> int:
     """Ids a turn may say on a log of `length`, the `said` at its end included."""
     if not length:
         raise BadRequest("there is nothing to continue: the session is empty", field="session")
-    room = capacity - length + said
+    room = capacity - length + emitted
     if room < 1:
         raise TooLong(
             f"the session holds {length} of {capacity} tokens: no room for an answer",
@@ -656,7 +680,7 @@ def _room(capacity: int, length: int, said: int) -> int:
     return room
 
 
-def _of_the_past(sequence: Sequence, command: Fork) -> bool:
+def _is_fork_of_prompt(sequence: Sequence, command: ForkSession) -> bool:
     """Whether it forks what the running turn does not change."""
     turn = sequence.turn
-    return turn is not None and command.at is not None and command.at <= turn.began
+    return turn is not None and command.at is not None and command.at <= turn.prompt_tokens

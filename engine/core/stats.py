@@ -6,24 +6,24 @@ from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
-from continuo.engine.wire.messages import EngineStats, Load, SessionInfo
+from continuo.engine.wire.messages import EngineLoad, EngineStats, SessionInfo
 
 
 def session_info(sequence: Sequence, now: float) -> SessionInfo:
-    known = sequence.lease.known
+    known = sequence.lease.resident_tokens
     return SessionInfo(
         session=sequence.id,
-        streaming=sequence.log.history is None,
-        state="generating" if sequence.turn else "prefilling" if sequence.flying else "idle",
+        streaming=sequence.log.turn_tree is None,
+        state="generating" if sequence.turn else "prefilling" if sequence.in_flight else "idle",
         length=sequence.log.length,
         provisional=sequence.log.provisional,
         committed=sequence.committed,
         held_pages=len(sequence.lease.pages),
-        host_pages=len(sequence.lease.host),
+        host_pages=len(sequence.lease.host_pages),
         host_tokens=known - sequence.committed,
-        lost_tokens=max(sequence.reached - known, 0),
+        lost_tokens=max(sequence.committed_high_water - known, 0),
         turn=sequence.turn.id if sequence.turn else None,
-        idle_s=now - sequence.touched_s,
+        idle_s=now - sequence.last_used_s,
     )
 
 
@@ -34,13 +34,13 @@ def engine_load(
     sessions: int,
     draining: bool,
     step_s: float,
-) -> Load:
+) -> EngineLoad:
     """How full it is, at a glance."""
-    return Load(
+    return EngineLoad(
         sessions=sessions,
         turns=scheduler.turns,
-        rows=scheduler.rows,
-        pages_leased=cache.leased,
+        rows=scheduler.max_rows,
+        pages_leased=cache.leased_pages,
         pages_total=cache.pool.total,
         draining=draining,
         step_s=step_s,
@@ -55,12 +55,12 @@ def engine_stats(
 ) -> EngineStats:
     return EngineStats(
         pages_total=cache.pool.total,
-        pages_free=cache.pool.free,
+        pages_free=cache.pool.free_count,
         pages_tree=cache.tree.size,
-        pages_leased=cache.leased,
+        pages_leased=cache.leased_pages,
         sessions=len(sequences),
         active_turns=scheduler.turns,
-        queued_turns=sum(sequence.deferred.turns for sequence in sequences),
+        queued_turns=sum(sequence.deferred.queued_turns for sequence in sequences),
         steps=counters.steps,
         tokens_computed=counters.tokens_computed,
         tokens_drawn=counters.tokens_drawn,
@@ -68,9 +68,9 @@ def engine_stats(
         failed_steps=counters.failed_steps,
         failed_audits=counters.failed_audits,
         retractions=scheduler.retractions,
-        evicted_pages=cache.evicted,
-        host_pages_total=cache.host.pool.total,
-        host_pages_used=cache.host.used,
-        pages_spilled=cache.host.spilled,
-        pages_recalled=cache.host.recalled,
+        evicted_pages=cache.evicted_pages,
+        host_pages_total=cache.host_tier.pool.total,
+        host_pages_used=cache.host_tier.used_pages,
+        pages_spilled=cache.host_tier.spilled_pages,
+        pages_recalled=cache.host_tier.recalled_pages,
     )

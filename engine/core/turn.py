@@ -3,9 +3,9 @@
 from array import array
 from collections import Counter
 
-from continuo.engine.batch import Penalties, Sample
-from continuo.engine.text import Matcher, StopWatch
-from continuo.engine.wire.messages import Reason, Residency, Sampling
+from continuo.engine.batch import Penalties, SampleParams
+from continuo.engine.text import GrammarMatcher, StopStringMatcher
+from continuo.engine.wire.messages import KVResidency, Sampling, TurnEndReason
 
 _MASK = (1 << 64) - 1
 
@@ -23,80 +23,84 @@ class Turn:
     """One answer: from `generate` to exactly one TurnEnded."""
 
     __slots__ = (
-        "_greedy",
-        "admitted",
-        "asked_s",
-        "began",
-        "cached",
+        "_greedy_sample",
+        "cached_tokens",
         "first_id_s",
+        "first_step_s",
         "id",
-        "limit",
-        "mark_s",
+        "is_admitted",
+        "launched_tokens",
         "matcher",
-        "ordered",
-        "outputs",
+        "max_output_tokens",
+        "model_s_at_request",
+        "output_tokens",
         "penalties",
+        "prompt_tokens",
+        "requested_s",
         "residency",
         "sampling",
         "seed",
         "stop_ids",
+        "stop_watch",
         "stopped_by",
-        "taken_up_s",
-        "watch",
     )
 
     def __init__(
         self,
-        id: str,
+        turn_id: str,
         sampling: Sampling,
         seed: int,
-        limit: int,
-        watch: StopWatch | None,
-        matcher: Matcher | None,
-        now: float,
+        max_output_tokens: int,
+        stop_watch: StopStringMatcher | None,
+        matcher: GrammarMatcher | None,
+        requested_s: float,
     ) -> None:
-        self.id = id
+        self.id = turn_id
         self.sampling = sampling
         self.seed = seed
-        self.limit = limit
+        self.max_output_tokens = max_output_tokens
         """Output ids at most."""
-        self.watch = watch
+        self.stop_watch = stop_watch
         self.matcher = matcher
         self.stopped_by: str | None = None
         """The stop string that has come."""
         self.stop_ids = frozenset[int]() if sampling.ignore_eos else frozenset(sampling.stop_ids)
-        self.began = 0
+        self.prompt_tokens = 0
         """Length of the log when the turn began: its prompt."""
-        self.ordered = 0
+        self.launched_tokens = 0
         """Ids asked of the device so far, those still promised included."""
-        self.outputs = 0
+        self.output_tokens = 0
         """Ids that have come back."""
-        self.admitted = False
+        self.is_admitted = False
         self.penalties: Penalties | None = None
-        self.cached: int | None = None
+        self.cached_tokens: int | None = None
         """Prompt tokens found in KV when the turn was first taken up."""
-        self.residency: Residency = "none"
-        self._greedy: Sample | None = None
-        self.mark_s = 0.0
+        self.residency: KVResidency = "none"
+        self._greedy_sample: SampleParams | None = None
+        self.model_s_at_request = 0.0
         """Device seconds when it was asked for."""
-        self.asked_s = now
-        self.taken_up_s = 0.0
+        self.requested_s = requested_s
+        self.first_step_s = 0.0
         self.first_id_s = 0.0
 
     @property
-    def runs_ahead(self) -> bool:
+    def can_run_ahead(self) -> bool:
         """Whether a row may be launched while its last id is still promised."""
         return self.penalties is None and self.matcher is None
 
-    def begin(self, ids: "array[int]", said: int = 0) -> Reason | None:
+    def begin(self, ids: "array[int]", emitted: int = 0) -> TurnEndReason | None:
         """The turn's prompt is all of `ids` but the last `said`, which it has said already. Returns
         why it is over, if with these it is."""
         s = self.sampling
-        self.began = len(ids) - said
-        self.ordered = self.outputs = said
-        stop = self.watch.push(ids[self.began :]) if said and self.watch is not None else None
+        self.prompt_tokens = len(ids) - emitted
+        self.launched_tokens = self.output_tokens = emitted
+        stop = (
+            self.stop_watch.push(ids[self.prompt_tokens :])
+            if emitted and self.stop_watch is not None
+            else None
+        )
         if self.matcher is not None:
-            for id in ids[self.began :]:
+            for id in ids[self.prompt_tokens :]:
                 self.matcher.accept(id)
         if s.repetition_penalty != 1.0 or s.presence_penalty or s.frequency_penalty:
             seen = set(ids) if s.repetition_penalty != 1.0 else set[int]()
@@ -105,51 +109,53 @@ class Turn:
                 s.presence_penalty,
                 s.frequency_penalty,
                 seen,
-                dict(Counter(ids[self.began :])),
+                dict(Counter(ids[self.prompt_tokens :])),
             )
-        if not said:
+        if not emitted:
             return None
         self.stopped_by = stop
-        return self.over(ids[-1])
+        return self.finish_reason(ids[-1])
 
-    def over(self, last: int) -> Reason | None:
+    def finish_reason(self, last_id: int) -> TurnEndReason | None:
         """Why it ends, if it does, `last` being what it has said last."""
-        if self.stopped_by is not None or last in self.stop_ids:
+        if self.stopped_by is not None or last_id in self.stop_ids:
             return "stop"
-        return "length" if self.outputs >= self.limit else None
+        return "length" if self.output_tokens >= self.max_output_tokens else None
 
-    def next_sample(self) -> Sample:
+    def next_sample(self) -> SampleParams:
         """How to draw the turn's next id; the same each time if the turn is greedy."""
-        self.ordered += 1
-        if self._greedy is not None:
-            return self._greedy
+        self.launched_tokens += 1
+        if self._greedy_sample is not None:
+            return self._greedy_sample
         sample = self._sample()
         if not self.sampling.temperature:
-            self._greedy = sample
+            self._greedy_sample = sample
         return sample
 
-    def _sample(self) -> Sample:
+    def _sample(self) -> SampleParams:
         s = self.sampling
-        return Sample(
+        return SampleParams(
             temperature=s.temperature,
             top_k=s.top_k,
             top_p=s.top_p,
             min_p=s.min_p,
-            uniform=uniform(self.seed, self.ordered - 1) if s.temperature else 0.0,
+            uniform=uniform(self.seed, self.launched_tokens - 1) if s.temperature else 0.0,
             logprobs=-1 if s.logprobs is None else s.logprobs,
-            bias=tuple(s.logit_bias.items()),
+            logit_bias=tuple(s.logit_bias.items()),
             penalties=self.penalties,
             mask=self.matcher,
         )
 
-    def took(self, id: int) -> Reason | None:
+    def accept(self, token_id: int) -> TurnEndReason | None:
         """An id has come back and is part of the log. Returns why the turn is over, if it is."""
-        self.outputs += 1
+        self.output_tokens += 1
         if self.matcher is not None:
-            self.matcher.accept(id)
+            self.matcher.accept(token_id)
         if self.penalties is not None:
-            self.penalties.seen.add(id)
-            self.penalties.counts[id] = self.penalties.counts.get(id, 0) + 1
-        if self.watch is not None:
-            self.stopped_by = self.watch.push([id])
-        return self.over(id)
+            self.penalties.seen_ids.add(token_id)
+            self.penalties.output_counts[token_id] = (
+                self.penalties.output_counts.get(token_id, 0) + 1
+            )
+        if self.stop_watch is not None:
+            self.stopped_by = self.stop_watch.push([token_id])
+        return self.finish_reason(token_id)

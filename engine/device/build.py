@@ -16,16 +16,15 @@ from torch import Tensor
 from continuo.engine.batch import Geometry
 from continuo.engine.config import EngineConfig
 from continuo.engine.device import weights
-from continuo.engine.device.attention.backend import Backend
-from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.attention.backend import AttentionBackend
+from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.kv_sizing import bytes_per_token, size
-from continuo.engine.device.kv_sizing import host_pages as count_host_pages
-from continuo.engine.device.model import Model
+from continuo.engine.device.kv_sizing import bytes_per_token, count_host_pages, size_pool
+from continuo.engine.device.model import CausalLM
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.llama_decoder import SHAPES, Decoder, empty
+from continuo.engine.device.models.llama_decoder import ARCHITECTURES, LlamaDecoder, empty_tensor
 from continuo.engine.device.runner import TorchRunner
-from continuo.engine.device.weights import Progress
+from continuo.engine.device.weights import ProgressCallback
 from continuo.engine.errors import ModelError
 
 CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
@@ -35,7 +34,7 @@ CPU_FP32_PARAMETERS_MAX = 20_000_000
 """On a CPU, `auto` runs models up to this many parameters in fp32."""
 
 
-class Loaded(msgspec.Struct, frozen=True):
+class LoadedModel(msgspec.Struct, frozen=True):
     """What was loaded, for whoever tells the world. `folder` holds config and tokenizer."""
 
     folder: str
@@ -46,7 +45,9 @@ class Loaded(msgspec.Struct, frozen=True):
     load_s: float
 
 
-def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded]:
+def build_runner(
+    config: EngineConfig, progress: ProgressCallback
+) -> tuple[TorchRunner, LoadedModel]:
     """Load a model and make its runner. `progress(what, fraction)` is called as it goes.
 
     Raises ModelError, in one line, for whatever is wrong with the model or with the bounds.
@@ -55,21 +56,21 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
     _check_bounds(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    device = _device(config)
+    device = _choose_device(config)
     if device.type == "cpu":
-        _keep_freed_memory()
+        _disable_malloc_trim()
     folder = weights.resolve(config.model, config.revision, progress)
     found = weights.read_config(folder)
-    stored = weights.stored(folder)
-    dtype = _dtype(config, stored, device)
+    stored = weights.read_checkpoint_info(folder)
+    dtype = _choose_dtype(config, stored, device)
     with torch.inference_mode():
-        model, limit = _load(config, folder, found, empty(dtype, device), progress)
-        token_bytes = bytes_per_token(model.kv, dtype)
-        pages, length = size(config, token_bytes, limit, device)
+        model, limit = _load_model(config, folder, found, empty_tensor(dtype, device), progress)
+        token_bytes = bytes_per_token(model.kv_shapes, dtype)
+        pages, length = size_pool(config, token_bytes, limit, device)
         spare = count_host_pages(config, token_bytes)
-        pool = _pool(model, pages, config.block_size, empty(dtype, device), spare)
-    geometry = _geometry(config, device, pages, length, model.vocab, spare)
-    loaded = Loaded(
+        pool = _build_pool(model, pages, config.block_size, empty_tensor(dtype, device), spare)
+    geometry = _build_geometry(config, device, pages, length, model.vocab_size, spare)
+    loaded = LoadedModel(
         folder=str(folder),
         model=config.model,
         architecture=(found.architectures or [found.model_type])[0],
@@ -77,24 +78,26 @@ def build(config: EngineConfig, progress: Progress) -> tuple[TorchRunner, Loaded
         dtype=str(dtype).removeprefix("torch."),
         load_s=time.perf_counter() - begun,
     )
-    made = (model, pool, _attention(device), geometry, device, stored.parameters)
-    return _native(*made) or TorchRunner(*made), loaded
+    made = (model, pool, _choose_backend(device), geometry, device, stored.parameter_count)
+    return _try_build_native(*made) or TorchRunner(*made), loaded
 
 
-def _native(model: Model, pool: KVPool, *others: Any) -> TorchRunner | None:
+def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
     """Our own C, where it does this model and no step runs ahead."""
     from continuo.engine.device.native.native_decoder import NativeDecoder
     from continuo.engine.device.native.native_runner import NativeRunner
 
     geometry: Geometry = others[1]
     threads = torch.get_num_threads()
-    decoder = None if geometry.steps_ahead else NativeDecoder.of(model, pool, threads)
+    decoder = None if geometry.steps_ahead else NativeDecoder.try_create(model, pool, threads)
     return None if decoder is None else NativeRunner(decoder, model, pool, *others)
 
 
-def _pool(model: Model, pages: int, page_size: int, like: Tensor, host_pages: int) -> KVPool:
+def _build_pool(
+    model: CausalLM, pages: int, page_size: int, like: Tensor, host_pages: int
+) -> KVPool:
     try:
-        return KVPool(model.kv, pages, page_size, like, host_pages)
+        return KVPool(model.kv_shapes, pages, page_size, like, host_pages)
     except RuntimeError as error:
         raise ModelError(
             f"no memory for {pages:,} KV pages on the device and {host_pages:,} on the host"
@@ -117,15 +120,15 @@ def _check_bounds(config: EngineConfig) -> None:
         raise ModelError(f"steps_ahead is {config.steps_ahead}; it must be 0 or 1")
 
 
-def _load(
-    config: EngineConfig, folder: Path, found: Any, like: Tensor, progress: Progress
-) -> tuple[Model, int]:
+def _load_model(
+    config: EngineConfig, folder: Path, found: Any, like: Tensor, progress: ProgressCallback
+) -> tuple[CausalLM, int]:
     """The model, and the longest context it can have: in tokens."""
-    mapping = SHAPES.get((found.architectures or [""])[0])
+    mapping = ARCHITECTURES.get((found.architectures or [""])[0])
     if mapping is not None:
-        limit = rope.longest(found)
-        model = Decoder(mapping(found), found, min(config.max_model_len or limit, limit), like)
-        weights.fill(folder, model.slots(), progress)
+        limit = rope.context_limit(found)
+        model = LlamaDecoder(mapping(found), found, min(config.max_model_len or limit, limit), like)
+        weights.load_weights(folder, model.weight_targets(), progress)
         return model, limit
     from continuo.engine.device.models import (
         transformers_model,  # transformers' model code is slow to import
@@ -133,13 +136,13 @@ def _load(
 
     progress("loading weights", 0.0)
     model = transformers_model.load(folder, found, like.dtype, like.device)
-    limit = model.limit() or config.max_model_len
+    limit = model.context_limit() or config.max_model_len
     if limit is None:
         raise ModelError(f"{folder}: config.json has no context length; give max_model_len")
     return model, limit
 
 
-def _geometry(
+def _build_geometry(
     config: EngineConfig,
     device: torch.device,
     pages: int,
@@ -160,7 +163,7 @@ def _geometry(
     )
 
 
-def _keep_freed_memory() -> None:
+def _disable_malloc_trim() -> None:
     """Where the C library is glibc: do not give back what a step frees. It would be faulted in
     again, page by page, by the next one: milliseconds for a few megabytes."""
     try:
@@ -172,29 +175,31 @@ def _keep_freed_memory() -> None:
     mallopt(mmap_threshold, 32 << 20)
 
 
-def _attention(device: torch.device) -> Backend:
+def _choose_backend(device: torch.device) -> AttentionBackend:
     """Triton's kernels on CUDA, whose torch brings triton along; else the reference."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
-        return Reference()
-    from continuo.engine.device.attention.triton_backend import PagedTriton
+        return ReferenceBackend()
+    from continuo.engine.device.attention.triton_backend import TritonBackend
 
-    return PagedTriton(4 * torch.cuda.get_device_properties(device).multi_processor_count)
+    return TritonBackend(4 * torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _device(config: EngineConfig) -> torch.device:
+def _choose_device(config: EngineConfig) -> torch.device:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise ModelError("device cuda was asked for, and torch finds no CUDA device")
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
-def _dtype(config: EngineConfig, stored: weights.Stored, device: torch.device) -> torch.dtype:
+def _choose_dtype(
+    config: EngineConfig, checkpoint: weights.CheckpointInfo, device: torch.device
+) -> torch.dtype:
     """What `auto` means: the checkpoint's own dtype on CUDA. On a CPU fp32 for small models, where
     it costs no more and ids are the same whatever the batch; bf16 for all others, where weights
     are what a step reads; never fp16, whose products are many times slower there."""
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     if device.type == "cuda":
-        return stored.dtype
-    small = stored.parameters <= CPU_FP32_PARAMETERS_MAX
+        return checkpoint.dtype
+    small = checkpoint.parameter_count <= CPU_FP32_PARAMETERS_MAX
     return torch.float32 if small else torch.bfloat16

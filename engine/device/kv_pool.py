@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from continuo.engine.batch import Move
+from continuo.engine.batch import PageMove
 from continuo.engine.device.model import KVShape
 from continuo.engine.device.step_inputs import upload
 
@@ -32,33 +32,33 @@ class KVPool:
         self.shapes, self.pages, self.page_size = shapes, pages, page_size
         self.keys = [like.new_zeros(pages, s.heads, page_size, s.key_dim) for s in shapes]
         self.values = [like.new_zeros(pages, s.heads, page_size, s.value_dim) for s in shapes]
-        self._pool = [*self.keys, *self.values]
+        self._tensors = [*self.keys, *self.values]
         pinned = like.device.type == "cuda" and host_pages > 0
-        self._host = [
+        self._host_tensors = [
             torch.zeros((host_pages, *x.shape[1:]), dtype=x.dtype, pin_memory=pinned)
-            for x in self._pool
+            for x in self._tensors
         ]
         self._flat = [
             (keys.view(-1, shape.key_dim), values.view(-1, shape.value_dim))
             for keys, values, shape in zip(self.keys, self.values, shapes, strict=True)
         ]
 
-    def lines(self, pages: Tensor, slots: Tensor, heads: int) -> Tensor:
+    def map_slots(self, pages: Tensor, slots: Tensor, heads: int) -> Tensor:
         """pages, slots [T] -> [T, heads]: where a layer of that many heads keeps each token, as
         line numbers of the pool seen as [page * head * slot, dim]."""
         head = torch.arange(heads, device=pages.device)
         return (pages[:, None] * heads + head) * self.page_size + slots[:, None]
 
-    def write(self, layer: int, lines: Tensor, key: Tensor, value: Tensor) -> None:
+    def write(self, layer: int, slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
         """key, value [T, heads, dim] to `lines` [T, heads]."""
         keys, values = self._flat[layer]
-        keys.index_put_((lines,), key)
-        values.index_put_((lines,), value)
+        keys.index_put_((slot_mapping,), key)
+        values.index_put_((slot_mapping,), value)
 
-    def move(self, moves: Sequence[Move]) -> None:
+    def move(self, moves: Sequence[PageMove]) -> None:
         """Copy whole pages, one after the other in the order given. On CUDA this only queues the
         copies, on the stream that the steps run on: nothing else ever touches the host's pages."""
-        for run in _independent(moves):
+        for run in _split_into_independent_runs(moves):
             match run[0].kind:
                 case "copy":
                     self._copy([m.source for m in run], [m.target for m in run])
@@ -70,32 +70,32 @@ class KVPool:
                     self._load([m.source for m in run], [m.target for m in run])
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
-        read, written = self._places(sources), self._places(targets)
-        for pool in self._pool:
+        read, written = self._upload_pages(sources), self._upload_pages(targets)
+        for pool in self._tensors:
             pool[written] = pool[read]
 
     def _spill(self, pages: list[int], slots: list[int]) -> None:
         """`slots` ascend, that neighbours are found."""
-        read = self._places(pages)
-        for pool, host in zip(self._pool, self._host, strict=True):
+        read = self._upload_pages(pages)
+        for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool[read]
-            for first, slot, count in _stretches(slots):
+            for first, slot, count in _find_contiguous_runs(slots):
                 host[slot : slot + count].copy_(block[first : first + count], non_blocking=True)
 
     def _load(self, slots: list[int], pages: list[int]) -> None:
         """`slots` ascend."""
-        written = self._places(pages)
-        for pool, host in zip(self._pool, self._host, strict=True):
+        written = self._upload_pages(pages)
+        for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool.new_empty(len(slots), *pool.shape[1:])
-            for first, slot, count in _stretches(slots):
+            for first, slot, count in _find_contiguous_runs(slots):
                 block[first : first + count].copy_(host[slot : slot + count], non_blocking=True)
             pool[written] = block
 
-    def _places(self, pages: list[int]) -> Tensor:
-        return upload(np.array(pages), self._pool[0].device)
+    def _upload_pages(self, pages: list[int]) -> Tensor:
+        return upload(np.array(pages), self._tensors[0].device)
 
 
-def _stretches(slots: list[int]) -> list[tuple[int, int, int]]:
+def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
     """(index, slot, count) of each stretch of neighbours in `slots`: pinned memory is copied to and
     from without a wait only where it lies together."""
     found: list[tuple[int, int, int]] = []
@@ -108,10 +108,10 @@ def _stretches(slots: list[int]) -> list[tuple[int, int, int]]:
     return found
 
 
-def _independent(moves: Sequence[Move]) -> list[list[Move]]:
+def _split_into_independent_runs(moves: Sequence[PageMove]) -> list[list[PageMove]]:
     """Cut a sequence of moves into runs of one kind in which none reads or writes a page written
     before it in the same run, so that a run can be done in one operation."""
-    runs: list[list[Move]] = []
+    runs: list[list[PageMove]] = []
     written: set[int] = set()
     for move in moves:
         reads_written = move.kind == "copy" and move.source in written

@@ -11,17 +11,17 @@ from continuo.engine.config import EngineConfig
 from continuo.engine.device.model import KVShape
 from continuo.engine.errors import ModelError
 
-CPU_SHARE, CPU_BYTES = 0.25, 1 << 30
+CPU_MEMORY_FRACTION, CPU_POOL_BYTES_MAX = 0.25, 1 << 30
 """By default a pool takes this share of the free memory of a CPU machine, this much at most."""
 
 
-CUDA_SHARE = 0.85
+CUDA_MEMORY_FRACTION = 0.85
 
 
 MEMINFO = Path("/proc/meminfo")
 
 
-def host_pages(config: EngineConfig, token_bytes: int) -> int:
+def count_host_pages(config: EngineConfig, token_bytes: int) -> int:
     """Pages of a host tier of `kv_offloading_size` GiB."""
     if config.kv_offloading_size < 0:
         raise ModelError(
@@ -34,7 +34,7 @@ def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype) -> int:
     return sum(s.heads * (s.key_dim + s.value_dim) for s in shapes) * dtype.itemsize
 
 
-def size(
+def size_pool(
     config: EngineConfig, token_bytes: int, limit: int, device: torch.device
 ) -> tuple[int, int]:
     """(pages, max_model_len). `limit` is the longest context of the model, in tokens.
@@ -53,10 +53,10 @@ def size(
     elif config.kv_cache_memory_bytes is not None:
         pages = config.kv_cache_memory_bytes // (token_bytes * page)
     else:
-        useful = _pages(most, page) * config.max_num_seqs
-        pages = min(useful, _free_bytes(device) // (token_bytes * page))
-        pages = max(pages, _pages(asked or 1, page))
-    if pages < 1 or (asked is not None and pages < _pages(asked, page)):
+        useful = _count_pages(most, page) * config.max_num_seqs
+        pages = min(useful, _default_pool_bytes(device) // (token_bytes * page))
+        pages = max(pages, _count_pages(asked or 1, page))
+    if pages < 1 or (asked is not None and pages < _count_pages(asked, page)):
         raise ModelError(
             f"a KV pool of {pages} pages of {page} tokens ({token_bytes} bytes each) "
             f"does not hold one session of max_model_len {asked or 1}"
@@ -64,18 +64,18 @@ def size(
     return pages, min(most, pages * page)
 
 
-def _pages(tokens: int, page_size: int) -> int:
+def _count_pages(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def _free_bytes(device: torch.device) -> int:
+def _default_pool_bytes(device: torch.device) -> int:
     """Bytes that a pool may take when nobody has said how many."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
+        return int(free * CUDA_MEMORY_FRACTION)
     try:
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         free = int(lines["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return CPU_BYTES
-    return min(CPU_BYTES, int(free * CPU_SHARE))
+        return CPU_POOL_BYTES_MAX
+    return min(CPU_POOL_BYTES_MAX, int(free * CPU_MEMORY_FRACTION))

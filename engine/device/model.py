@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-Attend = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
+AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
 """(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) ->
 [T, heads, dim]: writes the new keys and values, then attends over all that came before."""
 
@@ -24,22 +24,22 @@ class KVShape:
 
 
 @dataclass(frozen=True)
-class Slot:
+class WeightTarget:
     """Where a checkpoint tensor goes: `target` is filled from a tensor of `shape` (broadcast)."""
 
-    target: Tensor
+    tensor: Tensor
     shape: tuple[int, ...]
 
 
-class Model(Protocol):
+class CausalLM(Protocol):
     """What the runner asks of a model: our own decoder, or one of transformers'."""
 
-    kv: list[KVShape]
+    kv_shapes: list[KVShape]
     """What each layer keeps per token."""
-    vocab: int
+    vocab_size: int
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None
+        self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
         """tokens, positions [T] -> logits [S, vocab] of the `wanted` tokens (None: of all)."""
         ...

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Step:
+class StepInputs:
     """T tokens of R rows, side by side; S of the rows are sampled.
 
     rows      |--- row 0 ---|- row 1 -|r2|
@@ -34,23 +34,25 @@ class Step:
     """[T] int64 on the device: the page each token is written to, and ..."""
     slots: Tensor
     """[T] int64 on the device: ... the slot in it."""
-    first: Ints
+    row_offsets: Ints
     """[R + 1] where each row's tokens begin."""
     starts: Ints
     """[R] tokens of each row already in KV."""
     counts: Ints
     """[R] tokens of each row in this step."""
-    tables: list[Ints]
+    page_tables: list[Ints]
     """R page tables, each covering [0, start + count)."""
-    last: Tensor | None
+    logit_indices: Tensor | None
     """[S] int64 on the device: the token whose logits are wanted; None: all T, in order."""
-    sampled: list[int]
+    sampled_rows: list[int]
     """The S rows that draw an id."""
-    fed: list[tuple[int, int]]
+    fed_tokens: list[tuple[int, int]]
     """(token, row of the previous batch) for each fed row."""
 
 
-def build(batch: Batch, page_size: int, device: torch.device, vocab: int | None = None) -> Step:
+def build_inputs(
+    batch: Batch, page_size: int, device: torch.device, vocab: int | None = None
+) -> StepInputs:
     """The step of a batch. Trusts the batch, what is wrong in it being a bug of the scheduler, but
     for ids: one outside the vocabulary would take a GPU away from all sessions. `vocab` None: they
     are known to be right. Raises IndexError."""
@@ -68,8 +70,8 @@ def build(batch: Batch, page_size: int, device: torch.device, vocab: int | None 
     for number, row in enumerate(rows):
         here = slice(int(first[number]), int(first[number + 1]))
         packed[2, here] = tables[number][packed[1, here] // page_size]
-        if row.feed >= 0:
-            fed.append((int(first[number]), row.feed))
+        if row.feed_row >= 0:
+            fed.append((int(first[number]), row.feed_row))
         else:
             packed[0, here] = row.ids
     if vocab is not None:
@@ -79,14 +81,16 @@ def build(batch: Batch, page_size: int, device: torch.device, vocab: int | None 
     if len(sampled) != total:
         last = upload(first[1:][sampled] - 1, device)
     tokens, positions, pages, slots = upload(packed, device).unbind(0)
-    return Step(tokens, positions, pages, slots, first, starts, counts, tables, last, sampled, fed)
+    return StepInputs(
+        tokens, positions, pages, slots, first, starts, counts, tables, last, sampled, fed
+    )
 
 
-def _check_ids(tokens: Ints, first: Ints, vocab: int) -> None:
+def _check_ids(tokens: Ints, row_offsets: Ints, vocab: int) -> None:
     if tokens.min(initial=0) >= 0 and tokens.max(initial=0) < vocab:
         return
     at = int(np.flatnonzero((tokens < 0) | (tokens >= vocab))[0])
-    row = int(np.searchsorted(first, at, side="right")) - 1
+    row = int(np.searchsorted(row_offsets, at, side="right")) - 1
     raise IndexError(f"row {row} of the step: id {tokens[at]} is outside the vocabulary of {vocab}")
 
 

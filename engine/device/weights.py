@@ -16,24 +16,24 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig
 
-from continuo.engine.config import BUNDLED
-from continuo.engine.device.model import Slot
+from continuo.engine.config import BUNDLED_MODEL
+from continuo.engine.device.model import WeightTarget
 from continuo.engine.errors import ModelError
 
-Progress = Callable[[str, float], None]
+ProgressCallback = Callable[[str, float], None]
 """(what is being done, how far it is in [0, 1])."""
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+FETCH_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 """The files of a hub repository that are fetched."""
 
 
-def resolve(model: str, revision: str | None, progress: Progress) -> Path:
+def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Path:
     """The folder of `demo`, of a folder in the Hugging Face layout, or of a hub id, fetched into
     the ordinary Hugging Face cache where it is not there yet."""
-    if model == BUNDLED:
-        folder = Path(__file__).parent.parent / "bundled" / BUNDLED
+    if model == BUNDLED_MODEL:
+        folder = Path(__file__).parent.parent / "bundled" / BUNDLED_MODEL
     elif Path(model).expanduser().exists() or model.startswith((".", "/", "~")):
         folder = Path(model).expanduser()
     else:
@@ -43,7 +43,7 @@ def resolve(model: str, revision: str | None, progress: Progress) -> Path:
     return folder
 
 
-def _fetch(model: str, revision: str | None, progress: Progress) -> Path:
+def _fetch(model: str, revision: str | None, progress: ProgressCallback) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -53,7 +53,7 @@ def _fetch(model: str, revision: str | None, progress: Progress) -> Path:
         RevisionNotFoundError,
     )
 
-    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": WANTED}
+    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": FETCH_PATTERNS}
     bar = _reporting_bar(model, progress)
     try:
         return Path(snapshot_download(model, tqdm_class=bar, **wanted))
@@ -68,10 +68,10 @@ def _fetch(model: str, revision: str | None, progress: Progress) -> Path:
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{model}: not in the local cache, and the hub does not answer") from error
     except Exception as error:
-        raise ModelError(f"{model}: download failed: {_line(error)}") from error
+        raise ModelError(f"{model}: download failed: {_first_line(error)}") from error
 
 
-def _reporting_bar(model: str, progress: Progress) -> type:
+def _reporting_bar(model: str, progress: ProgressCallback) -> type:
     """A tqdm class that draws nothing and reports the share of bytes (or files) fetched."""
     from tqdm.auto import tqdm
 
@@ -99,36 +99,38 @@ def read_config(folder: Path) -> Any:
     try:
         found = AutoConfig.from_pretrained(folder)
     except Exception as error:
-        raise ModelError(f"{path}: {_line(error)}") from error
+        raise ModelError(f"{path}: {_first_line(error)}") from error
     if getattr(found, "quantization_config", None):
         raise ModelError(f"{folder}: quantized checkpoints are not supported")
     return found
 
 
 @dataclass(frozen=True)
-class Stored:
+class CheckpointInfo:
     """What a checkpoint's files say of themselves. Their first tensor stands for all dtypes."""
 
     dtype: torch.dtype
-    parameters: int
+    parameter_count: int
 
 
-def stored(folder: Path) -> Stored:
-    paths = [path for path, _ in _shards(folder, None)]
+def read_checkpoint_info(folder: Path) -> CheckpointInfo:
+    paths = [path for path, _ in _find_shards(folder, None)]
     try:
         with safe_open(paths[0], framework="pt", device="cpu") as shard:
             names = sorted(shard.keys())
             dtype = shard.get_tensor(names[0]).dtype if names else torch.float32
-        return Stored(dtype, sum(path.stat().st_size for path in paths) // dtype.itemsize)
+        return CheckpointInfo(dtype, sum(path.stat().st_size for path in paths) // dtype.itemsize)
     except (SafetensorError, OSError) as error:
-        raise ModelError(f"{paths[0]}: cannot be read: {_line(error)}") from error
+        raise ModelError(f"{paths[0]}: cannot be read: {_first_line(error)}") from error
 
 
-def fill(folder: Path, slots: dict[str, Slot], progress: Progress) -> None:
+def load_weights(
+    folder: Path, targets: dict[str, WeightTarget], progress: ProgressCallback
+) -> None:
     """Pour the tensors of a checkpoint into their slots, shard by shard, converting each on the
     way; at no time is more than one checkpoint tensor in memory beside the parameters."""
-    missing = dict(slots)
-    for path, names in _shards(folder, slots):
+    missing = dict(targets)
+    for path, names in _find_shards(folder, targets):
         try:
             with safe_open(path, framework="pt", device="cpu") as shard:
                 present = set(shard.keys())
@@ -136,23 +138,23 @@ def fill(folder: Path, slots: dict[str, Slot], progress: Progress) -> None:
                     slot = missing.pop(name, None) if name in present else None
                     if slot is None:
                         continue
-                    _pour(shard.get_tensor(name), slot, f"{path.name}: {name}")
-                    progress("loading weights", 1 - len(missing) / len(slots))
+                    _copy_tensor(shard.get_tensor(name), slot, f"{path.name}: {name}")
+                    progress("loading weights", 1 - len(missing) / len(targets))
         except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path}: cannot be read: {_line(error)}") from error
+            raise ModelError(f"{path}: cannot be read: {_first_line(error)}") from error
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise ModelError(f"{folder}: tensor {min(missing)} is missing{more}")
 
 
-def _shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, set[str] | None]]:
+def _find_shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, set[str] | None]]:
     """The files that hold the tensors `names` (None: all), each found to exist, and what is
     wanted from each (None: whatever it has)."""
-    index = folder / INDEX
+    index = folder / INDEX_FILE
     if not index.exists():
-        if not (folder / SINGLE).exists():
-            raise ModelError(f"{folder}: neither {SINGLE} nor {INDEX} is there")
-        return [(folder / SINGLE, None)]
+        if not (folder / SINGLE_FILE).exists():
+            raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+        return [(folder / SINGLE_FILE, None)]
     places = _read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelError(f"{index}: has no weight_map")
@@ -166,13 +168,13 @@ def _shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, set[s
     return [(folder / file, found) for file, found in sorted(wanted.items())]
 
 
-def _pour(tensor: torch.Tensor, slot: Slot, name: str) -> None:
-    if tuple(tensor.shape) != slot.shape:
-        found, wanted = list(tensor.shape), list(slot.shape)
+def _copy_tensor(tensor: torch.Tensor, target: WeightTarget, name: str) -> None:
+    if tuple(tensor.shape) != target.shape:
+        found, wanted = list(tensor.shape), list(target.shape)
         raise ModelError(f"{name} has shape {found}, the config asks for {wanted}")
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise ModelError(f"{name} is {tensor.dtype}: quantized checkpoints are not supported")
-    slot.target.copy_(tensor)
+    target.tensor.copy_(tensor)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -181,12 +183,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent}: {path.name} is missing") from error
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: cannot be read: {_line(error)}") from error
+        raise ModelError(f"{path}: cannot be read: {_first_line(error)}") from error
     if not isinstance(found, dict):
         raise ModelError(f"{path}: not a JSON object")
     return found
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     """The first line of an error's text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

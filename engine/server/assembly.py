@@ -4,43 +4,43 @@ of tensors: the device is whatever runs batches, a model, a clock or a chain of 
 import time
 from typing import Generic, NamedTuple
 
-from continuo.engine.batch import Runner, Ticket
+from continuo.engine.batch import Runner, TicketT
 from continuo.engine.config import EngineConfig
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.loop import Loop
+from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
-from continuo.engine.server.clients import Fronts
-from continuo.engine.text import StopWatch, Text
+from continuo.engine.server.clients import Clients
+from continuo.engine.text import ModelText, StopStringMatcher
 from continuo.engine.wire.flight_recorder import FlightRecorder
 
 
-class Parts(NamedTuple, Generic[Ticket]):
+class EngineCore(NamedTuple, Generic[TicketT]):
     cache: SessionAwareCache
     scheduler: Scheduler
-    loop: Loop[Ticket]
+    loop: EngineLoop[TicketT]
     sessions: Sessions
-    fronts: Fronts
+    clients: Clients
 
     async def run(self) -> None:
         """Until the loop is stopped."""
-        await self.loop.run(self.sessions, self.fronts.send_all)
+        await self.loop.run(self.sessions, self.clients.send_all)
 
 
 def assemble(
-    runner: Runner[Ticket],
-    text: Text,
+    runner: Runner[TicketT],
+    text: ModelText,
     config: EngineConfig,
-    scheduling: type[Scheduler] = Scheduler,
+    scheduler_type: type[Scheduler] = Scheduler,
     digest: str = "",
     recorder: FlightRecorder | None = None,
-) -> Parts[Ticket]:
+) -> EngineCore[TicketT]:
     """`digest`: what the engine says of its model in Ready."""
     geometry, counters = runner.geometry, Counters()
     cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
-    scheduler = scheduling(cache, geometry.batched_tokens, config.max_num_seqs)
-    loop = Loop(
+    scheduler = scheduler_type(cache, geometry.batched_tokens, config.max_num_seqs)
+    loop = EngineLoop(
         runner,
         cache,
         scheduler,
@@ -53,11 +53,11 @@ def assemble(
         scheduler,
         geometry,
         counters,
-        watch=lambda stops: StopWatch(stops, text.detokenizer()),
-        grammars=text.grammars(geometry.vocab_size, loop.wake),
+        make_stop_watch=lambda stops: StopStringMatcher(stops, text.create_detokenizer()),
+        grammars=text.create_grammar_compiler(geometry.vocab_size, loop.wake),
         emit=loop.emit,
         clock=time.monotonic,
         digest=digest,
     )
-    fronts = Fronts(loop.tell, sessions.load, config, time.monotonic, text.folder)
-    return Parts(cache, scheduler, loop, sessions, fronts)
+    fronts = Clients(loop.enqueue, sessions.measure_load, config, time.monotonic, text.folder)
+    return EngineCore(cache, scheduler, loop, sessions, fronts)

@@ -18,328 +18,351 @@ from typing import NamedTuple, assert_never
 import msgspec
 
 from continuo.engine.config import EngineConfig
-from continuo.engine.errors import CommandFailed, EngineError, StaleFence, UnknownSession
+from continuo.engine.errors import (
+    CommandFailed,
+    EngineError,
+    StaleEngineFence,
+    UnknownEngineSession,
+)
 from continuo.engine.wire.messages import (
-    AnyCommand,
-    AnyEvent,
-    Attach,
-    Close,
-    Done,
-    Drain,
-    Expired,
-    Files,
-    Fork,
-    Info,
+    AttachSession,
+    CloseSession,
+    CommandDone,
+    CommandRefused,
+    DrainEngine,
+    EngineCommand,
+    EngineEvent,
+    EngineLoad,
+    EngineReady,
+    ForkSession,
+    GetModelFiles,
+    GetSessionInfo,
+    GetStats,
     ListSessions,
-    Load,
-    LoadFailed,
-    Loading,
-    Locate,
+    LocateSession,
     LoopCommand,
-    Open,
-    Pause,
+    ModelLoadFailed,
+    ModelLoading,
+    OpenSession,
+    PauseTurn,
     Ping,
     Pong,
-    Ready,
-    Refused,
     SessionCommand,
-    Stats,
-    Superseded,
-    Tokens,
+    SessionExpired,
+    SessionSuperseded,
     TurnEnded,
+    TurnTokens,
 )
 
 log = logging.getLogger(__name__)
 
-Say = Callable[[list[AnyEvent]], None]
-NOBODY = 0
-FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
-FILE_BYTES_MAX = 64 << 20
+SendToClient = Callable[[list[EngineEvent]], None]
+NO_REPLY = 0
+MODEL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
+MODEL_FILE_BYTES_MAX = 64 << 20
 """A larger one is none that is read for its words."""
 
 
-class Front:
+class ClientState:
     """One link, as the engine sees it."""
 
-    def __init__(self, say: Say, hang_up: Callable[[], None] | None) -> None:
-        self.say = say
-        self.hang_up = hang_up
+    def __init__(self, send: SendToClient, disconnect: Callable[[], None] | None) -> None:
+        self.send = send
+        self.disconnect = disconnect
         """None: whoever is at the other end of it is there as long as the link is."""
         self.name = ""
-        self.heard_s = 0.0
+        self.last_received_s = 0.0
         """When it last said something."""
 
 
-class Hold:
+class Attachment:
     """Who may change a session and hears of it. `front` is None when its front was lost."""
 
-    __slots__ = ("fence", "front", "losses")
+    __slots__ = ("client", "detach_count", "fence")
 
-    def __init__(self, front: Front, fence: int) -> None:
-        self.front: Front | None = front
+    def __init__(self, client: ClientState, fence: int) -> None:
+        self.client: ClientState | None = client
         self.fence = fence
-        self.losses = 0
+        self.detach_count = 0
         """How often it was left without a front."""
 
 
-class Orphan(NamedTuple):
+class DetachedSession(NamedTuple):
     """A session and the loss of its front by which it became one."""
 
     session: str
-    hold: Hold
-    loss: int
+    attachment: Attachment
+    detach_count: int
 
 
-class Asked(NamedTuple):
+class InFlightCommand(NamedTuple):
     """A command on its way through the loop: who waits for its answer, under which number."""
 
-    front: Front
+    client: ClientState
     command: LoopCommand
-    made: str | None
+    created_session: str | None
     """The session that is there because of it, and is not if it is refused."""
 
 
-class Fronts:
+class Clients:
     def __init__(
         self,
-        tell: Callable[[list[LoopCommand]], None],
-        load: Callable[[], Load],
+        enqueue: Callable[[list[LoopCommand]], None],
+        measure_load: Callable[[], EngineLoad],
         config: EngineConfig,
         clock: Callable[[], float],
         folder: str,
     ) -> None:
         """`folder`: of the model."""
         self._folder = folder
-        self._tell = tell
-        self._load = load
+        self._enqueue = enqueue
+        self._measure_load = measure_load
         self._config = config
         self._clock = clock
-        self._holds: dict[str, Hold] = {}
-        self._closing: dict[str, Hold] = {}
+        self._attachments: dict[str, Attachment] = {}
+        self._closing: dict[str, Attachment] = {}
         """Those on their way out: the name is free, the end of their turn is still to be heard."""
-        self._asked: dict[int, Asked] = {}
-        self._n = NOBODY
-        self.all: set[Front] = set()
+        self._commands_in_flight: dict[int, InFlightCommand] = {}
+        self._last_number = NO_REPLY
+        self.connected: set[ClientState] = set()
 
     # ---- fronts come and go ---------------------------------------------------------------
 
-    def join(self, say: Say, hang_up: Callable[[], None] | None = None) -> Front:
-        front = Front(say, hang_up)
-        front.heard_s = self._clock()
-        self.all.add(front)
+    def add(self, send: SendToClient, disconnect: Callable[[], None] | None = None) -> ClientState:
+        front = ClientState(send, disconnect)
+        front.last_received_s = self._clock()
+        self.connected.add(front)
         return front
 
-    def leave(self, front: Front) -> None:
+    def remove(self, client: ClientState) -> None:
         """Its turns go on for `detach_grace_s`, its sessions stay for `detach_keep_s`."""
-        self.all.discard(front)
-        orphans: list[Orphan] = []
-        for name, hold in self._holds.items():
-            if hold.front is front:
-                hold.front, hold.losses = None, hold.losses + 1
-                orphans.append(Orphan(name, hold, hold.losses))
+        self.connected.discard(client)
+        orphans: list[DetachedSession] = []
+        for name, hold in self._attachments.items():
+            if hold.client is client:
+                hold.client, hold.detach_count = None, hold.detach_count + 1
+                orphans.append(DetachedSession(name, hold, hold.detach_count))
         if orphans:
             here, config = asyncio.get_running_loop(), self._config
-            here.call_later(config.detach_grace_s, self._pause, orphans)
-            here.call_later(config.detach_keep_s, self._close, orphans)
+            here.call_later(config.detach_grace_s, self._pause_detached, orphans)
+            here.call_later(config.detach_keep_s, self._close_detached, orphans)
 
-    def _knows(self, front: Front, name: str) -> None:
+    def _identify(self, client: ClientState, name: str) -> None:
         """Who is here by a new link is so by that alone, though the loss of the one before has not
         been heard of yet."""
-        if not name or front.name == name:
+        if not name or client.name == name:
             return
-        front.name = name
-        for before in [other for other in self.all if other.name == name and other is not front]:
-            self.leave(before)
-            if before.hang_up is not None:
-                before.hang_up()
+        client.name = name
+        for before in [
+            other for other in self.connected if other.name == name and other is not client
+        ]:
+            self.remove(before)
+            if before.disconnect is not None:
+                before.disconnect()
 
-    def drop_silent(self, for_s: float) -> None:
+    def disconnect_silent(self, timeout_s: float) -> None:
         """Hangs up on fronts elsewhere that have not said anything for so long."""
-        since_s = self._clock() - for_s
-        for front in list(self.all):
-            if front.hang_up is not None and front.heard_s < since_s:
-                front.hang_up()
+        since_s = self._clock() - timeout_s
+        for front in list(self.connected):
+            if front.disconnect is not None and front.last_received_s < since_s:
+                front.disconnect()
 
     # ---- commands in ----------------------------------------------------------------------
 
-    def receive(self, front: Front, commands: list[AnyCommand]) -> None:
+    def receive(self, client: ClientState, commands: list[EngineCommand]) -> None:
         """What a front says. Refused is what it may not; the rest goes to the loop, in order."""
-        front.heard_s = self._clock()
+        client.last_received_s = self._clock()
         passed: list[LoopCommand] = []
         for command in commands:
             try:
-                self._take(front, command, passed)
+                self._handle(client, command, passed)
             except EngineError as error:
-                front.say([Refused(command.n, error.code, error.message, error.field)])
+                client.send([CommandRefused(command.n, error.code, error.message, error.field)])
             except Exception as error:
                 name = type(command).__name__
                 log.exception("%s failed by a fault of the engine", name)
                 message = f"the engine failed at {name}: {type(error).__name__}: {error}"
-                front.say([Refused(command.n, CommandFailed.code, message)])
+                client.send([CommandRefused(command.n, CommandFailed.code, message)])
         if passed:
-            self._tell(passed)
+            self._enqueue(passed)
 
-    def _take(self, front: Front, command: AnyCommand, passed: list[LoopCommand]) -> None:
+    def _handle(
+        self, client: ClientState, command: EngineCommand, accepted: list[LoopCommand]
+    ) -> None:
         made = None
         match command:
             case Ping():
-                self._knows(front, command.front)
-                front.say([Pong(self._load())])
+                self._identify(client, command.front)
+                client.send([Pong(self._measure_load())])
                 return
-            case Locate():
-                if command.session not in self._holds:
-                    raise UnknownSession(f"there is no session {command.session}", field="session")
-                front.say([Done(command.n)])
+            case LocateSession():
+                if command.session not in self._attachments:
+                    raise UnknownEngineSession(
+                        f"there is no session {command.session}", field="session"
+                    )
+                client.send([CommandDone(command.n)])
                 return
-            case Files():
-                front.say([Done(command.n, files=_files(self._folder))])
+            case GetModelFiles():
+                client.send([CommandDone(command.n, files=_read_model_files(self._folder))])
                 return
-            case ListSessions() | Stats() | Drain() | Info():
+            case ListSessions() | GetStats() | DrainEngine() | GetSessionInfo():
                 pass
-            case Open():
-                command, made = self._opening(front, command)
-            case Attach():
-                made = self._attaching(front, command)
-            case Fork():
-                self._check(front, command)
-                made = self._bearing(front, command, passed)
-            case Close():
-                if not self._is_left(command):
-                    self._check(front, command)
-                if hold := self._holds.pop(command.session, None):
+            case OpenSession():
+                command, made = self._prepare_open(client, command)
+            case AttachSession():
+                made = self._attach(client, command)
+            case ForkSession():
+                self._check_attached(client, command)
+                made = self._prepare_fork(client, command, accepted)
+            case CloseSession():
+                if not self._is_detached(command):
+                    self._check_attached(client, command)
+                if hold := self._attachments.pop(command.session, None):
                     self._closing[command.session] = hold
             case _:
-                self._check(front, command)
-        passed.append(self._numbered(front, command, made))
+                self._check_attached(client, command)
+        accepted.append(self._renumber(client, command, made))
 
-    def _opening(self, front: Front, command: Open) -> tuple[Open | Attach, str | None]:
+    def _prepare_open(
+        self, client: ClientState, command: OpenSession
+    ) -> tuple[OpenSession | AttachSession, str | None]:
         """A session that is here under a lower fence is begun anew."""
-        hold = self._holds.get(command.session)
-        if hold is None or (hold.front is front and hold.fence == command.fence):
-            made = self._attaching(front, command)
+        hold = self._attachments.get(command.session)
+        if hold is None or (hold.client is client and hold.fence == command.fence):
+            made = self._attach(client, command)
             return command, made
-        attach = Attach(command.n, command, [], fence=command.fence)
-        return attach, self._attaching(front, attach)
+        attach = AttachSession(command.n, command, [], fence=command.fence)
+        return attach, self._attach(client, attach)
 
-    def _bearing(self, front: Front, command: Fork, passed: list[LoopCommand]) -> str | None:
+    def _prepare_fork(
+        self, client: ClientState, command: ForkSession, accepted: list[LoopCommand]
+    ) -> str | None:
         """A child left by a lost link, whose front did not hear that it was there, is made anew."""
-        hold = self._holds.get(command.child)
-        if hold is not None and hold.front is None and command.child_fence >= hold.fence:
-            passed.append(Close(NOBODY, command.child))
+        hold = self._attachments.get(command.child)
+        if hold is not None and hold.client is None and command.child_fence >= hold.fence:
+            accepted.append(CloseSession(NO_REPLY, command.child))
         elif hold is not None:
             return None
-        self._holds[command.child] = Hold(front, command.child_fence)
+        self._attachments[command.child] = Attachment(client, command.child_fence)
         return command.child
 
-    def _attaching(self, front: Front, command: Open | Attach) -> str | None:
+    def _attach(self, client: ClientState, command: OpenSession | AttachSession) -> str | None:
         session, fence = command.session, command.fence
-        hold = self._holds.get(session)
+        hold = self._attachments.get(session)
         if hold is None:
-            self._holds[session] = Hold(front, fence)
+            self._attachments[session] = Attachment(client, fence)
             return session
-        if fence < hold.fence or (fence == hold.fence and hold.front not in (None, front)):
-            raise _stale(session, fence, hold)
-        if hold.front is not None and hold.front is not front:
-            hold.front.say([Superseded(session, fence)])
-        hold.front, hold.fence = front, fence
+        if fence < hold.fence or (fence == hold.fence and hold.client not in (None, client)):
+            raise _stale_fence(session, fence, hold)
+        if hold.client is not None and hold.client is not client:
+            hold.client.send([SessionSuperseded(session, fence)])
+        hold.client, hold.fence = client, fence
         return None
 
-    def _is_left(self, command: Close) -> bool:
+    def _is_detached(self, command: CloseSession) -> bool:
         """Nobody holds it: who knows its fence may end it."""
-        hold = self._holds.get(command.session)
-        return hold is not None and hold.front is None and command.fence >= hold.fence
+        hold = self._attachments.get(command.session)
+        return hold is not None and hold.client is None and command.fence >= hold.fence
 
-    def _check(self, front: Front, command: SessionCommand) -> None:
+    def _check_attached(self, client: ClientState, command: SessionCommand) -> None:
         """The front holds the session it speaks of. A session that is not here is refused by the
         loop; one that is another's is, for a front that has never held it, as good as not here."""
-        hold = self._holds.get(command.session)
+        hold = self._attachments.get(command.session)
         if hold is None:
             return
         if command.fence < hold.fence:
-            raise _stale(command.session, command.fence, hold)
-        if hold.front is not front:
-            raise UnknownSession(
+            raise _stale_fence(command.session, command.fence, hold)
+        if hold.client is not client:
+            raise UnknownEngineSession(
                 f"this front does not hold session {command.session}: attach it", field="session"
             )
         hold.fence = command.fence
 
-    def _numbered(self, front: Front, command: LoopCommand, made: str | None) -> LoopCommand:
+    def _renumber(
+        self, client: ClientState, command: LoopCommand, created_session: str | None
+    ) -> LoopCommand:
         """Numbers are the fronts' own, so that two of them may use the same. One with the number 0
         waits for no answer, and yet what it has made must be forgotten if it is refused."""
-        self._n += 1
-        self._asked[self._n] = Asked(front, command, made)
-        return msgspec.structs.replace(command, n=self._n)
+        self._last_number += 1
+        self._commands_in_flight[self._last_number] = InFlightCommand(
+            client, command, created_session
+        )
+        return msgspec.structs.replace(command, n=self._last_number)
 
     # ---- events out -----------------------------------------------------------------------
 
-    def send_all(self, events: list[AnyEvent]) -> None:
+    def send_all(self, events: list[EngineEvent]) -> None:
         """To each front what concerns it, in order."""
-        mail: dict[Front, list[AnyEvent]] = {}
+        mail: dict[ClientState, list[EngineEvent]] = {}
         for event in events:
-            front, said = self._address(event)
+            front, said = self._route(event)
             if front is not None:
                 mail.setdefault(front, []).append(said)
         for front, told in mail.items():
-            front.say(told)
+            front.send(told)
 
-    def _address(self, event: AnyEvent) -> tuple[Front | None, AnyEvent]:
+    def _route(self, event: EngineEvent) -> tuple[ClientState | None, EngineEvent]:
         match event:  # tokens, the most frequent, first
-            case Tokens() | TurnEnded():
-                hold = self._closing.get(event.session) or self._holds.get(event.session)
-                return (hold.front if hold else None), event
-            case Done() | Refused():
-                return self._answered(event)
-            case Expired():
-                hold = self._holds.pop(event.session, None)
-                return (hold.front if hold else None), event
-            case Ready() | Loading() | LoadFailed() | Superseded() | Pong():
+            case TurnTokens() | TurnEnded():
+                hold = self._closing.get(event.session) or self._attachments.get(event.session)
+                return (hold.client if hold else None), event
+            case CommandDone() | CommandRefused():
+                return self._route_reply(event)
+            case SessionExpired():
+                hold = self._attachments.pop(event.session, None)
+                return (hold.client if hold else None), event
+            case EngineReady() | ModelLoading() | ModelLoadFailed() | SessionSuperseded() | Pong():
                 return None, event
             case _:
                 assert_never(event)
 
-    def _answered(self, event: Done | Refused) -> tuple[Front | None, AnyEvent]:
-        asked = self._asked.pop(event.n, None)
+    def _route_reply(
+        self, event: CommandDone | CommandRefused
+    ) -> tuple[ClientState | None, EngineEvent]:
+        asked = self._commands_in_flight.pop(event.n, None)
         if asked is None:
             return None, event
-        refused = isinstance(event, Refused)
-        if refused and asked.made is not None:
-            self._holds.pop(asked.made, None)
-        if isinstance(asked.command, Close):
+        refused = isinstance(event, CommandRefused)
+        if refused and asked.created_session is not None:
+            self._attachments.pop(asked.created_session, None)
+        if isinstance(asked.command, CloseSession):
             self._closing.pop(asked.command.session, None)
-        front = asked.front if asked.command.n != NOBODY else None
+        front = asked.client if asked.command.n != NO_REPLY else None
         return front, msgspec.structs.replace(event, n=asked.command.n)
 
     # ---- sessions that nobody holds ---------------------------------------------------------
 
-    def _pause(self, orphans: list[Orphan]) -> None:
-        self._tell([Pause(NOBODY, name) for name in self._still(orphans)])
+    def _pause_detached(self, detached: list[DetachedSession]) -> None:
+        self._enqueue([PauseTurn(NO_REPLY, name) for name in self._filter_detached(detached)])
 
-    def _close(self, orphans: list[Orphan]) -> None:
-        closed = self._still(orphans)
+    def _close_detached(self, detached: list[DetachedSession]) -> None:
+        closed = self._filter_detached(detached)
         for name in closed:
-            del self._holds[name]
-        self._tell([Close(NOBODY, name) for name in closed])
+            del self._attachments[name]
+        self._enqueue([CloseSession(NO_REPLY, name) for name in closed])
 
-    def _still(self, orphans: list[Orphan]) -> list[str]:
+    def _filter_detached(self, detached: list[DetachedSession]) -> list[str]:
         """Those that are here, and that nobody has taken up since."""
         return [
             name
-            for name, hold, loss in orphans
-            if hold.front is None and hold.losses == loss and self._holds.get(name) is hold
+            for name, hold, loss in detached
+            if hold.client is None
+            and hold.detach_count == loss
+            and self._attachments.get(name) is hold
         ]
 
 
-def _files(folder: str) -> dict[str, bytes]:
+def _read_model_files(folder: str) -> dict[str, bytes]:
     """All but the weights."""
     return {
         file.name: file.read_bytes()
         for file in Path(folder).iterdir()
-        if file.suffix in FILE_SUFFIXES and file.stat().st_size <= FILE_BYTES_MAX
+        if file.suffix in MODEL_FILE_SUFFIXES and file.stat().st_size <= MODEL_FILE_BYTES_MAX
     }
 
 
-def _stale(session: str, fence: int, hold: Hold) -> StaleFence:
-    return StaleFence(
-        f"session {session} was taken over: its fence is {hold.fence}, this one is {fence}",
+def _stale_fence(session: str, fence: int, attachment: Attachment) -> StaleEngineFence:
+    return StaleEngineFence(
+        f"session {session} was taken over: its fence is {attachment.fence}, this one is {fence}",
         field="fence",
     )

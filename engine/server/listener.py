@@ -7,72 +7,72 @@ import ssl
 
 import msgspec
 
-from continuo.engine.config import Listening
-from continuo.engine.server.clients import Front, Fronts
-from continuo.engine.wire.handshake import EngineGreeting, read_secret
+from continuo.engine.config import ListenerConfig
+from continuo.engine.server.clients import Clients, ClientState
+from continuo.engine.wire.handshake import EngineHandshake, read_secret
 from continuo.engine.wire.link import Link
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Ready, malformed
+from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 10.0
+SILENCE_TIMEOUT_S = 10.0
 """A front that says nothing for so long is gone; each pings every second."""
 
 
-class Visitor:
+class RemoteClient:
     """One link to a front elsewhere: greeted, it joins; lost, it leaves."""
 
-    def __init__(self, fronts: Fronts, ready: Ready, secret: bytes) -> None:
-        self._fronts = fronts
+    def __init__(self, clients: Clients, ready: EngineReady, secret: bytes) -> None:
+        self._clients = clients
         self._ready = ready
-        self.front: Front | None = None
-        self.link: Link[AnyEvent, AnyCommand] = Link(
-            msgspec.msgpack.Decoder(list[AnyCommand]),
-            self._hear,
-            self._leave,
-            EngineGreeting(secret),
-            self._join,
-            malformed,
+        self.client: ClientState | None = None
+        self.link: Link[EngineEvent, EngineCommand] = Link(
+            msgspec.msgpack.Decoder(list[EngineCommand]),
+            self._on_commands,
+            self._on_lost,
+            EngineHandshake(secret),
+            self._on_greeted,
+            refuse_malformed,
         )
 
-    def _join(self) -> None:
-        self.front = self._fronts.join(self.link.send_now, self.link.abort)
+    def _on_greeted(self) -> None:
+        self.client = self._clients.add(self.link.send_now, self.link.abort)
         self.link.send(self._ready)
 
-    def _hear(self, commands: list[AnyCommand]) -> None:
-        assert self.front is not None, "the greeting comes first"
-        self._fronts.receive(self.front, commands)
+    def _on_commands(self, commands: list[EngineCommand]) -> None:
+        assert self.client is not None, "the greeting comes first"
+        self._clients.receive(self.client, commands)
 
-    def _leave(self) -> None:
-        if self.link.refused is not None:
-            log.warning("a front was refused: %s", self.link.refused)
-        if self.front is not None:
-            self._fronts.leave(self.front)
+    def _on_lost(self) -> None:
+        if self.link.handshake_error is not None:
+            log.warning("a front was refused: %s", self.link.handshake_error)
+        if self.client is not None:
+            self._clients.remove(self.client)
 
 
-async def listen(listening: Listening, fronts: Fronts, ready: Ready) -> asyncio.Server:
+async def listen(listener: ListenerConfig, clients: Clients, ready: EngineReady) -> asyncio.Server:
     """On the socket it was given. Raises LinkRefused for a secret that cannot be used."""
-    secret = read_secret(listening.secret_file) if listening.secret_file else b""
+    secret = read_secret(listener.secret_file) if listener.secret_file else b""
     here = asyncio.get_running_loop()
 
     server = await here.create_server(
-        lambda: Visitor(fronts, ready, secret).link,
-        sock=socket.socket(fileno=listening.fd),
-        ssl=_tls(listening),
+        lambda: RemoteClient(clients, ready, secret).link,
+        sock=socket.socket(fileno=listener.fd),
+        ssl=_tls_context(listener),
     )
 
     def sweep() -> None:
         if server.is_serving():
-            fronts.drop_silent(SILENT_S)
-            here.call_later(SILENT_S / 10, sweep)
+            clients.disconnect_silent(SILENCE_TIMEOUT_S)
+            here.call_later(SILENCE_TIMEOUT_S / 10, sweep)
 
     sweep()
     return server
 
 
-def _tls(listening: Listening) -> ssl.SSLContext | None:
-    if listening.ssl_certfile is None:
+def _tls_context(listener: ListenerConfig) -> ssl.SSLContext | None:
+    if listener.ssl_certfile is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(listening.ssl_certfile, listening.ssl_keyfile)
+    context.load_cert_chain(listener.ssl_certfile, listener.ssl_keyfile)
     return context

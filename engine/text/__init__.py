@@ -1,44 +1,54 @@
 """Text of one model: its tokenizer, its chat template, its detokenizer. Knows no torch."""
 
-from continuo.engine.text.chat_template.message import Message, Role, Tool, ToolCall
-from continuo.engine.text.chat_template.template import ChatTemplate, Extension
-from continuo.engine.text.grammar import Grammars, Matcher, SchemaError, schema_problem
-from continuo.engine.text.model_text import Text
-from continuo.engine.text.stop import Holdback, StopWatch
+from continuo.engine.text.chat_template.message import (
+    ChatMessage,
+    ChatRole,
+    ToolCall,
+    ToolDefinition,
+)
+from continuo.engine.text.chat_template.template import ChatTemplate, ConversationExtension
+from continuo.engine.text.grammar import (
+    GrammarCompiler,
+    GrammarMatcher,
+    SchemaError,
+    find_schema_problem,
+)
+from continuo.engine.text.model_text import ModelText
+from continuo.engine.text.stop import StopStringFilter, StopStringMatcher
 from continuo.engine.text.tokenizer.detokenizer import Detokenizer
 from continuo.engine.text.tool_format import ToolFormat
-from continuo.engine.text.tool_grammar import Asked, Callee
+from continuo.engine.text.tool_grammar import CallableTool, ToolCallRules
 from continuo.engine.text.tool_parser import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
-    TextDelta,
-    ToolEvent,
+    ParsedArguments,
+    ParsedCallEnded,
+    ParsedCallStarted,
+    ParsedText,
+    ParsedToolEvent,
     ToolParser,
 )
 
 __all__ = [
-    "ArgumentsDelta",
-    "Asked",
-    "CallDone",
-    "CallStarted",
-    "Callee",
+    "CallableTool",
+    "ChatMessage",
+    "ChatRole",
     "ChatTemplate",
+    "ConversationExtension",
     "Detokenizer",
-    "Extension",
-    "Grammars",
-    "Holdback",
-    "Matcher",
-    "Message",
-    "Role",
+    "GrammarCompiler",
+    "GrammarMatcher",
+    "ModelText",
+    "ParsedArguments",
+    "ParsedCallEnded",
+    "ParsedCallStarted",
+    "ParsedText",
+    "ParsedToolEvent",
     "SchemaError",
-    "StopWatch",
-    "Text",
-    "TextDelta",
-    "Tool",
+    "StopStringFilter",
+    "StopStringMatcher",
     "ToolCall",
-    "ToolEvent",
+    "ToolCallRules",
+    "ToolDefinition",
     "ToolFormat",
     "ToolParser",
-    "schema_problem",
+    "find_schema_problem",
 ]

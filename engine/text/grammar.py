@@ -31,7 +31,7 @@ CACHE_BYTES_MAX = 8 * 1024 * 1024
 takes some ten times as much."""
 PENDING_MAX = 512
 """Grammars that may wait to be compiled; more are refused."""
-WHITESPACE = r"[ \n]{1,16}"
+JSON_WHITESPACE = r"[ \n]{1,16}"
 """Between the tokens of JSON at most: a model in doubt would go on for ever."""
 
 _LIMITS = llguidance.LLParserLimits(
@@ -42,7 +42,7 @@ _LIMITS = llguidance.LLParserLimits(
 )
 """What compiling one grammar, and one step of it, may cost before it is refused or its turn fails:
 tenths of a second and milliseconds."""
-_PLACE = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
+_ERROR_LOCATION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _DUMP = re.compile(r"\n<state>|\n\d+ \| ")
 _OBJECT = '{"type": "object"}'
 
@@ -51,7 +51,7 @@ class SchemaError(Exception):
     """Why a schema cannot be enforced, in one line."""
 
 
-def json_rule(schema: str, **default: str) -> str:
+def build_json_rule(schema: str, **default: str) -> str:
     """A JSON schema as a term of a Lark grammar; `default` keywords are added where it has none.
     Raises SchemaError."""
     try:
@@ -62,30 +62,30 @@ def json_rule(schema: str, **default: str) -> str:
         value = {}
     if not isinstance(value, dict):
         raise SchemaError("it must be a JSON object")
-    options = {"whitespace_pattern": WHITESPACE}
+    options = {"whitespace_pattern": JSON_WHITESPACE}
     return "%json " + json.dumps(
         {**default, **cast(dict[str, object], value), "x-guidance": options}
     )
 
 
-def schema_problem(schema: str) -> str | None:
+def find_schema_problem(schema: str) -> str | None:
     """Why a JSON schema cannot be enforced, in one line; None: it can. May take tenths of a second
     the first time."""
     if len(schema) > SCHEMA_CHARS_MAX:
         return f"it has {len(schema):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
-    return _schema_problem(schema)
+    return _find_schema_problem(schema)
 
 
 @functools.lru_cache(maxsize=256)
-def _schema_problem(schema: str) -> str | None:
+def _find_schema_problem(schema: str) -> str | None:
     try:
-        rule = llguidance.LLMatcher.grammar_from_lark(f"start: {json_rule(schema)}")
+        rule = llguidance.LLMatcher.grammar_from_lark(f"start: {build_json_rule(schema)}")
     except SchemaError as error:
         return str(error)
-    return _line(llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)) or None
+    return _shorten_problem(llguidance.LLMatcher.validate_grammar(rule, limits=_LIMITS)) or None
 
 
-class Matcher:
+class GrammarMatcher:
     """Where one turn stands in its grammar."""
 
     def __init__(
@@ -95,21 +95,21 @@ class Matcher:
         the turn's own `stop_ids`."""
         self._matcher = matcher
         self._stop_ids = frozenset(stop_ids)
-        self._ends = self._stop_ids.union(ends)
+        self._end_ids = self._stop_ids.union(ends)
 
-    def accept(self, id: int) -> None:
+    def accept(self, token_id: int) -> None:
         """The turn has said `id`."""
-        if id not in self._stop_ids:
-            self._matcher.consume_token(id)
+        if token_id not in self._stop_ids:
+            self._matcher.consume_token(token_id)
 
-    def allowed(self) -> bytes:
+    def compute_bitmask(self) -> bytes:
         """One bit for each id, the least significant first: whether it may come next. None may
         when the grammar has become too complex."""
         mask = bytearray(self._matcher.compute_bitmask())
         if self._matcher.is_error():
             return bytes(len(mask))
         may_end = self._matcher.is_accepting()
-        for id in self._ends:
+        for id in self._end_ids:
             if may_end and id in self._stop_ids:
                 mask[id >> 3] |= 1 << (id & 7)
             else:
@@ -125,7 +125,7 @@ class _Compiled(NamedTuple):
     """Bytes of its source."""
 
 
-class Grammars:
+class GrammarCompiler:
     """Compiles grammars beside the loop, and keeps them."""
 
     def __init__(
@@ -138,71 +138,73 @@ class Grammars:
         """Reads the vocabulary, which takes a second if it is large. `wake` is called, on another
         thread, whenever a grammar has been compiled. A tokenizer that is neither of bytes nor falls
         back to them serves all but grammars, which are refused."""
-        self._ends = tuple(stop_ids) or (0,)
+        self._end_ids = tuple(stop_ids) or (0,)
         self._wake = wake
         self._vocabulary: llguidance.LLTokenizer | None = None
-        self._unreadable = ""
+        self._tokenizer_problem = ""
         try:
             self._vocabulary = llguidance.LLTokenizer(
                 tokenizer.raw.to_str(),
-                n_vocab=max(vocab_size, tokenizer.size),
-                eos_token=[*self._ends],
+                n_vocab=max(vocab_size, tokenizer.vocab_size),
+                eos_token=[*self._end_ids],
             )
         except ValueError as error:
-            self._unreadable = f"none can with this model's tokenizer: {_line(str(error))}"
-        self._compiler = ThreadPoolExecutor(1, "grammar")
+            self._tokenizer_problem = (
+                f"none can with this model's tokenizer: {_shorten_problem(str(error))}"
+            )
+        self._executor = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
-        self._kept: OrderedDict[str, _Compiled] = OrderedDict()
-        self._bytes = 0
+        self._compiled: OrderedDict[str, _Compiled] = OrderedDict()
+        self._compiled_bytes = 0
 
-    def prepared(self, grammar: Grammar) -> bool:
+    def prepare(self, grammar: Grammar) -> bool:
         """Whether `matcher` answers at once; if not, it is being compiled from now on. Raises
         BadRequest: too long, or too many are waiting."""
-        key = _digest(grammar)
-        if key in self._kept:
+        key = _compute_key(grammar)
+        if key in self._compiled:
             return True
         future = self._pending.get(key)
         if future is None:
             size = len(grammar.source.encode())
             if size > SOURCE_BYTES_MAX:
-                raise _refusal(f"it has {size:,} bytes; the limit is {SOURCE_BYTES_MAX:,}")
+                raise _make_refusal(f"it has {size:,} bytes; the limit is {SOURCE_BYTES_MAX:,}")
             if len(self._pending) >= PENDING_MAX:
-                raise _refusal(f"{PENDING_MAX} others are being compiled; try again")
-            future = self._compiler.submit(self._compile, grammar, size)
+                raise _make_refusal(f"{PENDING_MAX} others are being compiled; try again")
+            future = self._executor.submit(self._compile, grammar, size)
             self._pending[key] = future
             future.add_done_callback(lambda _: self._wake())
         if not future.done():
             return False
         del self._pending[key]
-        self._keep(key, future.result())
+        self._add_compiled(key, future.result())
         return True
 
-    def matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> Matcher:
+    def create_matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarMatcher:
         """At the grammar's beginning. Raises BadRequest: it cannot be enforced."""
-        key = _digest(grammar)
-        found = self._kept.get(key)
+        key = _compute_key(grammar)
+        found = self._compiled.get(key)
         if found is None:
             found = self._compile(grammar, len(grammar.source.encode()))
-            self._keep(key, found)
+            self._add_compiled(key, found)
         else:
-            self._kept.move_to_end(key)
+            self._compiled.move_to_end(key)
         if found.matcher is None:
-            raise _refusal(found.problem)
-        return Matcher(found.matcher.deep_copy(), self._ends, stop_ids)
+            raise _make_refusal(found.problem)
+        return GrammarMatcher(found.matcher.deep_copy(), self._end_ids, stop_ids)
 
-    def _keep(self, key: str, compiled: _Compiled) -> None:
-        self._kept[key] = compiled
-        self._bytes += compiled.size
-        while self._bytes > CACHE_BYTES_MAX:
-            _, dropped = self._kept.popitem(last=False)
-            self._bytes -= dropped.size
+    def _add_compiled(self, key: str, compiled: _Compiled) -> None:
+        self._compiled[key] = compiled
+        self._compiled_bytes += compiled.size
+        while self._compiled_bytes > CACHE_BYTES_MAX:
+            _, dropped = self._compiled.popitem(last=False)
+            self._compiled_bytes -= dropped.size
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
         """Also on the compiler's thread."""
         if self._vocabulary is None:
-            return _Compiled(None, self._unreadable, size)
+            return _Compiled(None, self._tokenizer_problem, size)
         try:
-            source = _lark(grammar)
+            source = _to_lark(grammar)
         except SchemaError as error:
             return _Compiled(None, str(error), size)
         matcher = llguidance.LLMatcher(
@@ -212,29 +214,29 @@ class Grammars:
             limits=_LIMITS,
         )
         if matcher.is_error():
-            return _Compiled(None, _line(matcher.get_error()), size)
+            return _Compiled(None, _shorten_problem(matcher.get_error()), size)
         return _Compiled(matcher, "", size)
 
 
-def _lark(grammar: Grammar) -> str:
+def _to_lark(grammar: Grammar) -> str:
     match grammar.kind:
         case "lark":
             return grammar.source
         case "json_schema":
-            return f"start: {json_rule(grammar.source)}"
+            return f"start: {build_json_rule(grammar.source)}"
         case "json":
-            return f"start: {json_rule(_OBJECT)}"
+            return f"start: {build_json_rule(_OBJECT)}"
 
 
-def _digest(grammar: Grammar) -> str:
+def _compute_key(grammar: Grammar) -> str:
     return hashlib.sha256(f"{grammar.kind}\0{grammar.source}".encode()).hexdigest()
 
 
-def _line(problem: str) -> str:
+def _shorten_problem(problem: str) -> str:
     """The compiler's words, without what it dumps beside them."""
     words = " ".join(_DUMP.split(problem, maxsplit=1)[0].split())
-    return _PLACE.sub("", words)[:300]
+    return _ERROR_LOCATION.sub("", words)[:300]
 
 
-def _refusal(problem: str) -> BadRequest:
+def _make_refusal(problem: str) -> BadRequest:
     return BadRequest(f"the grammar cannot be enforced: {problem}", field="grammar")

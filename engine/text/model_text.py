@@ -5,15 +5,15 @@ from pathlib import Path
 from typing import Any, cast
 
 from continuo.engine.errors import ModelError
-from continuo.engine.text.chat_template.jinja_program import Program
-from continuo.engine.text.chat_template.renderer import Writer
+from continuo.engine.text.chat_template.jinja_program import JinjaProgram
+from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.chat_template.template import ChatTemplate
-from continuo.engine.text.grammar import Grammars
+from continuo.engine.text.grammar import GrammarCompiler
 from continuo.engine.text.tokenizer.detokenizer import Detokenizer
-from continuo.engine.text.tokenizer.tokenizer import Tokenizer, read_json, special_names
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer, read_json, read_special_tokens
 
 
-class Text:
+class ModelText:
     """Loaded from a checkpoint folder (tokenizer.json, tokenizer_config.json, chat template)."""
 
     folder: str
@@ -27,48 +27,48 @@ class Text:
         Raises ModelError: what is missing or broken."""
         self.folder = folder
         path = Path(folder)
-        names = special_names(path)
-        source = _template_source(path)
-        program = Program(source, names) if source else None
-        self._tokenizer = Tokenizer.load(path, program.literals if program else "", tokens_max)
+        names = read_special_tokens(path)
+        source = _read_template_source(path)
+        program = JinjaProgram(source, names) if source else None
+        self._tokenizer = Tokenizer.load(path, program.template_text if program else "", tokens_max)
         if tokens_max is not None:
             _ = self._tokenizer.token_chars_max  # takes a while, so now
-        self.stop_ids = _stop_ids(path, self._tokenizer.id_of(names.get("eos_token", "")))
+        self.stop_ids = _read_stop_ids(path, self._tokenizer.id_of(names.get("eos_token", "")))
         self.template = None
         if program:
-            writer = Writer(program, self._tokenizer, options)
+            writer = TemplateRenderer(program, self._tokenizer, options)
             self.template = ChatTemplate(writer, self._tokenizer, self.stop_ids)
 
     @property
     def vocab_size(self) -> int:
         """One more than the largest id the tokenizer knows (the model's may be larger)."""
-        return self._tokenizer.size
+        return self._tokenizer.vocab_size
 
     def encode(self, text: str) -> list[int]:
         """Ids of text we trust: control tokens written in it are read, none is added."""
         return self._tokenizer.encode(text)
 
-    def encode_plain(self, text: str) -> list[int]:
+    def encode_untrusted(self, text: str) -> list[int]:
         """Ids of text from outside: what looks like a control token is spelt out."""
-        return self._tokenizer.encode_plain(text)
+        return self._tokenizer.encode_untrusted(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Without special tokens."""
         return self._tokenizer.decode(ids)
 
-    def detokenizer(self) -> Detokenizer:
+    def create_detokenizer(self) -> Detokenizer:
         """Leaves special tokens out, but for those that open a call of a tool (`ToolParser`)."""
         format = self.template.tool_format if self.template else None
-        markers = (format.marker, format.close, format.args_marker) if format else ()
+        markers = (format.marker, format.close_marker, format.args_marker) if format else ()
         ids = {id for marker in markers if (id := self._tokenizer.id_of(marker)) is not None}
-        return Detokenizer(self._tokenizer, keep=ids & self._tokenizer.special_ids)
+        return Detokenizer(self._tokenizer, visible_ids=ids & self._tokenizer.special_ids)
 
-    def grammars(self, vocab_size: int, wake: Callable[[], None]) -> Grammars:
+    def create_grammar_compiler(self, vocab_size: int, wake: Callable[[], None]) -> GrammarCompiler:
         """For a model of so many ids; `wake` as Grammars wants it."""
-        return Grammars(self._tokenizer, vocab_size, self.stop_ids, wake)
+        return GrammarCompiler(self._tokenizer, vocab_size, self.stop_ids, wake)
 
 
-def _template_source(folder: Path) -> str | None:
+def _read_template_source(folder: Path) -> str | None:
     file = folder / "chat_template.jinja"
     if file.exists():
         try:
@@ -85,7 +85,7 @@ def _template_source(folder: Path) -> str | None:
     return source
 
 
-def _stop_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
+def _read_stop_ids(folder: Path, eos: int | None) -> tuple[int, ...]:
     found: list[int] = []
     for name in ("generation_config.json", "config.json"):
         value = read_json(folder / name).get("eos_token_id")

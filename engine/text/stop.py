@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 
-class Holdback:
+class StopStringFilter:
     """Lets text through except what may turn out to be a stop string; silent once one matched.
 
     Holds at most one character less than the longest stop string.
@@ -41,7 +41,7 @@ class Holdback:
             end, _, self.matched = min(found)
             self._held = ""
             return text[: end - len(self.matched)]
-        certain = len(text) - self._overlap(text)
+        certain = len(text) - self._count_held(text)
         self._held = text[certain:]
         return text[:certain]
 
@@ -50,7 +50,7 @@ class Holdback:
         held, self._held = self._held, ""
         return held
 
-    def _overlap(self, text: str) -> int:
+    def _count_held(self, text: str) -> int:
         """Length of the longest ending of `text` that begins a stop string."""
         for length in range(min(self._held_max, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
@@ -58,20 +58,20 @@ class Holdback:
         return 0
 
 
-class TextSource(Protocol):
+class IncrementalDecoder(Protocol):
     def push(self, ids: Sequence[int]) -> str: ...
 
 
-class StopWatch:
+class StopStringMatcher:
     """Finds stop strings in ids as they are drawn, also across their borders. O(new ids)."""
 
-    def __init__(self, stops: Sequence[str], detokenizer: TextSource) -> None:
-        self._holdback = Holdback(stops)
+    def __init__(self, stops: Sequence[str], detokenizer: IncrementalDecoder) -> None:
+        self._filter = StopStringFilter(stops)
         self._detokenizer = detokenizer
 
     def push(self, ids: Sequence[int]) -> str | None:
         """The stop string found, in these ids or before. Push one at a time to know which id
         completes it."""
-        if self._holdback.matched is None:
-            self._holdback.push(self._detokenizer.push(ids))
-        return self._holdback.matched
+        if self._filter.matched is None:
+            self._filter.push(self._detokenizer.push(ids))
+        return self._filter.matched

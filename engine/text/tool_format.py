@@ -11,28 +11,28 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     marker: str
     """Opens a call, or a list of them."""
-    close: str = ""
-    array: bool = False
+    close_marker: str = ""
+    is_array: bool = False
     """Whether calls stand in a JSON array behind the marker."""
-    bare: bool = False
+    allows_bare: bool = False
     """Whether a call may also be the whole answer, without marker."""
     args_marker: str = ""
     """Parts the name from its arguments where they are not one JSON object."""
 
 
-HERMES = ToolFormat(name="hermes", marker="<tool_call>", close="</tool_call>")
+HERMES = ToolFormat(name="hermes", marker="<tool_call>", close_marker="</tool_call>")
 
 
-LLAMA3 = ToolFormat(name="llama3", marker="<|python_tag|>", bare=True)
+LLAMA3 = ToolFormat(name="llama3", marker="<|python_tag|>", allows_bare=True)
 
 
-MISTRAL = ToolFormat(name="mistral", marker="[TOOL_CALLS]", array=True)
+MISTRAL = ToolFormat(name="mistral", marker="[TOOL_CALLS]", is_array=True)
 
 
 MISTRAL_ARGS = ToolFormat(name="mistral_args", marker="[TOOL_CALLS]", args_marker="[ARGS]")
 
 
-def format_of(written: str, name: str) -> ToolFormat | None:
+def detect_format(written: str, name: str) -> ToolFormat | None:
     """The format in which a template wrote an assistant's message with a call of tool `name`."""
     for format in (HERMES, MISTRAL_ARGS, MISTRAL):
         if format.marker in written and format.args_marker in written:

@@ -24,329 +24,349 @@ import msgspec
 from continuo.engine.text.tool_format import ToolFormat
 
 
-class TextDelta(msgspec.Struct, frozen=True):
+class ParsedText(msgspec.Struct, frozen=True):
     text: str
 
 
-class CallStarted(msgspec.Struct, frozen=True):
+class ParsedCallStarted(msgspec.Struct, frozen=True):
     name: str
 
 
-class ArgumentsDelta(msgspec.Struct, frozen=True):
+class ParsedArguments(msgspec.Struct, frozen=True):
     text: str
     """A piece of JSON text."""
 
 
-class CallDone(msgspec.Struct, frozen=True):
-    complete: bool = True
+class ParsedCallEnded(msgspec.Struct, frozen=True):
+    is_complete: bool = True
     """False: the arguments were cut off or are no JSON."""
 
 
-ToolEvent = TextDelta | CallStarted | ArgumentsDelta | CallDone
+ParsedToolEvent = ParsedText | ParsedCallStarted | ParsedArguments | ParsedCallEnded
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
     rf'\s*\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\S)', re.DOTALL
 )
 _NAMED_HEAD = re.compile(r"\s*([\w.:-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]\s*(?=\S)")
-_NAMED_LONGEST = "f[CALL_ID]x[ARGS]{"
+_NAMED_HEAD_LONGEST = "f[CALL_ID]x[ARGS]{"
 _FIRST_KEY = re.compile(rf"\{{\s*({_STRING})", re.DOTALL)
-_KEYS = ("name", "arguments", "parameters", "type", "id")
-_CALL_MAX = 16_384
+_CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
+_CALL_CHARS_MAX = 16_384
 """Characters of a call that are held until its name is known."""
 
 
 class ToolParser:
     """`push` text as it comes, `finish` when there is no more; both give events."""
 
-    def __init__(self, format: ToolFormat | None, names: Collection[str] | None = None) -> None:
+    def __init__(
+        self, tool_format: ToolFormat | None, tool_names: Collection[str] | None = None
+    ) -> None:
         """`format` None: everything is text. `names`: the tools there are; without a marker only
         these are calls."""
-        self._format = format
-        self._names = names
-        self._rest = ""
+        self._optional_format = tool_format
+        self._tool_names = tool_names
+        self._unread = ""
         """Not yet understood."""
-        self._raw = ""
+        self._markup = ""
         """What was taken for markup: text after all, if no call follows."""
-        self._events: list[ToolEvent] = []
-        self._scanner = _Value()
-        self._owes_close = False
+        self._events: list[ParsedToolEvent] = []
+        self._scanner = _JsonScanner()
+        self._is_close_pending = False
         """A call ended without its closing marker, which may still come."""
-        self._behind_call = False
-        self._state: Callable[[ToolParser], bool] = ToolParser._text
-        if format is None:
-            self._state = ToolParser._all_text
-        elif format.bare:
-            self._state = ToolParser._beginning
+        self._is_after_call = False
+        self._state: Callable[[ToolParser], bool] = ToolParser._read_text
+        if tool_format is None:
+            self._state = ToolParser._read_all_text
+        elif tool_format.allows_bare:
+            self._state = ToolParser._read_beginning
 
-    def push(self, text: str) -> list[ToolEvent]:
-        self._rest += text
+    def push(self, text: str) -> list[ParsedToolEvent]:
+        self._unread += text
         while self._state(self):
             pass
-        return self._take()
+        return self._take_events()
 
-    def finish(self) -> list[ToolEvent]:
+    def finish(self) -> list[ParsedToolEvent]:
         """What was held back; ends a call that is still open."""
-        while self._state in (ToolParser._head, ToolParser._list):
-            self._no_call()
+        while self._state in (ToolParser._read_head, ToolParser._read_list):
+            self._reject_call()
             while self._state(self):
                 pass
-        if self._state == ToolParser._arguments:
-            self._events.append(CallDone(complete=False))
-        elif self._state == ToolParser._remainder:
-            self._events.append(CallDone())
-        elif self._state != ToolParser._after or not self._the.close.startswith(self._rest.strip()):
-            self._say(self._rest)
-        self._rest = ""
-        return self._take()
+        if self._state == ToolParser._read_arguments:
+            self._events.append(ParsedCallEnded(is_complete=False))
+        elif self._state == ToolParser._read_remainder:
+            self._events.append(ParsedCallEnded())
+        elif (
+            self._state != ToolParser._read_after_call
+            or not self._tool_format.close_marker.startswith(self._unread.strip())
+        ):
+            self._emit_text(self._unread)
+        self._unread = ""
+        return self._take_events()
 
     # --- states: each reads from self._rest; False: more text is needed ---
 
-    def _all_text(self) -> bool:
-        self._say(self._rest)
-        self._rest = ""
+    def _read_all_text(self) -> bool:
+        self._emit_text(self._unread)
+        self._unread = ""
         return False
 
-    def _beginning(self) -> bool:
+    def _read_beginning(self) -> bool:
         """Of an answer that may be nothing but a call."""
-        stripped = self._rest.lstrip()
+        stripped = self._unread.lstrip()
         if not stripped:
             return False
         if stripped[0] == "{":
-            self._raw = self._rest[: len(self._rest) - len(stripped)]
-            self._rest = stripped
-            self._state = ToolParser._head
+            self._markup = self._unread[: len(self._unread) - len(stripped)]
+            self._unread = stripped
+            self._state = ToolParser._read_head
         else:
-            self._raw = ""
-            self._state = ToolParser._text
+            self._markup = ""
+            self._state = ToolParser._read_text
         return True
 
-    def _text(self) -> bool:
-        markers = [self._the.marker, *([self._the.close] if self._owes_close else [])]
-        found = [(at, marker) for marker in markers if (at := self._rest.find(marker)) >= 0]
+    def _read_text(self) -> bool:
+        markers = [
+            self._tool_format.marker,
+            *([self._tool_format.close_marker] if self._is_close_pending else []),
+        ]
+        found = [(at, marker) for marker in markers if (at := self._unread.find(marker)) >= 0]
         if not found:
-            held = max(_overlap(self._rest, marker) for marker in markers)
-            certain = len(self._rest[: len(self._rest) - held].rstrip())
-            self._say(self._rest[:certain])
-            self._rest = self._rest[certain:]
+            held = max(_count_overlap(self._unread, marker) for marker in markers)
+            certain = len(self._unread[: len(self._unread) - held].rstrip())
+            self._emit_text(self._unread[:certain])
+            self._unread = self._unread[certain:]
             return False
         at, marker = min(found)
-        before = self._rest[:at].rstrip()
-        self._say(before)
-        self._raw = self._rest[len(before) : at + len(marker)]
-        self._rest = self._rest[at + len(marker) :]
-        if marker == self._the.marker:
-            self._state = ToolParser._list if self._the.array else ToolParser._head
+        before = self._unread[:at].rstrip()
+        self._emit_text(before)
+        self._markup = self._unread[len(before) : at + len(marker)]
+        self._unread = self._unread[at + len(marker) :]
+        if marker == self._tool_format.marker:
+            self._state = (
+                ToolParser._read_list if self._tool_format.is_array else ToolParser._read_head
+            )
         else:
-            self._owes_close = False
+            self._is_close_pending = False
         return True
 
-    def _list(self) -> bool:
+    def _read_list(self) -> bool:
         """Before the bracket that opens a list of calls."""
-        stripped = self._rest.lstrip()
+        stripped = self._unread.lstrip()
         if not stripped:
             return False
         if stripped[0] == "[":
-            at = len(self._rest) - len(stripped) + 1
-            self._raw += self._rest[:at]
-            self._rest = self._rest[at:]
+            at = len(self._unread) - len(stripped) + 1
+            self._markup += self._unread[:at]
+            self._unread = self._unread[at:]
         elif stripped[0] != "{":
-            self._no_call()
+            self._reject_call()
             return True
-        self._state = ToolParser._head
+        self._state = ToolParser._read_head
         return True
 
-    def _head(self) -> bool:
+    def _read_head(self) -> bool:
         """Before the name of a call."""
-        if self._the.args_marker:
-            return self._named_head()
-        head = _HEAD.match(self._rest)
-        if head and self._rest[head.end()] == "{":
-            name = _string(head[1])
+        if self._tool_format.args_marker:
+            return self._read_named_head()
+        head = _HEAD.match(self._unread)
+        if head and self._unread[head.end()] == "{":
+            name = _parse_string(head[1])
             if name is None or not self._is_tool(name):
-                return self._no_call()
-            return self._start(name, head.end())
-        return self._whole_call()
+                return self._reject_call()
+            return self._start_call(name, head.end())
+        return self._read_whole_call()
 
-    def _named_head(self) -> bool:
+    def _read_named_head(self) -> bool:
         """name[ARGS]{ or name[CALL_ID]id[ARGS]{"""
-        head = _NAMED_HEAD.match(self._rest)
-        if head and self._rest[head.end()] == "{" and self._is_tool(head[1]):
-            return self._start(head[1], head.end())
+        head = _NAMED_HEAD.match(self._unread)
+        if head and self._unread[head.end()] == "{" and self._is_tool(head[1]):
+            return self._start_call(head[1], head.end())
         # It may still become a head if some ending of the longest makes it one.
-        endings = (_NAMED_LONGEST[at:] for at in range(len(_NAMED_LONGEST)))
-        begun = any(_NAMED_HEAD.match(self._rest + ending) for ending in endings)
-        return self._no_call() if head or not begun or len(self._rest) > _CALL_MAX else False
+        endings = (_NAMED_HEAD_LONGEST[at:] for at in range(len(_NAMED_HEAD_LONGEST)))
+        begun = any(_NAMED_HEAD.match(self._unread + ending) for ending in endings)
+        return (
+            self._reject_call()
+            if head or not begun or len(self._unread) > _CALL_CHARS_MAX
+            else False
+        )
 
-    def _whole_call(self) -> bool:
+    def _read_whole_call(self) -> bool:
         """A call whose arguments cannot be shown as they come (they stand before the name, or are
         no object): read when it is complete."""
-        start = len(self._rest) - len(self._rest.lstrip())
-        if start == len(self._rest):
+        start = len(self._unread) - len(self._unread.lstrip())
+        if start == len(self._unread):
             return False
-        key = _FIRST_KEY.match(self._rest, start)
-        wrong_key = key is not None and _string(key[1]) not in _KEYS
-        if self._rest[start] != "{" or wrong_key or len(self._rest) > _CALL_MAX:
-            return self._no_call()
-        value = _Value()
-        end = value.feed(self._rest[start:])
-        if not value.ended:
+        key = _FIRST_KEY.match(self._unread, start)
+        wrong_key = key is not None and _parse_string(key[1]) not in _CALL_KEYS
+        if self._unread[start] != "{" or wrong_key or len(self._unread) > _CALL_CHARS_MAX:
+            return self._reject_call()
+        value = _JsonScanner()
+        end = value.feed(self._unread[start:])
+        if not value.has_ended:
             return False
-        call = _call(self._rest[start : start + end])
-        if value.broken or call is None:
-            return self._no_call()
+        call = _parse_call(self._unread[start : start + end])
+        if value.is_broken or call is None:
+            return self._reject_call()
         name, arguments = call
-        if not self._is_tool(name) or (arguments is None and not self._marked):
-            return self._no_call()
+        if not self._is_tool(name) or (arguments is None and not self._has_marker):
+            return self._reject_call()
         arguments = "{}" if arguments is None else arguments
-        self._events += [CallStarted(name), ArgumentsDelta(arguments), CallDone()]
-        self._called(start + end)
+        self._events += [ParsedCallStarted(name), ParsedArguments(arguments), ParsedCallEnded()]
+        self._end_call(start + end)
         return True
 
-    def _arguments(self) -> bool:
-        end = self._scanner.feed(self._rest)
+    def _read_arguments(self) -> bool:
+        end = self._scanner.feed(self._unread)
         if end:
-            self._events.append(ArgumentsDelta(self._rest[:end]))
-        self._rest = self._rest[end:]
-        if not self._scanner.ended:
+            self._events.append(ParsedArguments(self._unread[:end]))
+        self._unread = self._unread[end:]
+        if not self._scanner.has_ended:
             return False
-        if self._scanner.broken:
-            self._events.append(CallDone(complete=False))
-            self._behind_call = self._owes_close = bool(self._the.close)
-            self._state = ToolParser._text
-        elif self._the.args_marker:
-            self._events.append(CallDone())
-            self._called(0)
+        if self._scanner.is_broken:
+            self._events.append(ParsedCallEnded(is_complete=False))
+            self._is_after_call = self._is_close_pending = bool(self._tool_format.close_marker)
+            self._state = ToolParser._read_text
+        elif self._tool_format.args_marker:
+            self._events.append(ParsedCallEnded())
+            self._end_call(0)
         else:
-            self._scanner = _Value(inside="{")
-            self._state = ToolParser._remainder
+            self._scanner = _JsonScanner(inside="{")
+            self._state = ToolParser._read_remainder
         return True
 
-    def _remainder(self) -> bool:
+    def _read_remainder(self) -> bool:
         """Of the call's object, behind the arguments: nothing that matters, and its brace."""
-        if self._scanner.fresh:
-            stripped = self._rest.lstrip()
+        if self._scanner.is_fresh:
+            stripped = self._unread.lstrip()
             if not stripped:
                 return False
             if stripped[0] not in ",}":  # A forgotten brace is forgiven.
-                self._events.append(CallDone())
-                self._called(0)
+                self._events.append(ParsedCallEnded())
+                self._end_call(0)
                 return True
-        end = self._scanner.feed(self._rest)
-        self._rest = self._rest[end:]
-        if self._scanner.ended:
-            self._events.append(CallDone())
-            self._called(0)
-        return self._scanner.ended
+        end = self._scanner.feed(self._unread)
+        self._unread = self._unread[end:]
+        if self._scanner.has_ended:
+            self._events.append(ParsedCallEnded())
+            self._end_call(0)
+        return self._scanner.has_ended
 
-    def _after(self) -> bool:
+    def _read_after_call(self) -> bool:
         """Behind a call: its closing marker, the next one of a list, or text."""
-        stripped = self._rest.lstrip()
+        stripped = self._unread.lstrip()
         if not stripped:
             return False
-        close = self._the.close
+        close = self._tool_format.close_marker
         if close and stripped.startswith(close):
-            self._rest = stripped[len(close) :]
-            self._state = ToolParser._text
+            self._unread = stripped[len(close) :]
+            self._state = ToolParser._read_text
         elif close and close.startswith(stripped):
             return False
-        elif (stripped[0] == "," and self._the.array) or (stripped[0] == ";" and self._the.bare):
-            self._raw = self._rest[: len(self._rest) - len(stripped) + 1]
-            self._rest = stripped[1:]
-            self._state = ToolParser._head
+        elif (stripped[0] == "," and self._tool_format.is_array) or (
+            stripped[0] == ";" and self._tool_format.allows_bare
+        ):
+            self._markup = self._unread[: len(self._unread) - len(stripped) + 1]
+            self._unread = stripped[1:]
+            self._state = ToolParser._read_head
         else:
-            self._rest = stripped[1:] if stripped[0] == "]" and self._the.array else self._rest
-            self._owes_close = bool(close)
-            self._state = ToolParser._text
+            self._unread = (
+                stripped[1:] if stripped[0] == "]" and self._tool_format.is_array else self._unread
+            )
+            self._is_close_pending = bool(close)
+            self._state = ToolParser._read_text
         return True
 
     # --- steps between them ---
 
     @property
-    def _the(self) -> ToolFormat:
-        assert self._format is not None
-        return self._format
+    def _tool_format(self) -> ToolFormat:
+        assert self._optional_format is not None
+        return self._optional_format
 
     def _is_tool(self, name: str) -> bool:
-        return bool(name) and (self._marked or self._names is None or name in self._names)
+        return bool(name) and (
+            self._has_marker or self._tool_names is None or name in self._tool_names
+        )
 
     @property
-    def _marked(self) -> bool:
-        return not self._the.bare or self._the.marker in self._raw
+    def _has_marker(self) -> bool:
+        return not self._tool_format.allows_bare or self._tool_format.marker in self._markup
 
-    def _start(self, name: str, end: int) -> bool:
-        self._events.append(CallStarted(name))
-        self._rest = self._rest[end:]
-        self._scanner = _Value()
-        self._state = ToolParser._arguments
+    def _start_call(self, name: str, end: int) -> bool:
+        self._events.append(ParsedCallStarted(name))
+        self._unread = self._unread[end:]
+        self._scanner = _JsonScanner()
+        self._state = ToolParser._read_arguments
         return True
 
-    def _called(self, end: int) -> None:
-        self._rest = self._rest[end:]
-        self._behind_call = True
-        self._state = ToolParser._after
+    def _end_call(self, end: int) -> None:
+        self._unread = self._unread[end:]
+        self._is_after_call = True
+        self._state = ToolParser._read_after_call
 
-    def _no_call(self) -> bool:
+    def _reject_call(self) -> bool:
         """The markup was text."""
-        self._say(self._raw)
-        self._raw = ""
-        self._state = ToolParser._text
+        self._emit_text(self._markup)
+        self._markup = ""
+        self._state = ToolParser._read_text
         return True
 
-    def _say(self, text: str) -> None:
-        if self._behind_call:
+    def _emit_text(self, text: str) -> None:
+        if self._is_after_call:
             text = text.lstrip()
         if text:
-            self._behind_call = False
-            self._events.append(TextDelta(text))
+            self._is_after_call = False
+            self._events.append(ParsedText(text))
 
-    def _take(self) -> list[ToolEvent]:
+    def _take_events(self) -> list[ParsedToolEvent]:
         events, self._events = self._events, []
         return events
 
 
-class _Value:
+class _JsonScanner:
     """Finds the end of one JSON object or array, a piece at a time. Checks brackets and strings,
     nothing else."""
 
     def __init__(self, inside: str = "") -> None:
-        self._open = inside
-        self._quoted = False
+        self._open_brackets = inside
+        self._in_string = False
         self._escaped = False
-        self.fresh = True
+        self.is_fresh = True
         """Nothing was fed yet."""
-        self.ended = False
-        self.broken = False
+        self.has_ended = False
+        self.is_broken = False
         """It ended in a bracket that does not match."""
 
     def feed(self, text: str) -> int:
         """How many characters of `text` belong to the value."""
         for at, letter in enumerate(text):
-            if self.ended:
+            if self.has_ended:
                 return at
-            self.fresh = False
+            self.is_fresh = False
             self._read(letter)
-            if self.broken:
+            if self.is_broken:
                 return at
         return len(text)
 
     def _read(self, letter: str) -> None:
         if self._escaped:
             self._escaped = False
-        elif self._quoted:
+        elif self._in_string:
             self._escaped = letter == "\\"
-            self._quoted = letter != '"'
+            self._in_string = letter != '"'
         elif letter == '"':
-            self._quoted = True
+            self._in_string = True
         elif letter in "{[":
-            self._open += letter
+            self._open_brackets += letter
         elif letter in "}]":
-            self.broken = self._open[-1:] + letter not in ("{}", "[]")
-            self._open = self._open[:-1]
-            self.ended = self.broken or not self._open
+            self.is_broken = self._open_brackets[-1:] + letter not in ("{}", "[]")
+            self._open_brackets = self._open_brackets[:-1]
+            self.has_ended = self.is_broken or not self._open_brackets
 
 
-def _call(text: str) -> tuple[str, str | None] | None:
+def _parse_call(text: str) -> tuple[str, str | None] | None:
     """Name and arguments (JSON text) of a call written as one object."""
     try:
         value: object = json.loads(text, strict=False)
@@ -363,14 +383,14 @@ def _call(text: str) -> tuple[str, str | None] | None:
     return name, json.dumps(arguments, ensure_ascii=False)
 
 
-def _string(quoted: str) -> str | None:
+def _parse_string(quoted: str) -> str | None:
     try:
         return json.loads(quoted)
     except ValueError:
         return None
 
 
-def _overlap(text: str, marker: str) -> int:
+def _count_overlap(text: str, marker: str) -> int:
     """Length of the longest ending of `text` that begins `marker`."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)

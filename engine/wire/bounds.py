@@ -17,7 +17,7 @@ STOP_IDS_MAX = 1024
 """More than any tokenizer has special tokens that end an answer."""
 
 
-def check_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:
+def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:
     """Raises BadRequest for an id that the model does not have. Ids are ints here."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         at = next(n for n, id in enumerate(ids) if not 0 <= id < vocab_size)
@@ -26,36 +26,36 @@ def check_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:
         )
 
 
-def check(sampling: Sampling, vocab_size: int) -> None:
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Raises BadRequest that names the field and its limits."""
     s = sampling
-    _within("temperature", s.temperature, 0, 100)
-    _within("top_k", s.top_k, 0, vocab_size)
-    _within("top_p", s.top_p, 0, 1, open_low=True)
-    _within("min_p", s.min_p, 0, 1)
-    _within("repetition_penalty", s.repetition_penalty, 0, 10, open_low=True)
-    _within("presence_penalty", s.presence_penalty, -2, 2)
-    _within("frequency_penalty", s.frequency_penalty, -2, 2)
+    _check_range("temperature", s.temperature, 0, 100)
+    _check_range("top_k", s.top_k, 0, vocab_size)
+    _check_range("top_p", s.top_p, 0, 1, open_low=True)
+    _check_range("min_p", s.min_p, 0, 1)
+    _check_range("repetition_penalty", s.repetition_penalty, 0, 10, open_low=True)
+    _check_range("presence_penalty", s.presence_penalty, -2, 2)
+    _check_range("frequency_penalty", s.frequency_penalty, -2, 2)
     if s.max_tokens is not None:
-        _within("max_tokens", s.max_tokens, 1, 1 << 31)
+        _check_range("max_tokens", s.max_tokens, 1, 1 << 31)
     if s.logprobs is not None:
-        _within("logprobs", s.logprobs, 0, LOGPROBS_MAX)
+        _check_range("logprobs", s.logprobs, 0, LOGPROBS_MAX)
     if s.seed is not None:
-        _within("seed", s.seed, -(1 << 63), (1 << 63) - 1)
-    _within("number of stop strings", len(s.stop), 0, STOP_STRINGS_MAX)
-    _within("number of logit_bias entries", len(s.logit_bias), 0, LOGIT_BIASES_MAX)
-    _within("number of stop_ids", len(s.stop_ids), 0, STOP_IDS_MAX)
-    check_ids(s.stop_ids, vocab_size, "stop_ids")
+        _check_range("seed", s.seed, -(1 << 63), (1 << 63) - 1)
+    _check_range("number of stop strings", len(s.stop), 0, STOP_STRINGS_MAX)
+    _check_range("number of logit_bias entries", len(s.logit_bias), 0, LOGIT_BIASES_MAX)
+    _check_range("number of stop_ids", len(s.stop_ids), 0, STOP_IDS_MAX)
+    check_token_ids(s.stop_ids, vocab_size, "stop_ids")
     if s.grammar is not None:
-        _check_ends(s)
+        _check_grammar_end(s)
     for stop in s.stop:
-        _within("length of a stop string", len(stop), 1, STOP_CHARACTERS_MAX)
+        _check_range("length of a stop string", len(stop), 1, STOP_CHARACTERS_MAX)
     for id, bias in s.logit_bias.items():
-        _within("logit_bias id", id, 0, vocab_size - 1)
-        _within("logit_bias value", bias, -100, 100)
+        _check_range("logit_bias id", id, 0, vocab_size - 1)
+        _check_range("logit_bias value", bias, -100, 100)
 
 
-def _check_ends(sampling: Sampling) -> None:
+def _check_grammar_end(sampling: Sampling) -> None:
     """At the end of a grammar nothing but a stop id can follow."""
     if sampling.ignore_eos:
         raise BadRequest("ignore_eos cannot be used with a grammar", field="ignore_eos")
@@ -63,7 +63,9 @@ def _check_ends(sampling: Sampling) -> None:
         raise BadRequest("a grammar needs stop_ids: nothing else ends it", field="stop_ids")
 
 
-def _within(field: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
+def _check_range(
+    field: str, value: float, low: float, high: float, *, open_low: bool = False
+) -> None:
     fits = (low < value if open_low else low <= value) and value <= high
     if math.isnan(value) or not fits:
         above = "above" if open_low else "from"

@@ -16,60 +16,64 @@ from typing import Literal, Protocol
 
 from continuo.engine.errors import LinkRefused
 
-VERSION = b"continuo link 2\n"
+LINK_VERSION = b"continuo link 2\n"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 SECRET_BYTES_MIN = 16
-FRAME_BYTES_MAX = 1024
+HANDSHAKE_FRAME_BYTES_MAX = 1024
 """Of a frame before the greeting is over."""
 
 
-class Greeting(Protocol):
-    def first(self) -> bytes | None:
+class Handshake(Protocol):
+    def start(self) -> bytes | None:
         """What this end says unasked."""
         ...
 
-    def heard(self, frame: bytes) -> bytes | None:
+    def receive(self, frame: bytes) -> bytes | None:
         """What it answers to. Raises LinkRefused."""
         ...
 
     @property
-    def over(self) -> bool: ...
+    def is_complete(self) -> bool: ...
 
 
-class FrontGreeting:
+class ClientHandshake:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self.over = False
+        self.is_complete = False
 
-    def first(self) -> bytes | None:
-        return VERSION + self._nonce
+    def start(self) -> bytes | None:
+        return LINK_VERSION + self._nonce
 
-    def heard(self, frame: bytes) -> bytes | None:
-        rest = _same_version(frame, NONCE_BYTES + PROOF_BYTES)
+    def receive(self, frame: bytes) -> bytes | None:
+        rest = _strip_version(frame, NONCE_BYTES + PROOF_BYTES)
         theirs, proof = rest[:NONCE_BYTES], rest[NONCE_BYTES:]
-        _check(proof, _proof(self._secret, "engine", self._nonce, theirs))
-        self.over = True
-        return _proof(self._secret, "front", self._nonce, theirs)
+        _verify_proof(proof, _compute_proof(self._secret, "engine", self._nonce, theirs))
+        self.is_complete = True
+        return _compute_proof(self._secret, "front", self._nonce, theirs)
 
 
-class EngineGreeting:
+class EngineHandshake:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._theirs: bytes | None = None
-        self.over = False
+        self._client_nonce: bytes | None = None
+        self.is_complete = False
 
-    def first(self) -> bytes | None:
+    def start(self) -> bytes | None:
         return None
 
-    def heard(self, frame: bytes) -> bytes | None:
-        if self._theirs is None:
-            self._theirs = _same_version(frame, NONCE_BYTES)
-            return VERSION + self._nonce + _proof(self._secret, "engine", self._theirs, self._nonce)
-        _check(frame, _proof(self._secret, "front", self._theirs, self._nonce))
-        self.over = True
+    def receive(self, frame: bytes) -> bytes | None:
+        if self._client_nonce is None:
+            self._client_nonce = _strip_version(frame, NONCE_BYTES)
+            return (
+                LINK_VERSION
+                + self._nonce
+                + _compute_proof(self._secret, "engine", self._client_nonce, self._nonce)
+            )
+        _verify_proof(frame, _compute_proof(self._secret, "front", self._client_nonce, self._nonce))
+        self.is_complete = True
         return None
 
 
@@ -86,19 +90,21 @@ def read_secret(file: str) -> bytes:
     return secret
 
 
-def _proof(secret: bytes, who: Literal["front", "engine"], front: bytes, engine: bytes) -> bytes:
-    return hmac.digest(secret, who.encode() + front + engine, "sha256")
+def _compute_proof(
+    secret: bytes, role: Literal["front", "engine"], client_nonce: bytes, engine_nonce: bytes
+) -> bytes:
+    return hmac.digest(secret, role.encode() + client_nonce + engine_nonce, "sha256")
 
 
-def _check(shown: bytes, wanted: bytes) -> None:
-    if not hmac.compare_digest(shown, wanted):
+def _verify_proof(received: bytes, expected: bytes) -> None:
+    if not hmac.compare_digest(received, expected):
         raise LinkRefused("the other end of the link does not know our secret")
 
 
-def _same_version(frame: bytes, size: int) -> bytes:
-    if not frame.startswith(VERSION):
+def _strip_version(frame: bytes, size: int) -> bytes:
+    if not frame.startswith(LINK_VERSION):
         raise LinkRefused("the other end of the link speaks another version of it")
-    rest = frame.removeprefix(VERSION)
+    rest = frame.removeprefix(LINK_VERSION)
     if len(rest) != size:
         raise LinkRefused("the other end of the link greets in another way")
     return rest

@@ -14,7 +14,7 @@ import msgspec
 
 from continuo.engine.errors import LinkRefused
 from continuo.engine.wire import handshake
-from continuo.engine.wire.handshake import Greeting
+from continuo.engine.wire.handshake import Handshake
 
 log = logging.getLogger(__name__)
 
@@ -25,13 +25,13 @@ FRAME_BYTES_MAX = 256 << 20
 """A frame longer than this is not ours: the link is dropped."""
 
 
-GREETING_S = 5.0
+HANDSHAKE_TIMEOUT_S = 5.0
 """How long a greeting may take."""
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors that msgspec raises for bytes that are no message."""
 
 
-class _Numbered(msgspec.Struct):
+class _MessageNumber(msgspec.Struct):
     """The fields that every answered message has."""
 
     n: int
@@ -46,22 +46,22 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         decoder: "msgspec.msgpack.Decoder[list[Received]]",
         on_messages: Callable[[list[Received]], None],
         on_lost: Callable[[], None],
-        handshake: Greeting | None = None,
-        on_greeted: Callable[[], None] = lambda: None,
-        refusal: Callable[[int, str], Sent] | None = None,
+        handshake: Handshake | None = None,
+        on_established: Callable[[], None] = lambda: None,
+        make_refusal: Callable[[int, str], Sent] | None = None,
     ) -> None:
         """`refusal` makes the answer to a message that is none of ours but has a number, and why;
         the other messages of its frame are received. Without it such a frame ends the link."""
         self._decoder = decoder
-        self._refusal = refusal
+        self._make_refusal = make_refusal
         self._encoder = msgspec.msgpack.Encoder()
         self.on_messages = on_messages
         """May be replaced while the link lives."""
         self._on_lost = on_lost
-        self._greeting = handshake
-        self._on_greeted = on_greeted
-        self._patience: asyncio.TimerHandle | None = None
-        self.refused: LinkRefused | None = None
+        self._handshake = handshake
+        self._on_established = on_established
+        self._handshake_timer: asyncio.TimerHandle | None = None
+        self.handshake_error: LinkRefused | None = None
         """Why the greeting came to nothing, if it did."""
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
@@ -100,11 +100,13 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
         self._transport.set_write_buffer_limits(0)  # uvloop: what is written is sent at once
-        if self._greeting is None:
-            self._on_greeted()
+        if self._handshake is None:
+            self._on_established()
             return
-        self._patience = asyncio.get_running_loop().call_later(GREETING_S, self.abort)
-        if first := self._greeting.first():
+        self._handshake_timer = asyncio.get_running_loop().call_later(
+            HANDSHAKE_TIMEOUT_S, self.abort
+        )
+        if first := self._handshake.start():
             self._write(first)
 
     def data_received(self, data: bytes) -> None:
@@ -113,15 +115,17 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         start = 0
         while len(buffer) - start >= 4:
             size = int.from_bytes(buffer[start : start + 4], "little")
-            if size > (FRAME_BYTES_MAX if self._greeting is None else handshake.FRAME_BYTES_MAX):
+            if size > (
+                FRAME_BYTES_MAX if self._handshake is None else handshake.HANDSHAKE_FRAME_BYTES_MAX
+            ):
                 self.abort()
                 return
             if len(buffer) - start - 4 < size:
                 break
             frame = bytes(buffer[start + 4 : start + 4 + size])
             start += 4 + size
-            if self._greeting is not None:
-                self._greet(self._greeting, frame)
+            if self._handshake is not None:
+                self._receive_handshake(self._handshake, frame)
             else:
                 self._receive(frame)
             if self._transport is None:
@@ -132,8 +136,8 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         """A frame that cannot be read ends this link, and nothing else."""
         try:
             messages = self._decoder.decode(frame)
-        except UNREADABLE as error:
-            found = self._readable(frame)
+        except DECODE_ERRORS as error:
+            found = self._decode_valid(frame)
             if found is None:
                 log.warning("a link is dropped: a frame on it cannot be read: %s", error)
                 self.abort()
@@ -142,10 +146,10 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         if messages:
             self.on_messages(messages)
 
-    def _readable(self, frame: bytes) -> list[Received] | None:
+    def _decode_valid(self, frame: bytes) -> list[Received] | None:
         """The messages of a frame of which at least one is none of ours: that one is refused. None:
         it is no array of messages, or none is to be refused."""
-        if self._refusal is None:
+        if self._make_refusal is None:
             return None
         [kind] = get_args(self._decoder.type)
         decoder = msgspec.msgpack.Decoder(kind)
@@ -154,37 +158,37 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             for raw in msgspec.msgpack.decode(frame, type=list[msgspec.Raw]):
                 try:
                     messages.append(decoder.decode(raw))
-                except UNREADABLE as error:
-                    numbered = msgspec.msgpack.decode(raw, type=_Numbered)
+                except DECODE_ERRORS as error:
+                    numbered = msgspec.msgpack.decode(raw, type=_MessageNumber)
                     log.warning("message %d of a link is refused: %s", numbered.n, error)
-                    self.send(self._refusal(numbered.n, str(error)))
-        except UNREADABLE:
+                    self.send(self._make_refusal(numbered.n, str(error)))
+        except DECODE_ERRORS:
             return None
         return messages
 
-    def _greet(self, handshake: Greeting, frame: bytes) -> None:
+    def _receive_handshake(self, handshake: Handshake, frame: bytes) -> None:
         try:
-            answer = handshake.heard(frame)
+            answer = handshake.receive(frame)
         except LinkRefused as error:
-            self.refused = error
+            self.handshake_error = error
             self.abort()
             return
         if answer is not None:
             self._write(answer)
-        if handshake.over:
-            self._greeting = None
-            self._calm()
-            self._on_greeted()
+        if handshake.is_complete:
+            self._handshake = None
+            self._cancel_handshake_timer()
+            self._on_established()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._calm()
+        self._cancel_handshake_timer()
         self._on_lost()
 
-    def _calm(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+    def _cancel_handshake_timer(self) -> None:
+        if self._handshake_timer is not None:
+            self._handshake_timer.cancel()
+            self._handshake_timer = None
 
     def _flush(self) -> None:
         messages, self._to_send = self._to_send, []

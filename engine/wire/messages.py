@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-Reason = Literal["stop", "length", "cancelled", "failed"]
-Residency = Literal["hot", "host", "recomputed", "none"]
+TurnEndReason = Literal["stop", "length", "cancelled", "failed"]
+KVResidency = Literal["hot", "host", "recomputed", "none"]
 """Where a session's KV was found when its turn began (`none`: there was nothing to find)."""
 
 
@@ -53,17 +53,17 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """None: anything. At its end only `stop_ids` may follow; there must be one."""
 
 
-class Command(msgspec.Struct, frozen=True):
+class NumberedCommand(msgspec.Struct, frozen=True):
     n: int
 
 
-class OnSession(Command, frozen=True, kw_only=True):
+class FencedCommand(NumberedCommand, frozen=True, kw_only=True):
     """A command on a session; `fence` is that of the front's right to it."""
 
     fence: int = 0
 
 
-class Open(OnSession, frozen=True, tag="Open"):
+class OpenSession(FencedCommand, frozen=True, tag="Open"):
     """`digest`: of the model, tokenizer and chat template that its ids are of (fingerprint);
     empty: not told."""
 
@@ -75,10 +75,10 @@ class Open(OnSession, frozen=True, tag="Open"):
     digest: str = ""
 
 
-AppendAs = Literal["firm", "provisional", "commit"]
+AppendSpan = Literal["firm", "provisional", "commit"]
 
 
-class Append(OnSession, frozen=True, tag="Append"):
+class AppendIds(FencedCommand, frozen=True, tag="Append"):
     """`firm` ids go before a provisional span, if there is one. `provisional` ids become that span,
     in place of what it was; `commit` ids take its place for good. What they have in common with the
     span's beginning keeps its KV.
@@ -91,14 +91,14 @@ class Append(OnSession, frozen=True, tag="Append"):
 
     session: str
     ids: list[int]
-    span: AppendAs = "firm"
+    span: AppendSpan = "firm"
     after: str | None = None
     replace: bool = False
     drop_previous_output: bool = False
     offset: int = 0
 
 
-class Generate(OnSession, frozen=True, tag="Generate"):
+class Generate(FencedCommand, frozen=True, tag="Generate"):
     """`resumed`: how many ids at the end of the log this turn has said already, elsewhere.
     `asked_s`: when it was asked for, by the monotonic clock where both sides share one; else 0."""
 
@@ -109,7 +109,7 @@ class Generate(OnSession, frozen=True, tag="Generate"):
     asked_s: float = 0.0
 
 
-class Cancel(OnSession, frozen=True, tag="Cancel"):
+class CancelTurn(FencedCommand, frozen=True, tag="Cancel"):
     """Ends the turn, if it is still the one in flight or queued. `drop` forgets what it said."""
 
     session: str
@@ -117,34 +117,34 @@ class Cancel(OnSession, frozen=True, tag="Cancel"):
     drop: bool = False
 
 
-class Pause(OnSession, frozen=True, tag="Pause"):
+class PauseTurn(FencedCommand, frozen=True, tag="Pause"):
     """Ends the running turn without a TurnEnded; Attach goes on with it."""
 
     session: str
 
 
-class Rewind(OnSession, frozen=True, tag="Rewind"):
+class RewindSession(FencedCommand, frozen=True, tag="Rewind"):
     session: str
     to: int
 
 
-class Fork(OnSession, frozen=True, tag="Fork"):
+class ForkSession(FencedCommand, frozen=True, tag="Fork"):
     session: str
     child: str
     at: int | None = None
     child_fence: int = 0
 
 
-class Close(OnSession, frozen=True, tag="Close"):
+class CloseSession(FencedCommand, frozen=True, tag="Close"):
     session: str
     keep_prefix: bool = True
 
 
-class Info(OnSession, frozen=True, tag="Info"):
+class GetSessionInfo(FencedCommand, frozen=True, tag="Info"):
     session: str
 
 
-class Attach(OnSession, frozen=True, tag="Attach"):
+class AttachSession(FencedCommand, frozen=True, tag="Attach"):
     """The session as its front knows it: opened if it is not here, else brought to these ids with
     the fewest tokens. Whatever waited on it, for whomever, is refused.
 
@@ -153,7 +153,7 @@ class Attach(OnSession, frozen=True, tag="Attach"):
     here, after the `generate.resumed` ids it has said. Any other turn is over. `paused`: it rests
     where it was, until it is attached again or cancelled."""
 
-    opened: Open
+    opened: OpenSession
     ids: list[int]
     provisional: list[int] = []
     generate: Generate | None = None
@@ -167,15 +167,15 @@ class Attach(OnSession, frozen=True, tag="Attach"):
         return self.opened.session
 
 
-class ListSessions(Command, frozen=True, tag="ListSessions"):
+class ListSessions(NumberedCommand, frozen=True, tag="ListSessions"):
     pass
 
 
-class Stats(Command, frozen=True, tag="Stats"):
+class GetStats(NumberedCommand, frozen=True, tag="Stats"):
     pass
 
 
-class Ping(Command, frozen=True, tag="Ping"):
+class Ping(NumberedCommand, frozen=True, tag="Ping"):
     """Answered at once by a Pong, whatever the device does."""
 
     front: str = ""
@@ -183,24 +183,35 @@ class Ping(Command, frozen=True, tag="Ping"):
     told."""
 
 
-class Locate(Command, frozen=True, tag="Locate"):
+class LocateSession(NumberedCommand, frozen=True, tag="Locate"):
     """Answered at once: Done if the session is here, whoever holds it."""
 
     session: str
 
 
-class Files(Command, frozen=True, tag="Files"):
+class GetModelFiles(NumberedCommand, frozen=True, tag="Files"):
     """Answered at once with the model's files that front and loop both read: its tokenizer, its
     configuration, its chat template."""
 
 
-class Drain(Command, frozen=True, tag="Drain"):
+class DrainEngine(NumberedCommand, frozen=True, tag="Drain"):
     """From now on sessions and turns are refused; what runs goes on."""
 
 
-SessionCommand = Open | Attach | Append | Generate | Cancel | Pause | Rewind | Fork | Close | Info
-LoopCommand = SessionCommand | ListSessions | Stats | Drain
-AnyCommand = LoopCommand | Ping | Locate | Files
+SessionCommand = (
+    OpenSession
+    | AttachSession
+    | AppendIds
+    | Generate
+    | CancelTurn
+    | PauseTurn
+    | RewindSession
+    | ForkSession
+    | CloseSession
+    | GetSessionInfo
+)
+LoopCommand = SessionCommand | ListSessions | GetStats | DrainEngine
+EngineCommand = LoopCommand | Ping | LocateSession | GetModelFiles
 
 
 class SessionInfo(msgspec.Struct, frozen=True):
@@ -250,7 +261,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     pages_recalled: int
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
     """How full an engine is."""
 
     sessions: int = 0
@@ -275,7 +286,7 @@ class Predecessor(msgspec.Struct, frozen=True):
     Empty: it ended between steps."""
 
 
-class Ready(msgspec.Struct, frozen=True, tag="Ready"):
+class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
     """The loop's first event: what was loaded. `folder` holds config and tokenizer."""
 
     folder: str
@@ -296,16 +307,16 @@ class Ready(msgspec.Struct, frozen=True, tag="Ready"):
     """Record of the engine process before this one; None if it left none."""
 
 
-class Loading(msgspec.Struct, frozen=True, tag="Loading"):
+class ModelLoading(msgspec.Struct, frozen=True, tag="Loading"):
     what: str
     fraction: float
 
 
-class LoadFailed(msgspec.Struct, frozen=True, tag="LoadFailed"):
+class ModelLoadFailed(msgspec.Struct, frozen=True, tag="LoadFailed"):
     message: str
 
 
-class Done(msgspec.Struct, frozen=True, tag="Done"):
+class CommandDone(msgspec.Struct, frozen=True, tag="Done"):
     n: int
     length: int = 0
     """The session's length after the command took effect."""
@@ -316,16 +327,16 @@ class Done(msgspec.Struct, frozen=True, tag="Done"):
     """By name."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag="Refused"):
+class CommandRefused(msgspec.Struct, frozen=True, tag="Refused"):
     n: int
     code: str
     message: str
     field: str | None = None
 
 
-def malformed(n: int, problem: str) -> Refused:
+def refuse_malformed(n: int, problem: str) -> CommandRefused:
     """The answer to a command that is none of ours."""
-    return Refused(n, "bad_request", f"the command cannot be read: {problem}")
+    return CommandRefused(n, "bad_request", f"the command cannot be read: {problem}")
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
@@ -333,7 +344,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     top: list[tuple[int, float]]
 
 
-class Tokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
+class TurnTokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
     """Output ids [first, first + len(ids)) of a turn."""
 
     session: str
@@ -342,22 +353,22 @@ class Tokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
     ids: list[int]
     logprobs: list[TokenLogprobs] | None = None
 
-    def after(self, said: int) -> "Tokens | None":
+    def select_new(self, received: int) -> "TurnTokens | None":
         """What of it is new to who has the first `said`. None: nothing, or it is not what comes
         next; then that is told again (Attach)."""
-        if self.first == said:
+        if self.first == received:
             return self
-        known = said - self.first
+        known = received - self.first
         if not 0 < known < len(self.ids):
             return None
         logprobs = None if self.logprobs is None else self.logprobs[known:]
-        return Tokens(self.session, self.turn, said, self.ids[known:], logprobs)
+        return TurnTokens(self.session, self.turn, received, self.ids[known:], logprobs)
 
 
 class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     session: str
     turn: str
-    reason: Reason
+    reason: TurnEndReason
     length: int
     """The session's length now; with `drop`, what it was before the turn."""
     prompt_tokens: int
@@ -365,7 +376,7 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     """Of the prompt, how many were found in KV when the turn was first taken up."""
     output_tokens: int
     seed: int
-    residency: Residency = "none"
+    residency: KVResidency = "none"
     stop: str | None = None
     """The stop string that ended it."""
     queued_s: float = 0.0
@@ -377,11 +388,11 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     error: str | None = None
 
 
-class Expired(msgspec.Struct, frozen=True, tag="Expired"):
+class SessionExpired(msgspec.Struct, frozen=True, tag="Expired"):
     session: str
 
 
-class Superseded(msgspec.Struct, frozen=True, tag="Superseded"):
+class SessionSuperseded(msgspec.Struct, frozen=True, tag="Superseded"):
     """Another front holds the session now; this one hears no more of it."""
 
     session: str
@@ -390,9 +401,18 @@ class Superseded(msgspec.Struct, frozen=True, tag="Superseded"):
 
 
 class Pong(msgspec.Struct, frozen=True, tag="Pong"):
-    load: Load
+    load: EngineLoad
 
 
-AnyEvent = (
-    Ready | Loading | LoadFailed | Done | Refused | Tokens | TurnEnded | Expired | Superseded | Pong
+EngineEvent = (
+    EngineReady
+    | ModelLoading
+    | ModelLoadFailed
+    | CommandDone
+    | CommandRefused
+    | TurnTokens
+    | TurnEnded
+    | SessionExpired
+    | SessionSuperseded
+    | Pong
 )

@@ -11,25 +11,25 @@ what is refused has changed nothing. Each returns how much of the old log still 
 from array import array
 
 from continuo.engine.errors import BadRequest, TooLong
-from continuo.engine.wire.bounds import check_ids
-from continuo.engine.wire.messages import Append
-from continuo.engine.wire.turn_tree import Base, History, common_prefix
+from continuo.engine.wire.bounds import check_token_ids
+from continuo.engine.wire.messages import AppendIds
+from continuo.engine.wire.turn_tree import AppendBase, TurnTree, common_prefix_length
 
 
-class Log:
+class TokenLog:
     def __init__(self, capacity: int, *, streaming: bool) -> None:
         self.capacity = capacity
         """Tokens it may hold."""
         self.ids: array[int] = array("i")
-        self.firm: int | None = None
+        self.provisional_start: int | None = None
         """Where the provisional span begins, if there is one: it is ids[firm:]."""
-        self.history = None if streaming else History()
+        self.turn_tree = None if streaming else TurnTree()
         """The finished turns of a regular session; a streaming one is append-only."""
 
     @property
     def length(self) -> int:
         """Without a provisional span."""
-        return len(self.ids) if self.firm is None else self.firm
+        return len(self.ids) if self.provisional_start is None else self.provisional_start
 
     @property
     def provisional(self) -> int:
@@ -38,11 +38,11 @@ class Log:
 
     # ---- changes ----------------------------------------------------------------------------
 
-    def check_append(self, append: Append, vocabulary: int) -> None:
+    def check_append(self, append: AppendIds, vocab_size: int) -> None:
         """What can be said against an append whatever the log will be when its time comes."""
-        check_ids(append.ids, vocabulary)
-        field = edits(append)
-        if field is not None and self.history is None:
+        check_token_ids(append.ids, vocab_size)
+        field = regular_only_option(append)
+        if field is not None and self.turn_tree is None:
             raise BadRequest(
                 f"session {append.session} is streaming, hence append-only: it takes no {field}; "
                 "use rewind or fork",
@@ -59,74 +59,74 @@ class Log:
                 field="ids",
             )
 
-    def append(self, append: Append) -> int:
+    def append(self, append: AppendIds) -> int:
         """Raises TooLong, and BadRequest for a turn that has not finished here."""
         new = array("i", append.ids)
         if append.span == "firm":
             return self._append_firm(append, new)
         firm = self.length
-        kept = self._replace_span(new)
-        self.firm = firm if append.span == "provisional" and new else None
+        kept = self._replace_provisional(new)
+        self.provisional_start = firm if append.span == "provisional" and new else None
         return kept
 
     def rewind(self, to: int) -> int:
         """Forgets what comes after `to`; a provisional span stays behind it."""
         if not 0 <= to <= self.length:
             raise BadRequest(f"to is {to}; it must be from 0 to {self.length}", field="to")
-        span = self.take_span()
-        self.cut(to)
-        self.put_span(span)
+        span = self.take_provisional()
+        self.truncate(to)
+        self.put_provisional(span)
         return to
 
-    def take_span(self) -> "array[int]":
+    def take_provisional(self) -> "array[int]":
         """The provisional span, taken off."""
-        firm, self.firm = self.firm, None
+        firm, self.provisional_start = self.provisional_start, None
         if firm is None:
             return array("i")
         span = self.ids[firm:]
-        self.cut(firm)
+        self.truncate(firm)
         return span
 
-    def put_span(self, span: "array[int]") -> None:
+    def put_provisional(self, span: "array[int]") -> None:
         """Puts a provisional span back behind a log that has changed. One that no longer fits is
         dropped: its speaker is still speaking, and will be told when it is committed."""
         if span and len(self.ids) + len(span) <= self.capacity:
-            self.firm = len(self.ids)
+            self.provisional_start = len(self.ids)
             self.ids.extend(span)
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         del self.ids[to:]
-        if self.history is not None:
-            self.history.cut(to)
+        if self.turn_tree is not None:
+            self.turn_tree.truncate(to)
 
-    def turn_ended(self, turn: str, prompt: int) -> None:
+    def record_turn(self, turn: str, prompt_tokens: int) -> None:
         """The turn's prompt was `prompt` long; all that follows is what it said."""
-        if self.history is not None:
-            self.history.record(turn, self.ids, prompt)
+        if self.turn_tree is not None:
+            self.turn_tree.record(turn, self.ids, prompt_tokens)
 
-    def check_turn(self, turn: str) -> None:
+    def check_turn_unused(self, turn: str) -> None:
         """Raises BadRequest for the name of a turn that a regular session could branch from."""
-        if self.history is not None:
-            self.history.check_unused(turn)
+        if self.turn_tree is not None:
+            self.turn_tree.check_unused(turn)
 
-    def fork(self, at: int) -> "Log":
+    def fork(self, at: int) -> "TokenLog":
         """The log of a new session on the first `at` ids, with the turns that finished in them."""
-        child = Log(self.capacity, streaming=self.history is None)
+        child = TokenLog(self.capacity, streaming=self.turn_tree is None)
         child.ids.extend(self.ids[:at])
-        if self.history is not None:
-            child.history = self.history.fork(at)
+        if self.turn_tree is not None:
+            child.turn_tree = self.turn_tree.fork(at)
         return child
 
-    def forget_turns(self) -> None:
+    def clear_turns(self) -> None:
         """None can be branched from any more; the ids stay."""
-        if self.history is not None:
-            self.history = History()
+        if self.turn_tree is not None:
+            self.turn_tree = TurnTree()
 
-    def base(self, append: Append) -> Base | None:
+    def find_base(self, append: AppendIds) -> AppendBase | None:
         """What a regular session's append goes on from, if not simply from its log."""
-        if self.history is None or edits(append) is None:
+        if self.turn_tree is None or regular_only_option(append) is None:
             return None
-        return self.history.base(
+        return self.turn_tree.find_base(
             self.ids[: self.length],
             append.after,
             replace=append.replace,
@@ -136,32 +136,32 @@ class Log:
 
     # ---- inside -----------------------------------------------------------------------------
 
-    def _append_firm(self, append: Append, new: "array[int]") -> int:
-        base = self.base(append)
+    def _append_firm(self, append: AppendIds, new: "array[int]") -> int:
+        base = self.find_base(append)
         length = self.length if base is None else len(base.ids)
         self.check_room(length + len(new) + self.provisional)
-        span = self.take_span()
+        span = self.take_provisional()
         kept = length
-        if base is not None and self.history is not None:
-            kept = common_prefix(self.ids, base.ids)
-            self.cut(kept)
+        if base is not None and self.turn_tree is not None:
+            kept = common_prefix_length(self.ids, base.ids)
+            self.truncate(kept)
             self.ids.extend(base.ids[kept:])
-            self.history.take(base)
+            self.turn_tree.apply_base(base)
         self.ids.extend(new)
-        self.put_span(span)
+        self.put_provisional(span)
         return kept
 
-    def _replace_span(self, new: "array[int]") -> int:
+    def _replace_provisional(self, new: "array[int]") -> int:
         """The common beginning of the old span and the new one stays."""
         firm = self.length
         self.check_room(firm + len(new))
-        kept = firm + common_prefix(self.ids[firm:], new)
-        self.cut(kept)
+        kept = firm + common_prefix_length(self.ids[firm:], new)
+        self.truncate(kept)
         self.ids.extend(new[kept - firm :])
         return kept
 
 
-def edits(append: Append) -> str | None:
+def regular_only_option(append: AppendIds) -> str | None:
     """The first option of an append that only a regular session takes, if it has one."""
     given = {
         "after": append.after is not None,

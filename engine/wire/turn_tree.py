@@ -14,40 +14,45 @@ from typing import NamedTuple
 from continuo.engine.errors import BadRequest
 
 
-class Past:
+class FinishedTurn:
     """A finished turn: the log was `prompt` long when it began and `length` when it ended. Never
     changed, so that forks share it."""
 
-    __slots__ = ("ids", "length", "parent", "prompt", "turn")
+    __slots__ = ("ids", "length", "parent", "prompt_tokens", "turn_id")
 
     def __init__(
-        self, turn: str, parent: "Past | None", ids: "array[int]", prompt: int, length: int
+        self,
+        turn_id: str,
+        parent: "FinishedTurn | None",
+        ids: "array[int]",
+        prompt_tokens: int,
+        length: int,
     ) -> None:
-        self.turn = turn
+        self.turn_id = turn_id
         self.parent = parent
         self.ids = ids
-        self.prompt = prompt
+        self.prompt_tokens = prompt_tokens
         self.length = length
 
 
-class Base(NamedTuple):
+class AppendBase(NamedTuple):
     """What an append goes on from: a log, its last finished turn, and the turns it replaces."""
 
     ids: "array[int]"
-    tip: Past | None
-    gone: list[Past]
+    tip: FinishedTurn | None
+    replaced: list[FinishedTurn]
 
 
-class History:
+class TurnTree:
     def __init__(self) -> None:
-        self._finished: dict[str, Past] = {}
-        self._tip: Past | None = None
+        self._finished: dict[str, FinishedTurn] = {}
+        self._tip: FinishedTurn | None = None
         """The last finished turn of the present log."""
 
-    def record(self, turn: str, ids: "array[int]", prompt: int) -> None:
+    def record(self, turn: str, ids: "array[int]", prompt_tokens: int) -> None:
         """A turn has ended; `ids` is the whole log."""
         start = self._tip.length if self._tip else 0
-        self._tip = Past(turn, self._tip, ids[start:], prompt, len(ids))
+        self._tip = FinishedTurn(turn, self._tip, ids[start:], prompt_tokens, len(ids))
         self._finished[turn] = self._tip
 
     def check_unused(self, turn: str) -> None:
@@ -58,20 +63,20 @@ class History:
                 field="turn",
             )
 
-    def cut(self, to: int) -> None:
+    def truncate(self, to: int) -> None:
         """The present log was cut to `to` ids."""
-        self._tip = _cut(self._tip, to)
+        self._tip = _truncate(self._tip, to)
 
-    def fork(self, at: int) -> "History":
+    def fork(self, at: int) -> "TurnTree":
         """Of a session on the first `at` ids of the present log: the turns that finished there."""
-        child = History()
-        child._tip = _cut(self._tip, at)
-        for past in _line(child._tip):
-            if self._finished.get(past.turn) is past:
-                child._finished[past.turn] = past
+        child = TurnTree()
+        child._tip = _truncate(self._tip, at)
+        for past in _ancestry(child._tip):
+            if self._finished.get(past.turn_id) is past:
+                child._finished[past.turn_id] = past
         return child
 
-    def base(
+    def find_base(
         self,
         ids: "array[int]",
         after: str | None,
@@ -79,38 +84,40 @@ class History:
         replace: bool,
         drop_previous_output: bool,
         offset: int,
-    ) -> "Base":
+    ) -> "AppendBase":
         """The log to append to, O(its length). Dropped is what its last turn has said, as far as
         the log still has it, and nothing else: what was appended behind it stays. Changes nothing
         yet. Raises BadRequest for a turn that has not finished here."""
         past = self._tip if after is None else self._find(after)
-        gone: list[Past] = []
+        gone: list[FinishedTurn] = []
         if replace:
-            gone = [x for x in self._finished.values() if after is None or past in list(_line(x))]
+            gone = [
+                x for x in self._finished.values() if after is None or past in list(_ancestry(x))
+            ]
             past = None if past is None or after is None else past.parent
         if replace or after is not None:
-            ids = _log(past)
+            ids = _join_ids(past)
         if drop_previous_output and past is not None:
-            ids = ids[: past.prompt] + ids[past.length :]
-            past = _cut(past, past.prompt)
+            ids = ids[: past.prompt_tokens] + ids[past.length :]
+            past = _truncate(past, past.prompt_tokens)
         if offset:
             ids = ids[:offset]
-        return Base(ids, _cut(past, len(ids)), gone)
+        return AppendBase(ids, _truncate(past, len(ids)), gone)
 
-    def take(self, base: "Base") -> None:
+    def apply_base(self, base: "AppendBase") -> None:
         """The present log is now `base.ids`."""
-        for past in base.gone:
-            del self._finished[past.turn]
+        for past in base.replaced:
+            del self._finished[past.turn_id]
         self._tip = base.tip
 
-    def _find(self, turn: str) -> Past:
+    def _find(self, turn: str) -> FinishedTurn:
         past = self._finished.get(turn)
         if past is None:
             raise BadRequest(f"turn {turn} has not finished in this session", field="after")
         return past
 
 
-def common_prefix(a: "array[int]", b: "array[int]") -> int:
+def common_prefix_length(a: "array[int]", b: "array[int]") -> int:
     """Length of the longest common prefix, by halves; compares memory."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
@@ -124,25 +131,25 @@ def common_prefix(a: "array[int]", b: "array[int]") -> int:
     return low
 
 
-def _cut(past: Past | None, to: int) -> Past | None:
+def _truncate(turn: FinishedTurn | None, to: int) -> FinishedTurn | None:
     """The last turn of its log once that is cut to `to` ids: one that had begun by then, with what
     is left of its answer, be it nothing."""
-    while past is not None and past.prompt > to:
-        past = past.parent
-    if past is None or past.length <= to:
-        return past
-    start = past.parent.length if past.parent else 0
-    return Past(past.turn, past.parent, past.ids[: to - start], past.prompt, to)
+    while turn is not None and turn.prompt_tokens > to:
+        turn = turn.parent
+    if turn is None or turn.length <= to:
+        return turn
+    start = turn.parent.length if turn.parent else 0
+    return FinishedTurn(turn.turn_id, turn.parent, turn.ids[: to - start], turn.prompt_tokens, to)
 
 
-def _line(past: Past | None) -> Iterator[Past]:
-    while past is not None:
-        yield past
-        past = past.parent
+def _ancestry(turn: FinishedTurn | None) -> Iterator[FinishedTurn]:
+    while turn is not None:
+        yield turn
+        turn = turn.parent
 
 
-def _log(past: Past | None) -> "array[int]":
+def _join_ids(turn: FinishedTurn | None) -> "array[int]":
     ids: array[int] = array("i")
-    for part in reversed(list(_line(past))):
+    for part in reversed(list(_ancestry(turn))):
         ids.extend(part.ids)
     return ids

@@ -18,15 +18,21 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from continuo.engine import ChatTemplate, Text, TooLong
-from continuo.realtime.conversation.item_truncation import heard
-from continuo.realtime.conversation.rendering import role_of, text_of, tool_of
-from continuo.realtime.conversation.tokenization import Layout, Span, Tools, common_prefix, joined
+from continuo.engine import ChatTemplate, ModelText, TooLong
+from continuo.realtime.conversation.item_truncation import find_sampled_prefix
+from continuo.realtime.conversation.rendering import render_tool, role_of, text_of
+from continuo.realtime.conversation.tokenization import (
+    Span,
+    Tokenization,
+    ToolSchemas,
+    common_prefix_length,
+    merge_tool_calls,
+)
 from continuo.realtime.protocol.events import Rewind
-from continuo.realtime.protocol.items import ROOT, Item, MessageItem, Part
-from continuo.realtime.protocol.settings import Settings, Tool
+from continuo.realtime.protocol.items import ROOT, ContentPart, Item, MessageItem
+from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
-_MORE = " zq9"
+_NON_MERGING_SUFFIX = " zq9"
 """Words that nothing merges with."""
 
 
@@ -38,13 +44,13 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     tools: tuple[Tool, ...]
     head: Span
     spans: tuple[Span, ...] = ()
-    dropped: tuple[Item, ...] = ()
+    out_of_window: tuple[Item, ...] = ()
     """Items in front of all spans that the model does not see any more."""
 
     @classmethod
-    def start(cls, template: ChatTemplate, settings: Settings) -> "Conversation":
+    def start(cls, template: ChatTemplate, settings: GenerationSettings) -> "Conversation":
         empty = cls(template, settings.instructions, settings.tools, Span())
-        return empty._laid([], since=0)
+        return empty._tokenize([], since=0)
 
     # ------------------------------------------------------------ looking
 
@@ -61,14 +67,14 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
     def items(self) -> Iterator[Item]:
         """Dropped ones too."""
-        yield from self.dropped
+        yield from self.out_of_window
         for span in self.spans:
             yield from span.items
 
     def find(self, item_id: str) -> Item | None:
         return next((item for item in self.items() if item.id == item_id), None)
 
-    def previous(self, item_id: str) -> str | None:
+    def previous_item_id(self, item_id: str) -> str | None:
         """The id of the item before this one."""
         before = None
         for item in self.items():
@@ -77,110 +83,118 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             before = item.id
         raise KeyError(item_id)
 
-    def rewound(self, old: "Conversation") -> Rewind | None:
+    def compute_rewind(self, old: "Conversation") -> Rewind | None:
         """From the first token on that is not that of the older conversation; None: all of that
         stays. Answers that are being made count nothing."""
-        same = common_prefix(self.all_spans, old.all_spans)
+        same = common_prefix_length(self.all_spans, old.all_spans)
         here, there = (
             [id for span in one.all_spans[same:] for id in span.ids] for one in (self, old)
         )
-        keep = common_prefix(here, there)
+        keep = common_prefix_length(here, there)
         if keep == len(there):
             return None
         return Rewind(self.length - len(here) + keep, len(here) - keep)
 
     @property
-    def has_open(self) -> bool:
+    def has_open_response(self) -> bool:
         """Whether an answer is being made."""
-        return any(span.open for span in self.spans)
+        return any(span.is_open for span in self.spans)
 
-    def is_open(self, item_id: str) -> bool:
+    def is_in_open_response(self, item_id: str) -> bool:
         """Whether the item belongs to an answer that is being made."""
-        return any(span.open for span in self.spans if _holds(span, item_id))
+        return any(span.is_open for span in self.spans if _contains_item(span, item_id))
 
-    def closed(self) -> "Conversation":
+    def without_open_responses(self) -> "Conversation":
         """Without answers that are being made."""
-        if not self.has_open:
+        if not self.has_open_response:
             return self
-        return self._laid([span for span in self.spans if not span.open], since=0)
+        return self._tokenize([span for span in self.spans if not span.is_open], since=0)
 
-    def asked(self) -> tuple["Conversation", list[int]]:
+    def render_header(self) -> tuple["Conversation", list[int]]:
         """As it stands when an answer is wanted, and the header that opens it."""
-        layout = self._layout(self.all_spans)
-        header = layout.header()
-        return self._of(layout), header
+        layout = self._begin_tokenization(self.all_spans)
+        header = layout.render_header()
+        return self._from_tokenization(layout), header
 
-    def before(self, answer: str) -> "Conversation":
+    def before_response(self, response_id: str) -> "Conversation":
         """As it was when the answer that is being made was begun."""
-        at = next(n for n, span in enumerate(self.spans) if _open_answer(span, answer))
+        at = next(n for n, span in enumerate(self.spans) if _is_open_response(span, response_id))
         return msgspec.structs.replace(self, spans=self.spans[:at])
 
-    def upto(self, item_id: str | None) -> "Conversation":
+    def up_to_item(self, item_id: str | None) -> "Conversation":
         """As it was when this item was the last (None: as it is), without what is being made.
         Raises KeyError."""
-        whole = self.closed()
+        whole = self.without_open_responses()
         if item_id is None:
             return whole
-        if whole._dropped(item_id):
-            at = next(n for n, item in enumerate(whole.dropped) if item.id == item_id)
-            return msgspec.structs.replace(whole, spans=(), dropped=whole.dropped[: at + 1])
-        at = whole._index(item_id)
+        if whole._is_out_of_window(item_id):
+            at = next(n for n, item in enumerate(whole.out_of_window) if item.id == item_id)
+            return msgspec.structs.replace(whole, spans=(), dropped=whole.out_of_window[: at + 1])
+        at = whole._span_index(item_id)
         last = whole.spans[at]
         if last.items[-1].id == item_id:
             return msgspec.structs.replace(whole, spans=whole.spans[: at + 1])
-        return whole._laid([*whole.spans[:at], _split(last, item_id)[0]], since=at)
+        return whole._tokenize([*whole.spans[:at], _split_span(last, item_id)[0]], since=at)
 
     # ------------------------------------------------------------ editing
 
-    def configured(self, settings: Settings) -> "Conversation":
+    def with_settings(self, settings: GenerationSettings) -> "Conversation":
         if (settings.instructions, settings.tools) == (self.instructions, self.tools):
             return self
         fresh = Conversation(
-            self.template, settings.instructions, settings.tools, Span(), dropped=self.dropped
+            self.template,
+            settings.instructions,
+            settings.tools,
+            Span(),
+            out_of_window=self.out_of_window,
         )
-        return fresh._laid(self.spans, since=0)
+        return fresh._tokenize(self.spans, since=0)
 
-    def rendered(self) -> "Conversation":
+    def retokenize(self) -> "Conversation":
         """The conversation with ids made anew from its text: those that it had are of another
         model, tokenizer or template. Answers that are being made keep their place. Raises
         BadRequest where the template has no place for an item."""
         spans = [
             new
             for span in self.spans
-            for new in ([span] if span.open else [Span((item,)) for item in span.items])
+            for new in ([span] if span.is_open else [Span((item,)) for item in span.items])
         ]
         fresh = msgspec.structs.replace(self, head=Span(), spans=())
-        return fresh._laid(spans, since=0)
+        return fresh._tokenize(spans, since=0)
 
-    def without_oldest(self, target: int) -> "Conversation":
+    def without_oldest(self, target_tokens: int) -> "Conversation":
         """Drops the oldest items until at most `target` tokens are left, if it can, of which the
         first is a user's message, if it can. The newest span stays."""
-        questions = [n for n, span in enumerate(self.spans) if span.items and _asks(span)]
+        questions = [
+            n for n, span in enumerate(self.spans) if span.items and _is_user_message(span)
+        ]
         for cuts in (questions, range(1, len(self.spans))):
             for at in cuts:
-                if self.length - sum(len(span.ids) for span in self.spans[:at]) <= target:
-                    return self._cut(at)
-        return self._cut(len(self.spans) - 1)
+                if self.length - sum(len(span.ids) for span in self.spans[:at]) <= target_tokens:
+                    return self._move_out_of_window(at)
+        return self._move_out_of_window(len(self.spans) - 1)
 
-    def drafted(self, said: str) -> "Conversation":
+    def with_draft(self, draft: str) -> "Conversation":
         """With a user's message at the end that begins with these words: its ids are those that
         stay whatever follows them."""
         spans = [
-            self.add(MessageItem(id="draft", role="user", parts=(Part("input_text", text),)))
-            for text in (said, said + _MORE)
+            self.add_item(
+                MessageItem(id="draft", role="user", parts=(ContentPart("input_text", text),))
+            )
+            for text in (draft, draft + _NON_MERGING_SUFFIX)
         ]
         one, other = (made.spans[-1].ids for made in spans)
-        last = Span(ids=one[: common_prefix(one, other)])
+        last = Span(ids=one[: common_prefix_length(one, other)])
         return msgspec.structs.replace(spans[0], spans=(*spans[0].spans[:-1], last))
 
-    def recalled(self, items: Sequence[Item]) -> list[Span]:
+    def reuse_spans(self, items: Sequence[Item]) -> list[Span]:
         """Spans that say these items, those of this conversation where it has them."""
         spans: list[Span] = []
         while items:
             known = (
                 span
                 for span in self.spans
-                if span.items and not span.open and span.items == tuple(items[: len(span.items)])
+                if span.items and not span.is_open and span.items == tuple(items[: len(span.items)])
             )
             spans.append(next(known, None) or Span((items[0],)))
             items = items[len(spans[-1].items) :]
@@ -189,147 +203,153 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def with_items(self, items: Sequence[Item], tokens_max: int | None = None) -> "Conversation":
         return self.with_spans([Span((item,)) for item in items], tokens_max)
 
-    def with_spans(self, more: Sequence[Span], tokens_max: int | None = None) -> "Conversation":
+    def with_spans(
+        self, new_spans: Sequence[Span], tokens_max: int | None = None
+    ) -> "Conversation":
         """Raises TooLong once there are more tokens than `tokens_max`."""
-        spans = [*self.spans, *more]
-        return self._laid(spans, since=len(self.spans), tokens_max=tokens_max)
+        spans = [*self.spans, *new_spans]
+        return self._tokenize(spans, since=len(self.spans), tokens_max=tokens_max)
 
-    def overflowed(self, items: Sequence[Item]) -> "Conversation":
+    def with_items_out_of_window(self, items: Sequence[Item]) -> "Conversation":
         """The conversation with these items at its end, all of it dropped from the model's
         context."""
-        cut = self._cut(len(self.spans))
-        return msgspec.structs.replace(cut, dropped=(*cut.dropped, *items))
+        cut = self._move_out_of_window(len(self.spans))
+        return msgspec.structs.replace(cut, dropped=(*cut.out_of_window, *items))
 
-    def add(self, item: Item, after: str | None = None) -> "Conversation":
+    def add_item(self, item: Item, after: str | None = None) -> "Conversation":
         """Raises KeyError if there is no item `after`. After a dropped one is in front of all that
         the model sees."""
         spans = list(self.spans)
         at = len(spans)
-        if after == ROOT or self._dropped(after):
+        if after == ROOT or self._is_out_of_window(after):
             at = 0
         elif after is not None:
-            at = 1 + self._index(after)
+            at = 1 + self._span_index(after)
             last = spans[at - 1]
-            if not last.open and last.items[-1].id != after:
-                spans[at - 1 : at] = _split(last, after)
+            if not last.is_open and last.items[-1].id != after:
+                spans[at - 1 : at] = _split_span(last, after)
         spans.insert(at, Span((item,)))
-        return self._laid(spans, since=at)
+        return self._tokenize(spans, since=at)
 
-    def drop(self, item_id: str) -> "Conversation":
+    def delete_item(self, item_id: str) -> "Conversation":
         """Raises KeyError if there is no such item."""
-        if self._dropped(item_id):
-            rest = tuple(item for item in self.dropped if item.id != item_id)
+        if self._is_out_of_window(item_id):
+            rest = tuple(item for item in self.out_of_window if item.id != item_id)
             return msgspec.structs.replace(self, dropped=rest)
-        at = self._index(item_id)
+        at = self._span_index(item_id)
         rest = tuple(item for item in self.spans[at].items if item.id != item_id)
         spans = [*self.spans[:at], *([Span(rest)] if rest else []), *self.spans[at + 1 :]]
-        return self._laid(spans, since=at)
+        return self._tokenize(spans, since=at)
 
-    def truncate(self, item: MessageItem, text: Text) -> "Conversation":
+    def truncate_item(self, item: MessageItem, text: ModelText) -> "Conversation":
         """The item of that id becomes this one, whose text is a beginning of what it was. Of an
         answer, the tokens stay that were heard whole; what followed in it is rendered.
 
             sampled  ├─ heard whole ─┼─ the rest of the text, as far as heard, encoded again
         """
-        if self._dropped(item.id):
-            now = (item if other.id == item.id else other for other in self.dropped)
+        if self._is_out_of_window(item.id):
+            now = (item if other.id == item.id else other for other in self.out_of_window)
             return msgspec.structs.replace(self, dropped=tuple(now))
-        at = self._index(item.id)
+        at = self._span_index(item.id)
         span = self.spans[at]
         behind = tuple(other for other in span.items if other.id != item.id)
         made = [Span((item,)), *([Span(behind)] if behind else [])]
-        if span.sampled is not None and span.items[0].id == item.id:
+        if span.sampled_ids is not None and span.items[0].id == item.id:
             words = text_of(item)
-            ids, length = heard(text, span.sampled, len(words))
+            ids, length = find_sampled_prefix(text, span.sampled_ids, len(words))
             if text.decode(ids) == words[:length]:
-                ids += text.encode_plain(words[length:])
-                made[0] = Span((item,), answer=span.answer, sampled=tuple(ids))
+                ids += text.encode_untrusted(words[length:])
+                made[0] = Span((item,), response_id=span.response_id, sampled_ids=tuple(ids))
         elif behind:
             now = (item if other.id == item.id else other for other in span.items)
             made = [Span(tuple(now))]
-        return self._laid([*self.spans[:at], *made, *self.spans[at + 1 :]], since=at)
+        return self._tokenize([*self.spans[:at], *made, *self.spans[at + 1 :]], since=at)
 
-    def open(self, answer: str) -> "Conversation":
+    def open_response(self, response_id: str) -> "Conversation":
         """Keeps a place at the end for an answer that is going to be made."""
-        return msgspec.structs.replace(self, spans=(*self.spans, Span(answer=answer, open=True)))
+        return msgspec.structs.replace(
+            self, spans=(*self.spans, Span(response_id=response_id, is_open=True))
+        )
 
-    def show(self, answer: str, items: tuple[Item, ...]) -> "Conversation":
+    def update_open_response(self, response_id: str, items: tuple[Item, ...]) -> "Conversation":
         """The open answer has these items so far."""
         return msgspec.structs.replace(
             self,
             spans=tuple(
-                msgspec.structs.replace(span, items=items) if _open_answer(span, answer) else span
+                msgspec.structs.replace(span, items=items)
+                if _is_open_response(span, response_id)
+                else span
                 for span in self.spans
             ),
         )
 
-    def settle(
-        self, answer: str, items: tuple[Item, ...], sampled: Sequence[int]
+    def commit_response(
+        self, response_id: str, items: tuple[Item, ...], sampled_ids: Sequence[int]
     ) -> "Conversation":
         """Puts the answer into its place; one without items leaves no trace."""
-        at = next(n for n, span in enumerate(self.spans) if _open_answer(span, answer))
-        made = Span(items, answer=answer, sampled=tuple(sampled))
+        at = next(n for n, span in enumerate(self.spans) if _is_open_response(span, response_id))
+        made = Span(items, response_id=response_id, sampled_ids=tuple(sampled_ids))
         spans = [*self.spans[:at], *([made] if items else []), *self.spans[at + 1 :]]
-        return self._laid(spans, since=at)
+        return self._tokenize(spans, since=at)
 
     # ------------------------------------------------------------ ids
 
-    def _dropped(self, item_id: str | None) -> bool:
-        return any(item.id == item_id for item in self.dropped)
+    def _is_out_of_window(self, item_id: str | None) -> bool:
+        return any(item.id == item_id for item in self.out_of_window)
 
-    def _cut(self, at: int) -> "Conversation":
+    def _move_out_of_window(self, at: int) -> "Conversation":
         gone = tuple(item for span in self.spans[:at] for item in span.items)
-        fresh = msgspec.structs.replace(self, spans=(), dropped=self.dropped + gone)
-        return fresh._laid(self.spans[at:], since=0)
+        fresh = msgspec.structs.replace(self, spans=(), dropped=self.out_of_window + gone)
+        return fresh._tokenize(self.spans[at:], since=0)
 
-    def _index(self, item_id: str) -> int:
+    def _span_index(self, item_id: str) -> int:
         for n, span in enumerate(self.spans):
-            if _holds(span, item_id):
+            if _contains_item(span, item_id):
                 return n
         raise KeyError(item_id)
 
-    def _laid(
+    def _tokenize(
         self, spans: Sequence[Span], *, since: int, tokens_max: int | None = None
     ) -> "Conversation":
         """With these spans, of which those before `since` are as they were. Lays out the rest; all
         of them if what stands behind may have changed what stands before. Raises TooLong."""
         behind = any(span.ids for span in self.spans[since:])
-        if behind and not self.template.append_stable:
+        if behind and not self.template.is_append_stable:
             since = 0
         since = max(0, since - 1)  # a call may join it
-        layout = self._layout([self.head, *spans[:since]] if since else [])
+        layout = self._begin_tokenization([self.head, *spans[:since]] if since else [])
         tokens = layout.length
-        for span in joined(spans[since:]):
+        for span in merge_tool_calls(spans[since:]):
             layout.add(span)
             tokens += len(layout.last.ids)
             if tokens_max is not None and tokens > tokens_max:
                 tokens = layout.length  # less, where a span has changed those before it
                 if tokens > tokens_max:
                     raise TooLong(f"more than {tokens_max:,} tokens")
-        return self._of(layout)
+        return self._from_tokenization(layout)
 
-    def _layout(self, laid: Sequence[Span]) -> Layout:
-        tools: Tools = tuple(tool_of(tool) for tool in self.tools)
-        return Layout(self.template, self.instructions or None, tools, laid)
+    def _begin_tokenization(self, tokenized: Sequence[Span]) -> Tokenization:
+        tools: ToolSchemas = tuple(render_tool(tool) for tool in self.tools)
+        return Tokenization(self.template, self.instructions or None, tools, tokenized)
 
-    def _of(self, layout: Layout) -> "Conversation":
-        head, *spans = layout.spans
+    def _from_tokenization(self, tokenization: Tokenization) -> "Conversation":
+        head, *spans = tokenization.spans
         return msgspec.structs.replace(self, head=head, spans=tuple(spans))
 
 
-def _holds(span: Span, item_id: str) -> bool:
+def _contains_item(span: Span, item_id: str) -> bool:
     return any(item.id == item_id for item in span.items)
 
 
-def _asks(span: Span) -> bool:
+def _is_user_message(span: Span) -> bool:
     return role_of(span.items[0]) == "user"
 
 
-def _open_answer(span: Span, answer: str) -> bool:
-    return span.open and span.answer == answer
+def _is_open_response(span: Span, response_id: str) -> bool:
+    return span.is_open and span.response_id == response_id
 
 
-def _split(span: Span, after: str) -> tuple[Span, Span]:
+def _split_span(span: Span, after: str) -> tuple[Span, Span]:
     """Two rendered spans; an answer that is taken apart loses its sampled ids."""
     at = 1 + next(n for n, item in enumerate(span.items) if item.id == after)
     return Span(span.items[:at]), Span(span.items[at:])

@@ -4,34 +4,36 @@ from collections.abc import Sequence
 
 import msgspec
 
-from continuo.engine import Text
+from continuo.engine import ModelText
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.commands import TruncateItem
 from continuo.realtime.protocol.items import Item, MessageItem
 
 
-def heard(text: Text, sampled: Sequence[int], end: int) -> tuple[list[int], int]:
+def find_sampled_prefix(
+    text: ModelText, sampled_ids: Sequence[int], chars_max: int
+) -> tuple[list[int], int]:
     """The first of the sampled ids, as many as say at most `end` characters (code points) and no
     half one; and how many characters these are."""
-    stream, length, borders = text.detokenizer(), 0, [(0, 0)]
+    stream, length, borders = text.create_detokenizer(), 0, [(0, 0)]
     said: list[str] = []
-    for at, id in enumerate(sampled, 1):
+    for at, id in enumerate(sampled_ids, 1):
         more = stream.push([id])
         length += len(more)
-        if length > end:
+        if length > chars_max:
             break
         if more:
             said.append(more)
             borders.append((at, length))
     words = "".join(said)
     for at, length in reversed(borders):
-        fresh = text.detokenizer()
-        if fresh.push(sampled[:at]) + fresh.flush() == words[:length]:
-            return list(sampled[:at]), length
+        fresh = text.create_detokenizer()
+        if fresh.push(sampled_ids[:at]) + fresh.flush() == words[:length]:
+            return list(sampled_ids[:at]), length
     raise AssertionError("nothing says nothing")
 
 
-def spoken(item: Item) -> MessageItem:
+def require_assistant_message(item: Item) -> MessageItem:
     """Raises Refusal if the assistant has not said it."""
     if not isinstance(item, MessageItem) or item.role != "assistant":
         raise Refusal(
@@ -42,24 +44,25 @@ def spoken(item: Item) -> MessageItem:
     return item
 
 
-def shortened(item: MessageItem, ask: TruncateItem, end: int) -> MessageItem:
+def truncate_message(item: MessageItem, command: TruncateItem, text_end: int) -> MessageItem:
     """The item up to `end` characters of its part. Raises Refusal."""
-    if ask.content_index >= len(item.parts):
+    if command.content_index >= len(item.parts):
         raise Refusal(
-            f"The item has {len(item.parts)} content parts; there is none at {ask.content_index}.",
+            f"The item has {len(item.parts)} content parts; there is none at "
+            f"{command.content_index}.",
             code="invalid_value",
             param="content_index",
         )
-    part = item.parts[ask.content_index]
-    if end > len(part.text):
+    part = item.parts[command.content_index]
+    if text_end > len(part.text):
         raise Refusal(
             f"The text of the item is {len(part.text):,} characters long; it cannot be truncated "
-            f"at {end:,}.",
+            f"at {text_end:,}.",
             code="invalid_value",
             param="text_end",
         )
-    part = msgspec.structs.replace(part, text=part.text[:end])
-    parts = (*item.parts[: ask.content_index], part)
+    part = msgspec.structs.replace(part, text=part.text[:text_end])
+    parts = (*item.parts[: command.content_index], part)
     if parts == item.parts:
         return item
     return msgspec.structs.replace(item, parts=parts, status="incomplete")

@@ -5,20 +5,25 @@ from typing import Any, Literal, assert_never
 
 import msgspec
 
-from continuo.engine import Message, ToolCall
-from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem
-from continuo.realtime.protocol.settings import Settings, Tool
+from continuo.engine import ChatMessage, ToolCall
+from continuo.realtime.protocol.items import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+)
+from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
-Role = Literal["system", "user", "assistant", "tool"]
+MessageRole = Literal["system", "user", "assistant", "tool"]
 
 
-def role_of(item: Item) -> Role:
+def role_of(item: Item) -> MessageRole:
     match item:
         case MessageItem(role=role):
             return role
-        case CallItem():
+        case FunctionCallItem():
             return "assistant"
-        case CallOutputItem():
+        case FunctionCallOutputItem():
             return "tool"
         case _:
             assert_never(item)
@@ -28,19 +33,19 @@ def text_of(item: MessageItem) -> str:
     return "\n".join(part.text for part in item.parts)
 
 
-def chars_of(item: Item) -> int:
+def count_chars(item: Item) -> int:
     match item:
         case MessageItem():
             return sum(len(part.text) for part in item.parts)
-        case CallItem(name=name, arguments=arguments):
+        case FunctionCallItem(name=name, arguments=arguments):
             return len(name) + len(arguments)
-        case CallOutputItem(output=output):
+        case FunctionCallOutputItem(output=output):
             return len(output)
         case _:
             assert_never(item)
 
 
-def chars_of_head(settings: Settings) -> int:
+def count_head_chars(settings: GenerationSettings) -> int:
     """Of what stands before all items."""
     return len(settings.instructions) + sum(
         len(tool.name) + len(tool.parameters) + len(tool.description or "")
@@ -48,37 +53,37 @@ def chars_of_head(settings: Settings) -> int:
     )
 
 
-HELD_CHARS_MAX = 16
+UNSTABLE_WORD_CHARS_MAX = 16
 """Of a word that may go on, how much is kept from the model; longer ones are no words."""
 
 
-def stable(draft: str) -> str:
+def stable_prefix(draft: str) -> str:
     """The words that are certain to stay as they are when more is said: without the last one,
     unless a space has ended it, and without that space, which belongs to the next."""
     if draft != draft.rstrip():
         return draft.rstrip()
     word = draft.split()[-1] if draft else ""
-    if len(word) > HELD_CHARS_MAX:
-        return draft[:-HELD_CHARS_MAX]
+    if len(word) > UNSTABLE_WORD_CHARS_MAX:
+        return draft[:-UNSTABLE_WORD_CHARS_MAX]
     return draft.removesuffix(word).rstrip()
 
 
-def joins(before: Sequence[Item], item: Item) -> bool:
+def is_merged_into(before: Sequence[Item], item: Item) -> bool:
     """Whether a call belongs into the assistant's message that ends with `before`."""
-    return isinstance(item, CallItem) and role_of(before[-1]) == "assistant"
+    return isinstance(item, FunctionCallItem) and role_of(before[-1]) == "assistant"
 
 
-def message_of(items: Sequence[Item]) -> Message:
+def render_message(items: Sequence[Item]) -> ChatMessage:
     """One item, or an assistant's message with the calls that belong to it."""
     match items[0]:
-        case CallOutputItem(call_id=call_id, output=output):
-            return Message(role="tool", content=output, tool_call_id=call_id)
+        case FunctionCallOutputItem(call_id=call_id, output=output):
+            return ChatMessage(role="tool", content=output, tool_call_id=call_id)
         case MessageItem(role=role) as item if role != "assistant":
-            return Message(role=role, content=text_of(item))
+            return ChatMessage(role=role, content=text_of(item))
         case _:
             said = [text_of(item) for item in items if isinstance(item, MessageItem)]
-            calls = [item for item in items if isinstance(item, CallItem)]
-            return Message(
+            calls = [item for item in items if isinstance(item, FunctionCallItem)]
+            return ChatMessage(
                 role="assistant",
                 content="".join(said),
                 tool_calls=tuple(
@@ -88,7 +93,7 @@ def message_of(items: Sequence[Item]) -> Message:
             )
 
 
-def tool_of(tool: Tool) -> dict[str, Any]:
+def render_tool(tool: Tool) -> dict[str, Any]:
     """As chat templates have it since OpenAI's chat completions."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:

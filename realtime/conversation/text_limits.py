@@ -9,31 +9,31 @@ from collections.abc import Generator, Iterable, Sequence
 
 import msgspec
 
-from continuo.engine import ChatTemplate, Ready, TooLong
-from continuo.realtime.conversation.rendering import chars_of, chars_of_head
+from continuo.engine import ChatTemplate, EngineReady, TooLong
+from continuo.realtime.conversation.rendering import count_chars, count_head_chars
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX
 from continuo.realtime.protocol.items import Item, ItemReference
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
 
-class TextBounds(msgspec.Struct, frozen=True):
-    limit: int
+class TextLimits(msgspec.Struct, frozen=True):
+    context_tokens: int
     """Tokens of context."""
     token_chars_max: int | None
     """Characters of the longest token; None: no such bound is known of this tokenizer."""
 
     @classmethod
-    def of(cls, ready: Ready, template: ChatTemplate) -> "TextBounds":
+    def for_model(cls, ready: EngineReady, template: ChatTemplate) -> "TextLimits":
         return cls(ready.max_model_len, template.token_chars_max)
 
     @property
-    def tokens_max(self) -> int:
+    def request_tokens_max(self) -> int:
         """Tokens made for one request before it is refused: twice the context, since a template may
         shorten what it wrote before, and exact counts are told of what is a little too long."""
-        return 2 * self.limit
+        return 2 * self.context_tokens
 
-    def tokens_min(self, chars: int) -> int:
+    def count_tokens_min(self, chars: int) -> int:
         """The least number of tokens that a text of so many characters can be."""
         return 0 if self.token_chars_max is None else -(-chars // self.token_chars_max)
 
@@ -47,25 +47,26 @@ class TextBounds(msgspec.Struct, frozen=True):
                 code="string_above_max_length",
                 param=param,
             )
-        if self.tokens_min(chars) > self.limit:
+        if self.count_tokens_min(chars) > self.context_tokens:
             raise Refusal(
-                f"'{param}' is {chars:,} characters of text, at least {self.tokens_min(chars):,} "
-                f"tokens; the context of the model holds {self.limit:,} (max_model_len).",
+                f"'{param}' is {chars:,} characters of text, at least "
+                f"{self.count_tokens_min(chars):,} "
+                f"tokens; the context of the model holds {self.context_tokens:,} (max_model_len).",
                 code="context_length_exceeded",
                 param=param,
             )
 
-    def check_head(self, settings: Settings, where: str) -> None:
+    def check_head(self, settings: GenerationSettings, param_prefix: str) -> None:
         """Check instructions and tools. Raises Refusal, which names the larger of the two."""
-        chars = chars_of_head(settings)
+        chars = count_head_chars(settings)
         longer = "instructions" if len(settings.instructions) * 2 >= chars else "tools"
-        self.check(chars, where + longer)
+        self.check(chars, param_prefix + longer)
 
-    def check_input(self, settings: Settings, items: Sequence[Item], param: str) -> None:
+    def check_input(self, settings: GenerationSettings, items: Sequence[Item], param: str) -> None:
         """Check instructions, tools and items. With truncation all items need not fit, but each
         must. Raises Refusal."""
-        head = chars_of_head(settings)
-        sizes = [chars_of(item) for item in items]
+        head = count_head_chars(settings)
+        sizes = [count_chars(item) for item in items]
         if settings.truncation.mode == "disabled":
             self.check(head + sum(sizes), param)
             return
@@ -73,34 +74,34 @@ class TextBounds(msgspec.Struct, frozen=True):
             self.check(head + sum(sizes), param)
         self.check(head + max(sizes, default=0), param)
 
-    def check_response(self, settings: Settings, context: Sequence[Item]) -> None:
+    def check_response(self, settings: GenerationSettings, context: Sequence[Item]) -> None:
         """Check a response with a context of its own, which is never truncated. Raises Refusal."""
         self.check_head(settings, "response.")
-        self.check(chars_of_head(settings) + sum(map(chars_of, context)), "response.input")
+        self.check(count_head_chars(settings) + sum(map(count_chars, context)), "response.input")
 
-    def in_sight(self, items: Sequence[Item]) -> int:
+    def count_visible_items(self, items: Sequence[Item]) -> int:
         """How many of the newest items the model can see at most, with some to spare."""
         tokens = 0
         for count, item in enumerate(reversed(items), 1):
-            tokens += self.tokens_min(chars_of(item))
-            if tokens > self.tokens_max:
+            tokens += self.count_tokens_min(count_chars(item))
+            if tokens > self.request_tokens_max:
                 return count
         return len(items)
 
 
-def written(items: Iterable[Item | ItemReference]) -> list[Item]:
+def inline_items(items: Iterable[Item | ItemReference]) -> list[Item]:
     """The items of a request that hold text themselves."""
     return [item for item in items if not isinstance(item, ItemReference)]
 
 
 @contextlib.contextmanager
-def named(param: str, limit: int) -> Generator[None]:
+def refuse_if_too_long(param: str, context_tokens: int) -> Generator[None]:
     """Refuse a text of too many tokens by the name of its field."""
     try:
         yield
     except TooLong as error:
         raise Refusal(
-            f"'{param}': {error.message}; the context of the model holds {limit:,} "
+            f"'{param}': {error.message}; the context of the model holds {context_tokens:,} "
             "(max_model_len).",
             code="context_length_exceeded",
             param=param,

@@ -14,193 +14,205 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from continuo.realtime.event_log.event_id import Position, Reached
+from continuo.realtime.event_log.event_id import EventId, ResponseProgress
 from continuo.realtime.protocol.events import (
-    AnswerEnded,
-    AnswerInterrupted,
-    AnswerStarted,
     ArgumentsDelta,
+    ConversationEvent,
     ItemAdded,
-    OutputEnded,
-    OutputStarted,
-    Tell,
+    OutputItemEnded,
+    OutputItemStarted,
+    ResponseEnded,
+    ResponseInterrupted,
+    ResponseStarted,
     TextCommitted,
     TextDelta,
 )
-from continuo.realtime.protocol.items import CallItem, Item, MessageItem
+from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
 
-RECORDS_MAX = 256
+LOGGED_EVENTS_MAX = 256
 """Kept to be told again; older positions are answered with a snapshot."""
 
-NOWHERE = Position(epoch="0")
+UNRESUMABLE = EventId(epoch="0")
 """Of what is no part of the order: who saw only that must see everything again."""
 
 
-class Gap(Exception):
+class ReplayGap(Exception):
     """What followed a position cannot be told exactly."""
 
 
-class Line(msgspec.Struct, frozen=True, gc=False):
+class EmittedEvent(msgspec.Struct, frozen=True, gc=False):
     """Something said, and where."""
 
-    tell: Tell
-    at: Position
-    skip: int = 0
+    event: ConversationEvent
+    event_id: EventId
+    seen_parts: int = 0
     """Events of it that the other side has seen."""
 
 
-class Record(msgspec.Struct, frozen=True):
-    tell: Tell
-    answer: int | None = None
+class LoggedEvent(msgspec.Struct, frozen=True):
+    event: ConversationEvent
+    response_number: int | None = None
     """For an answer's end: the number of its beginning."""
 
 
-Listener = Callable[[Line], None]
-Previous = Callable[[str], str | None]
+EventListener = Callable[[EmittedEvent], None]
+FindPreviousItem = Callable[[str], str | None]
 """The item before an item. Raises KeyError for one that is not in the conversation."""
 
 
-class Transcript:
-    def __init__(self, epoch: str, first: int = 0, records: Iterable[Record] = ()) -> None:
+class EventLog:
+    def __init__(
+        self, epoch: str, first_offset: int = 0, events: Iterable[LoggedEvent] = ()
+    ) -> None:
         self.epoch = epoch
-        self._records = list(records)
-        self._first = first
+        self._events = list(events)
+        self._first_offset = first_offset
         """Number of the oldest record kept."""
-        self._answers: dict[int, _Stream] = {}
-        self._numbers: dict[str, int] = {}
+        self._responses: dict[int, _ResponseStream] = {}
+        self._response_numbers: dict[str, int] = {}
         """Of the answers being made, by id."""
-        self._ahead: dict[int, tuple[Reached, int]] = {}
+        self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
         """Answers of which the listener has seen more than is known here, and how many events of
         what follows: they were drawn elsewhere, and are being drawn again."""
-        self._listener: Listener | None = None
+        self._listener: EventListener | None = None
         self.on_gap: Callable[[], None] = lambda: None
         """Called when what is drawn again turns out to be different."""
 
     @property
-    def next(self) -> int:
+    def next_offset(self) -> int:
         """Number of the next record."""
-        return self._first + len(self._records)
+        return self._first_offset + len(self._events)
 
     @property
-    def first(self) -> int:
-        return self._first
+    def first_offset(self) -> int:
+        return self._first_offset
 
     @property
-    def attached(self) -> bool:
+    def has_listener(self) -> bool:
         return self._listener is not None
 
     @property
-    def now(self) -> Position:
+    def emitted_id(self) -> EventId:
         """What the listener has been told."""
-        return self._now()
+        return self._make_event_id()
 
-    def _now(self, of: int | None = None, *, whole: bool = False) -> Position:
-        reached = [stream.reached for stream in self._answers.values()]
+    def _make_event_id(
+        self, response_number: int | None = None, *, is_inclusive: bool = False
+    ) -> EventId:
+        reached = [stream.progress for stream in self._responses.values()]
         if self._ahead:
-            reached = [self._ahead.get(at.answer, (at,))[0] for at in reached]
-        return Position(
-            epoch=self.epoch, told=self.next, answers=tuple(reached), of=of, whole=whole
+            reached = [self._ahead.get(at.response_number, (at,))[0] for at in reached]
+        return EventId(
+            epoch=self.epoch,
+            offset=self.next_offset,
+            open_responses=tuple(reached),
+            response_number=response_number,
+            is_inclusive=is_inclusive,
         )
 
-    def since(self, number: int) -> list[Record]:
+    def events_since(self, offset: int) -> list[LoggedEvent]:
         """Records from this number on."""
-        assert self._first <= number <= self.next, "these are kept"
-        return self._records[number - self._first :]
+        assert self._first_offset <= offset <= self.next_offset, "these are kept"
+        return self._events[offset - self._first_offset :]
 
-    def drafted(self, tells: Sequence[Tell]) -> list[Record]:
+    def to_logged_events(self, events: Sequence[ConversationEvent]) -> list[LoggedEvent]:
         """What these would be as records."""
-        ends = (tell.answer.id if isinstance(tell, AnswerEnded) else "" for tell in tells)
+        ends = (tell.answer.id if isinstance(tell, ResponseEnded) else "" for tell in events)
         return [
-            Record(tell, self._numbers.get(answer))
-            for tell, answer in zip(tells, ends, strict=True)
+            LoggedEvent(tell, self._response_numbers.get(answer))
+            for tell, answer in zip(events, ends, strict=True)
         ]
 
-    def of_answer(self, answer_id: str) -> list[Tell]:
+    def events_of_response(self, response_id: str) -> list[ConversationEvent]:
         """Its beginning and its end, as far as they are kept."""
-        tells = [record.tell for record in self._records]
+        tells = [record.event for record in self._events]
         return [
             tell
             for tell in tells
-            if isinstance(tell, AnswerStarted | AnswerEnded) and tell.answer.id == answer_id
+            if isinstance(tell, ResponseStarted | ResponseEnded) and tell.answer.id == response_id
         ]
 
     # ------------------------------------------------------------ saying
 
-    def record(self, tell: Tell, *, told: bool = True) -> None:
+    def append(self, event: ConversationEvent, *, is_emitted: bool = True) -> None:
         """`told`: whether the listener hears of it."""
-        at = self.now
+        at = self.emitted_id
         answer = None
-        if isinstance(tell, AnswerStarted):
-            self.begin(tell.answer.id, self.next)
-        elif isinstance(tell, AnswerEnded):
-            answer = self._numbers.pop(tell.answer.id)
-            del self._answers[answer]
+        if isinstance(event, ResponseStarted):
+            self.start_response(event.answer.id, self.next_offset)
+        elif isinstance(event, ResponseEnded):
+            answer = self._response_numbers.pop(event.answer.id)
+            del self._responses[answer]
             if self._ahead.pop(answer, None) is not None:
-                self._give_up()
-        self._records.append(Record(tell, answer))
-        if len(self._records) > RECORDS_MAX:
-            del self._records[0]
-            self._first += 1
-        if told:
-            self._say(Line(tell, at))
+                self._report_gap()
+        self._events.append(LoggedEvent(event, answer))
+        if len(self._events) > LOGGED_EVENTS_MAX:
+            del self._events[0]
+            self._first_offset += 1
+        if is_emitted:
+            self._emit(EmittedEvent(event, at))
 
-    def begin(self, answer_id: str, number: int) -> None:
+    def start_response(self, response_id: str, offset: int) -> None:
         """An answer that began with record `number` is being made."""
-        self._numbers[answer_id] = number
-        self._answers[number] = _Stream(number)
+        self._response_numbers[response_id] = offset
+        self._responses[offset] = _ResponseStream(offset)
 
-    def of(self, answer_id: str, tell: Tell) -> None:
+    def append_output(self, response_id: str, event: ConversationEvent) -> None:
         """Something of an answer that is being made."""
-        number = self._numbers[answer_id]
-        stream = self._answers[number]
-        whole = isinstance(tell, TextDelta | ArgumentsDelta)
-        before = None if whole else self._now(of=number)
-        stream.take(tell)
+        number = self._response_numbers[response_id]
+        stream = self._responses[number]
+        whole = isinstance(event, TextDelta | ArgumentsDelta)
+        before = None if whole else self._make_event_id(response_number=number)
+        stream.append(event)
         ahead = self._ahead.get(number)
         if ahead is not None:
             self._catch_up(stream, *ahead)
         else:
-            self._say(Line(tell, before or self._now(whole=True)))
+            self._emit(EmittedEvent(event, before or self._make_event_id(is_inclusive=True)))
 
-    def interrupted(self, answer_id: str) -> None:
+    def interrupt_response(self, response_id: str) -> None:
         """It is not being made at the moment. Who has seen more than is known here waits already:
         nothing is said."""
-        number = self._numbers[answer_id]
+        number = self._response_numbers[response_id]
         if number not in self._ahead:
-            item, chars = self._answers[number].under_way()
-            self.aside(AnswerInterrupted(answer_id, item, chars))
+            item, chars = self._responses[number].find_open_item()
+            self.emit_unlogged(ResponseInterrupted(response_id, item, chars))
 
-    def open(self, tell: Tell) -> None:
+    def emit_opening(self, event: ConversationEvent) -> None:
         """Said before everything."""
-        self._say(Line(tell, self._now(whole=True)))
+        self._emit(EmittedEvent(event, self._make_event_id(is_inclusive=True)))
 
-    def aside(self, tell: Tell) -> None:
+    def emit_unlogged(self, event: ConversationEvent) -> None:
         """Said here, not told again."""
-        self._say(Line(tell, self.now.aside()))
+        self._emit(EmittedEvent(event, self.emitted_id.for_unlogged_event()))
 
-    def _say(self, line: Line) -> None:
+    def _emit(self, emitted: EmittedEvent) -> None:
         if self._listener is not None:
-            self._listener(line)
+            self._listener(emitted)
 
-    def _catch_up(self, stream: "_Stream", ahead: Reached, parts: int) -> None:
+    def _catch_up(self, stream: "_ResponseStream", ahead: ResponseProgress, parts: int) -> None:
         if not stream.covers(ahead, parts):
             return
         del self._ahead[stream.number]
         try:
-            lines = list(self._retold(stream, ahead, parts))
-        except Gap:
-            self._give_up()
+            lines = list(self._replay_ahead(stream, ahead, parts))
+        except ReplayGap:
+            self._report_gap()
             return
         for line in lines:
-            self._say(line)
+            self._emit(line)
 
-    def _give_up(self) -> None:
+    def _report_gap(self) -> None:
         self.detach()
         self.on_gap()
 
-    def _retold(self, stream: "_Stream", since: Reached, skip: int) -> Iterator[Line]:
-        others = {number: other.reached for number, other in self._answers.items()}
-        yield from _placed(stream.retell(since), since, others, self.epoch, self.next, skip)
+    def _replay_ahead(
+        self, stream: "_ResponseStream", since: ResponseProgress, seen_parts: int
+    ) -> Iterator[EmittedEvent]:
+        others = {number: other.progress for number, other in self._responses.items()}
+        yield from _assign_event_ids(
+            stream.replay(since), since, others, self.epoch, self.next_offset, seen_parts
+        )
 
     # ------------------------------------------------------------ saying again
 
@@ -208,254 +220,292 @@ class Transcript:
         self._listener = None
         self._ahead.clear()
 
-    def attach(self, listener: Listener) -> None:
+    def attach(self, listener: EventListener) -> None:
         """All that comes is said to it."""
         self._listener = listener
         self._ahead = {}
 
-    def go_on(self, listener: Listener, since: Position, first: Tell, previous: Previous) -> None:
+    def resume(
+        self,
+        listener: EventListener,
+        since: EventId,
+        first_event: ConversationEvent,
+        find_previous: FindPreviousItem,
+    ) -> None:
         """Says to a new listener `first`, and all it has not heard since a position; then what
         comes. Raises Gap; then nothing has changed."""
-        lines, ahead = self._missed(since, previous)
+        lines, ahead = self._replay_since(since, find_previous)
         self._listener = listener
         self._ahead = ahead
-        listener(Line(first, since.aside()))
+        listener(EmittedEvent(first_event, since.for_unlogged_event()))
         for line in lines:
             listener(line)
 
-    def _missed(
-        self, since: Position, previous: Previous
-    ) -> tuple[list[Line], dict[int, tuple[Reached, int]]]:
-        if since.epoch != self.epoch or not self._first <= since.told <= self.next:
-            raise Gap
-        if since.told == self.next and since.parts and since.of is None:
-            raise Gap  # of a record that is not known here
-        reached = {at.answer: at for at in since.answers}
-        parts = {since.of: since.parts}
-        records = self.since(since.told)
-        streams = dict(self._answers)
+    def _replay_since(
+        self, since: EventId, find_previous: FindPreviousItem
+    ) -> tuple[list[EmittedEvent], dict[int, tuple[ResponseProgress, int]]]:
+        if since.epoch != self.epoch or not self._first_offset <= since.offset <= self.next_offset:
+            raise ReplayGap
+        if (
+            since.offset == self.next_offset
+            and since.emitted_parts
+            and since.response_number is None
+        ):
+            raise ReplayGap  # of a record that is not known here
+        reached = {at.response_number: at for at in since.open_responses}
+        parts = {since.response_number: since.emitted_parts}
+        records = self.events_since(since.offset)
+        streams = dict(self._responses)
         for record in records:
-            if record.answer is not None:
-                streams[record.answer] = _ended(record, previous)
+            if record.response_number is not None:
+                streams[record.response_number] = _rebuild_stream(record, find_previous)
         said_in = {item: number for number, one in streams.items() for item in one.item_ids}
-        lines: list[Line] = []
+        lines: list[EmittedEvent] = []
 
         def covered(number: int) -> bool:
             return streams[number].covers(reached[number], parts.get(number, 0))
 
         def between(number: int) -> bool:
             """They wait for an item of an answer, which may not be known here yet."""
-            return reached[number].edges % 2 == 0
+            return reached[number].item_boundaries % 2 == 0
 
         def catch_up(number: int, told: int) -> None:
             at = reached[number]
-            said = streams[number].retell(at)
-            lines.extend(_placed(said, at, reached, self.epoch, told, parts.pop(number, 0)))
+            said = streams[number].replay(at)
+            lines.extend(
+                _assign_event_ids(said, at, reached, self.epoch, told, parts.pop(number, 0))
+            )
 
-        for number, record in enumerate(records, since.told):
-            skip = since.parts if number == since.told and since.of is None else 0
-            if record.answer is not None:
-                if record.answer not in reached or not covered(record.answer):
-                    raise Gap
-                catch_up(record.answer, number)
+        for number, record in enumerate(records, since.offset):
+            skip = (
+                since.emitted_parts
+                if number == since.offset and since.response_number is None
+                else 0
+            )
+            if record.response_number is not None:
+                if record.response_number not in reached or not covered(record.response_number):
+                    raise ReplayGap
+                catch_up(record.response_number, number)
             else:  # what stands behind something that an answer said is told behind it
-                before = _before(record.tell)
+                before = _previous_item_of(record.event)
                 behind = said_in.get(before or "", -1)
                 if behind in reached and covered(behind):
                     catch_up(behind, number)
-                elif not _is_known(before, previous) and any(map(between, reached)):
-                    raise Gap  # perhaps it is that item
-            here = Position(epoch=self.epoch, told=number, answers=tuple(reached.values()))
-            lines.append(Line(record.tell, here, skip))
-            if isinstance(record.tell, AnswerStarted):
-                reached[number] = Reached(number)
-            if record.answer is not None:
-                del reached[record.answer]
-        if reached.keys() != self._answers.keys():
-            raise Gap
-        ahead: dict[int, tuple[Reached, int]] = {}
+                elif not _is_known(before, find_previous) and any(map(between, reached)):
+                    raise ReplayGap  # perhaps it is that item
+            here = EventId(epoch=self.epoch, offset=number, open_responses=tuple(reached.values()))
+            lines.append(EmittedEvent(record.event, here, skip))
+            if isinstance(record.event, ResponseStarted):
+                reached[number] = ResponseProgress(number)
+            if record.response_number is not None:
+                del reached[record.response_number]
+        if reached.keys() != self._responses.keys():
+            raise ReplayGap
+        ahead: dict[int, tuple[ResponseProgress, int]] = {}
         for number, at in list(reached.items()):
             if covered(number):
-                catch_up(number, self.next)
+                catch_up(number, self.next_offset)
             else:
                 ahead[number] = at, parts.get(number, 0)
         return lines, ahead
 
-    def snapshot(self, listener: Listener, tells: Iterable[Tell]) -> None:
+    def attach_with_snapshot(
+        self, listener: EventListener, events: Iterable[ConversationEvent]
+    ) -> None:
         """Says everything to a new listener: `tells`, then what the answers that are being made
         have said; then what comes."""
-        for tell in tells:
-            listener(Line(tell, NOWHERE.aside()))
-        for stream in self._answers.values():
-            for tell, _ in stream.retell(Reached(stream.number)):
-                listener(Line(tell, NOWHERE.aside()))
+        for tell in events:
+            listener(EmittedEvent(tell, UNRESUMABLE.for_unlogged_event()))
+        for stream in self._responses.values():
+            for tell, _ in stream.replay(ResponseProgress(stream.number)):
+                listener(EmittedEvent(tell, UNRESUMABLE.for_unlogged_event()))
         self._listener = listener
         self._ahead = {}
 
 
-class _Output(msgspec.Struct):
+class _OutputItem(msgspec.Struct):
     """An item of an answer, as far as it was said."""
 
-    started: OutputStarted
+    started: OutputItemStarted
     text: list[str]
-    ended: OutputEnded | None = None
+    ended: OutputItemEnded | None = None
 
 
-class _Stream:
+class _ResponseStream:
     """One answer, as far as it was said."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.reached = Reached(number)
-        self._edges = [self.reached]
+        self.progress = ResponseProgress(number)
+        self._boundaries = [self.progress]
         """How far it was at each beginning and end of an item; first at its own."""
-        self._outputs: list[_Output] = []
+        self._items: list[_OutputItem] = []
 
-    def take(self, tell: Tell) -> None:
-        match tell:
-            case OutputStarted(item=item):
-                self._outputs.append(_Output(tell, []))
-                self._edge(item.name if isinstance(item, CallItem) else "")
+    def append(self, event: ConversationEvent) -> None:
+        match event:
+            case OutputItemStarted(item=item):
+                self._items.append(_OutputItem(event, []))
+                self._add_boundary(item.name if isinstance(item, FunctionCallItem) else "")
             case TextDelta(text=text) | ArgumentsDelta(text=text):
-                self._outputs[-1].text.append(text)
-                self.reached = _further(self.reached, text)
-            case OutputEnded(item=item):
-                self._outputs[-1].ended = tell
-                self._edge(item.status)
+                self._items[-1].text.append(text)
+                self.progress = _advance(self.progress, text)
+            case OutputItemEnded(item=item):
+                self._items[-1].ended = event
+                self._add_boundary(item.status)
             case _:
-                raise AssertionError(f"{type(tell).__name__} is no part of an answer")
+                raise AssertionError(f"{type(event).__name__} is no part of an answer")
 
-    def _edge(self, how: str) -> None:
-        at = self.reached
-        self.reached = Reached(self.number, at.edges + 1, 0, _check(how, at.check))
-        self._edges.append(self.reached)
+    def _add_boundary(self, detail: str) -> None:
+        at = self.progress
+        self.progress = ResponseProgress(
+            self.number, at.item_boundaries + 1, 0, _checksum(detail, at.checksum)
+        )
+        self._boundaries.append(self.progress)
 
     @property
     def item_ids(self) -> list[str]:
-        return [output.started.item.id for output in self._outputs]
+        return [output.started.item.id for output in self._items]
 
-    def under_way(self) -> tuple[str | None, int]:
+    def find_open_item(self) -> tuple[str | None, int]:
         """The item that has begun and not ended, and the characters of it."""
-        last = self._outputs[-1] if self._outputs else None
+        last = self._items[-1] if self._items else None
         if last is None or last.ended is not None:
             return None, 0
-        return last.started.item.id, self.reached.chars
+        return last.started.item.id, self.progress.chars
 
-    def covers(self, at: Reached, parts: int) -> bool:
+    def covers(self, at: ResponseProgress, parts: int) -> bool:
         """Whether as much as that was said here, and `parts` events of what follows."""
-        here = self.reached
+        here = self.progress
         if parts:
-            return at.edges < here.edges
-        return at.edges < here.edges or (at.edges == here.edges and at.chars <= here.chars)
+            return at.item_boundaries < here.item_boundaries
+        return at.item_boundaries < here.item_boundaries or (
+            at.item_boundaries == here.item_boundaries and at.chars <= here.chars
+        )
 
-    def retell(self, since: Reached) -> Iterator[tuple[Tell, Reached]]:
+    def replay(
+        self, since: ResponseProgress
+    ) -> Iterator[tuple[ConversationEvent, ResponseProgress]]:
         """What follows a position that is covered, and how far each reaches. Raises Gap where what
         came before it was something else."""
-        if self._at(since.edges, since.chars) != since:
-            raise Gap
-        for n, output in enumerate(self._outputs):
+        if self._progress_at(since.item_boundaries, since.chars) != since:
+            raise ReplayGap
+        for n, output in enumerate(self._items):
             began, ended = 2 * n + 1, 2 * n + 2
-            if since.edges < began:
-                yield output.started, self._edges[began]
-            if since.edges < ended:
-                chars = since.chars if since.edges == began else 0
+            if since.item_boundaries < began:
+                yield output.started, self._boundaries[began]
+            if since.item_boundaries < ended:
+                chars = since.chars if since.item_boundaries == began else 0
                 if rest := "".join(output.text)[chars:]:
-                    yield _delta(output.started, rest), _further(self._at(began, chars), rest)
+                    yield (
+                        _make_delta(output.started, rest),
+                        _advance(self._progress_at(began, chars), rest),
+                    )
                 if output.ended is not None:
-                    yield output.ended, self._edges[ended]
+                    yield output.ended, self._boundaries[ended]
 
-    def _at(self, edges: int, chars: int) -> Reached:
+    def _progress_at(self, item_boundaries: int, chars: int) -> ResponseProgress:
         """How far it was there."""
         if not chars:
-            return self._edges[edges]
-        return _further(self._edges[edges], "".join(self._outputs[edges // 2].text)[:chars])
+            return self._boundaries[item_boundaries]
+        return _advance(
+            self._boundaries[item_boundaries],
+            "".join(self._items[item_boundaries // 2].text)[:chars],
+        )
 
 
-def _before(tell: Tell) -> str | None:
+def _previous_item_of(event: ConversationEvent) -> str | None:
     """The item that what is told stands behind."""
-    match tell:
-        case ItemAdded(previous=previous) | TextCommitted(previous=previous):
+    match event:
+        case ItemAdded(previous_item_id=previous) | TextCommitted(previous_item_id=previous):
             return previous
         case _:
             return None
 
 
-def _is_known(item: str | None, previous: Previous) -> bool:
+def _is_known(item: str | None, find_previous: FindPreviousItem) -> bool:
     """Whether it is in the conversation here. Nothing, before the first item, always is."""
     if item is not None:
         try:
-            previous(item)
+            find_previous(item)
         except KeyError:
             return False
     return True
 
 
-def _further(at: Reached, text: str) -> Reached:
-    return Reached(at.answer, at.edges, at.chars + len(text), _check(text, at.check))
+def _advance(at: ResponseProgress, text: str) -> ResponseProgress:
+    return ResponseProgress(
+        at.response_number, at.item_boundaries, at.chars + len(text), _checksum(text, at.checksum)
+    )
 
 
-def _check(text: str, before: int) -> int:
-    return zlib.crc32(text.encode("utf-8", "surrogatepass"), before)
+def _checksum(text: str, previous_checksum: int) -> int:
+    return zlib.crc32(text.encode("utf-8", "surrogatepass"), previous_checksum)
 
 
-def _delta(started: OutputStarted, text: str) -> TextDelta | ArgumentsDelta:
+def _make_delta(started: OutputItemStarted, text: str) -> TextDelta | ArgumentsDelta:
     answer, index, item = started.answer_id, started.index, started.item
-    if isinstance(item, CallItem):
+    if isinstance(item, FunctionCallItem):
         return ArgumentsDelta(answer, index, item.id, item.call_id, text)
     return TextDelta(answer, index, item.id, text)
 
 
-def _placed(
-    tells: Iterable[tuple[Tell, Reached]],
-    since: Reached,
-    reached: dict[int, Reached],
+def _assign_event_ids(
+    events: Iterable[tuple[ConversationEvent, ResponseProgress]],
+    since: ResponseProgress,
+    reached: dict[int, ResponseProgress],
     epoch: str,
-    told: int,
-    skip: int,
-) -> Iterator[Line]:
+    offset: int,
+    seen_parts: int,
+) -> Iterator[EmittedEvent]:
     """Each with its position; `reached` moves on with them."""
-    number = since.answer
-    for tell, after in tells:
+    number = since.response_number
+    for tell, after in events:
         delta = isinstance(tell, TextDelta | ArgumentsDelta)
-        if delta and skip:
-            raise Gap  # an item had ended there which here goes on
+        if delta and seen_parts:
+            raise ReplayGap  # an item had ended there which here goes on
         reached[number] = after if delta else reached[number]
-        at = Position(
-            epoch=epoch, told=told, answers=tuple(reached.values()), of=number, whole=delta
+        at = EventId(
+            epoch=epoch,
+            offset=offset,
+            open_responses=tuple(reached.values()),
+            response_number=number,
+            is_inclusive=delta,
         )
-        yield Line(tell, at, 0 if delta else skip)
-        skip = 0
+        yield EmittedEvent(tell, at, 0 if delta else seen_parts)
+        seen_parts = 0
         reached[number] = after
 
 
-def _ended(record: Record, previous: Previous) -> _Stream:
+def _rebuild_stream(logged: LoggedEvent, find_previous: FindPreviousItem) -> _ResponseStream:
     """An answer that has ended, as it was said."""
-    assert isinstance(record.tell, AnswerEnded)
-    assert record.answer is not None
-    answer = record.tell.answer
-    stream = _Stream(record.answer)
+    assert isinstance(logged.event, ResponseEnded)
+    assert logged.response_number is not None
+    answer = logged.event.answer
+    stream = _ResponseStream(logged.response_number)
     apart = answer.conversation is None
     for index, item in enumerate(answer.items):
-        assert isinstance(item, MessageItem | CallItem), "models say these"
-        there = not apart and _is_known(item.id, previous)
-        before = previous(item.id) if there else None
-        stream.take(OutputStarted(answer.id, index, _begun(item), before, apart))
-        stream.take(_delta(OutputStarted(answer.id, index, item, before, apart), _text(item)))
-        stream.take(OutputEnded(answer.id, index, item, before, apart))
+        assert isinstance(item, MessageItem | FunctionCallItem), "models say these"
+        there = not apart and _is_known(item.id, find_previous)
+        before = find_previous(item.id) if there else None
+        stream.append(OutputItemStarted(answer.id, index, _empty_item(item), before, apart))
+        stream.append(
+            _make_delta(OutputItemStarted(answer.id, index, item, before, apart), _item_text(item))
+        )
+        stream.append(OutputItemEnded(answer.id, index, item, before, apart))
     return stream
 
 
-def _begun(item: MessageItem | CallItem) -> MessageItem | CallItem:
-    if isinstance(item, CallItem):
+def _empty_item(item: MessageItem | FunctionCallItem) -> MessageItem | FunctionCallItem:
+    if isinstance(item, FunctionCallItem):
         return msgspec.structs.replace(item, arguments="", status="in_progress")
     return msgspec.structs.replace(item, parts=(), status="in_progress")
 
 
-def _text(item: Item) -> str:
+def _item_text(item: Item) -> str:
     match item:
         case MessageItem(parts=parts):
             return "".join(part.text for part in parts)
-        case CallItem(arguments=arguments):
+        case FunctionCallItem(arguments=arguments):
             return arguments
         case _:
             raise AssertionError("models say messages and calls")

@@ -1,17 +1,17 @@
 """What the engine and the store say, or do not say in time, as an answer to the client."""
 
 from continuo.engine import BadRequest, EngineError, SessionQuarantined, TooLong
-from continuo.engine import StaleFence as OtherFront
+from continuo.engine import StaleEngineFence as OtherFront
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_port import Door
-from continuo.realtime.store import Conflict, SessionEnded, StaleFence, StoreError
+from continuo.realtime.generation.engine_port import EnginePort
+from continuo.realtime.store import IdempotencyConflict, OwnershipLost, SessionEnded, StoreError
 
 RETRY_AFTER_S = 2.0
 
 
-def check_engine(door: Door) -> None:
+def require_engine(engine: EnginePort) -> None:
     """Nobody waits for an answer of an engine that is not there. Raises Refusal."""
-    if not door.expected:
+    if not engine.is_available_soon:
         raise Refusal(
             "The model does not answer now. Nothing has changed: try again.",
             code="engine_unavailable",
@@ -20,7 +20,7 @@ def check_engine(door: Door) -> None:
         )
 
 
-def no_answer(waited_s: float) -> Refusal:
+def make_timeout_refusal(waited_s: float) -> Refusal:
     return Refusal(
         f"The model did not take this within {waited_s:g} seconds; it may be starting again. "
         "Nothing has changed: try again.",
@@ -29,10 +29,10 @@ def no_answer(waited_s: float) -> Refusal:
     )
 
 
-def refusal_of(error: EngineError) -> Refusal:
+def map_engine_error(error: EngineError) -> Refusal:
     """The engine's words as an answer to the client."""
     if isinstance(error, OtherFront):
-        return _replaced()
+        return _make_replaced_refusal()
     if isinstance(error, SessionQuarantined):
         # No server_error: clients send those again, and this can never succeed.
         return Refusal(
@@ -46,10 +46,10 @@ def refusal_of(error: EngineError) -> Refusal:
     return Refusal(error.message, code=code, kind="server_error", param=error.field)
 
 
-def not_kept(error: StoreError) -> Refusal:
+def map_store_error(error: StoreError) -> Refusal:
     """The store's words."""
     match error:
-        case Conflict(key=key):
+        case IdempotencyConflict(key=key):
             return Refusal(
                 f"The event_id '{key}' was used before, for something else.",
                 code="idempotency_conflict",
@@ -57,8 +57,8 @@ def not_kept(error: StoreError) -> Refusal:
             )
         case SessionEnded():
             return Refusal("The session was ended.", code="session_ended")
-        case StaleFence():
-            return _replaced()
+        case OwnershipLost():
+            return _make_replaced_refusal()
         case _:
             return Refusal(
                 "What was sent could not be stored, so it was not accepted. Nothing has changed: "
@@ -68,7 +68,7 @@ def not_kept(error: StoreError) -> Refusal:
             )
 
 
-def _replaced() -> Refusal:
+def _make_replaced_refusal() -> Refusal:
     return Refusal(
         "A newer connection has taken this session over.",
         code="session_replaced",

@@ -11,146 +11,156 @@ import msgspec
 from continuo.engine import (
     EngineError,
     EngineLost,
-    Piece,
-    StaleFence,
-    Text,
-    Turn,
+    ModelText,
+    OutputChunk,
+    StaleEngineFence,
     TurnEnded,
     TurnFailed,
+    TurnStream,
 )
-from continuo.realtime.generation.engine_session import Strand
-from continuo.realtime.generation.output_items import Output
-from continuo.realtime.generation.output_parser import Reader
+from continuo.realtime.generation.engine_session import EngineSession
+from continuo.realtime.generation.output_items import OutputItems
+from continuo.realtime.generation.output_parser import OutputParser
 from continuo.realtime.generation.prompt import Prompt
-from continuo.realtime.protocol.events import Tell
+from continuo.realtime.protocol.events import ConversationEvent
 from continuo.realtime.protocol.items import ItemStatus
-from continuo.realtime.protocol.response import Answer, AnswerError, AnswerStatus, Usage
+from continuo.realtime.protocol.response import Response, ResponseError, ResponseStatus, Usage
 
 log = logging.getLogger(__name__)
 
-Teller = Callable[[Tell], None]
+EmitEvent = Callable[[ConversationEvent], None]
 
 
-class Answering:
+class Generation:
     """`answer` is what it is now, in the end with the seed it was drawn with; `sampled` the ids
     drawn for it."""
 
-    def __init__(self, answer: Answer, strand: Strand, output: Output, reader: Reader) -> None:
-        self.answer = answer
-        self.strand = strand
-        self.sampled: list[int] = []
+    def __init__(
+        self,
+        response: Response,
+        engine_session: EngineSession,
+        output: OutputItems,
+        parser: OutputParser,
+    ) -> None:
+        self.response = response
+        self.engine_session = engine_session
+        self.sampled_ids: list[int] = []
         self._output = output
-        self._reader = reader
-        self.refused = False
+        self._parser = parser
+        self.is_refused = False
         """Nobody was told of it, and nothing of it stays."""
         self.on_interrupted: Callable[[], None] = lambda: None
         """Called when what makes it is gone, and all before that has been told."""
-        self._cancelled = False
-        self._made: Turn | None = None
+        self._is_cancelled = False
+        self._current_turn: TurnStream | None = None
 
     @property
-    def cancelled(self) -> bool:
-        return self._cancelled
+    def is_cancelled(self) -> bool:
+        return self._is_cancelled
 
     async def cancel(self) -> None:
         """Stops it within a step; the run ends soon after. A turn that was asked for a moment ago
         is there before the word to stop it: the engine takes them in order."""
-        self._cancelled = True
-        if self._made is not None:
-            await self.strand.cancel(self._made)
+        self._is_cancelled = True
+        if self._current_turn is not None:
+            await self.engine_session.cancel_turn(self._current_turn)
 
     async def run(
         self,
         prompt: Prompt,
-        tell: Teller,
+        emit: EmitEvent,
         accepted: asyncio.Future[bool] | None = None,
-        said: Sequence[int] | None = None,
+        resumed_ids: Sequence[int] | None = None,
     ) -> None:
         """Ends with `answer` final; all but its end has been told. The turn begins at once, and is
         heard of when it is `accepted`; or it goes on after the ids it has `said`, which are told
         again. Raises StaleFence."""
         try:
-            ended = await self._turn(prompt, tell, accepted, said)
-        except StaleFence:
+            ended = await self._run_turn(prompt, emit, accepted, resumed_ids)
+        except StaleEngineFence:
             raise
         except EngineError as error:
             if isinstance(error, EngineLost):
-                self.strand.forget()
-            if await self._heard(accepted):
-                self._end(tell, "failed", AnswerError(error.code, error.message))
+                self.engine_session.invalidate()
+            if await self._await_acceptance(accepted):
+                self._end(emit, "failed", ResponseError(error.code, error.message))
         except Exception:
-            log.exception("answer %s", self.answer.id)
-            self.strand.forget()
-            if await self._heard(accepted):
-                self._end(tell, "failed", AnswerError("server_error", "The server had a fault."))
+            log.exception("answer %s", self.response.id)
+            self.engine_session.invalidate()
+            if await self._await_acceptance(accepted):
+                self._end(emit, "failed", ResponseError("server_error", "The server had a fault."))
         else:
-            if await self._heard(accepted):
-                self._finish(tell, ended)
+            if await self._await_acceptance(accepted):
+                self._finish(emit, ended)
 
-    async def _heard(self, accepted: asyncio.Future[bool] | None) -> bool:
-        self.refused = accepted is not None and not await accepted
-        return not self.refused
+    async def _await_acceptance(self, accepted: asyncio.Future[bool] | None) -> bool:
+        self.is_refused = accepted is not None and not await accepted
+        return not self.is_refused
 
-    async def _turn(
+    async def _run_turn(
         self,
         prompt: Prompt,
-        tell: Teller,
+        emit: EmitEvent,
         accepted: asyncio.Future[bool] | None,
-        said: Sequence[int] | None,
+        resumed_ids: Sequence[int] | None,
     ) -> TurnEnded | None:
-        if self._cancelled:
+        if self._is_cancelled:
             return None
         spans, header, sampling = prompt.conversation.all_spans, prompt.header, prompt.sampling
-        if said is None:
-            turn = await self.strand.answer(spans, header, sampling, self.answer.id)
+        if resumed_ids is None:
+            turn = await self.engine_session.start_turn(spans, header, sampling, self.response.id)
         else:
-            turn = await self.strand.go_on(spans, header, said, sampling, self.answer.id)
-        self._made = turn
-        if self._cancelled:
-            await self.strand.cancel(turn)
-        if not await self._heard(accepted):
-            await self.strand.cancel(turn, drop=True)
-        if not self.refused:
-            turn.when_interrupted(lambda: self.on_interrupted())
+            turn = await self.engine_session.resume_turn(
+                spans, header, resumed_ids, sampling, self.response.id
+            )
+        self._current_turn = turn
+        if self._is_cancelled:
+            await self.engine_session.cancel_turn(turn)
+        if not await self._await_acceptance(accepted):
+            await self.engine_session.cancel_turn(turn, discard_output=True)
+        if not self.is_refused:
+            turn.set_on_interrupted(lambda: self.on_interrupted())
         drawn: list[int] = []
 
-        def take(piece: Piece) -> None:
+        def take(piece: OutputChunk) -> None:
             drawn.extend(piece.ids)
-            if self.refused:
+            if self.is_refused:
                 return
-            self.sampled.extend(piece.ids)
-            for told in self._output.take(self._reader.push(piece.text)):
-                tell(told)
+            self.sampled_ids.extend(piece.ids)
+            for told in self._output.append(self._parser.push(piece.text)):
+                emit(told)
 
         with contextlib.suppress(TurnFailed):  # `ended` says so too
-            await turn.follow(take)
+            await turn.consume(take)
         ended = turn.ended
         assert ended is not None, "a turn that stopped has ended"
         kept = ended.length - prompt.length
-        del self.sampled[kept:]
-        self.strand.drawn(turn, drawn[:kept])  # of a refused one too, if it ended by itself before
+        del self.sampled_ids[kept:]
+        self.engine_session.commit_turn(
+            turn, drawn[:kept]
+        )  # of a refused one too, if it ended by itself before
         return ended
 
-    def break_off(self, said: Sequence[int], text: Text, tell: Teller) -> None:
+    def end_as_lost(self, sampled_ids: Sequence[int], text: ModelText, emit: EmitEvent) -> None:
         """It ends with what it had said: what it answered is not there any more."""
-        self.sampled.extend(said)
-        words = text.detokenizer().push(said)
-        for told in self._output.take([*self._reader.push(words), *self._reader.end()]):
-            tell(told)
-        lost = AnswerError("answer_lost", "The answer could not be gone on with after a restart.")
-        self._end(tell, "failed", lost)
+        self.sampled_ids.extend(sampled_ids)
+        words = text.create_detokenizer().push(sampled_ids)
+        for told in self._output.append([*self._parser.push(words), *self._parser.finish()]):
+            emit(told)
+        lost = ResponseError("answer_lost", "The answer could not be gone on with after a restart.")
+        self._end(emit, "failed", lost)
 
-    def _finish(self, tell: Teller, ended: TurnEnded | None) -> None:
-        for said in self._output.take(self._reader.end()):
-            tell(said)
+    def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
+        for said in self._output.append(self._parser.finish()):
+            emit(said)
         if ended is None:
-            self.answer = msgspec.structs.replace(self.answer, usage=Usage())
-            self._end(tell, "cancelled")
+            self.response = msgspec.structs.replace(self.response, usage=Usage())
+            self._end(emit, "cancelled")
             return
-        settings = self.answer.settings
+        settings = self.response.settings
         sampling = msgspec.structs.replace(settings.sampling, seed=ended.seed)
-        self.answer = msgspec.structs.replace(
-            self.answer,
+        self.response = msgspec.structs.replace(
+            self.response,
             settings=msgspec.structs.replace(settings, sampling=sampling),
             usage=Usage(
                 input_tokens=ended.prompt_tokens,
@@ -164,23 +174,25 @@ class Answering:
         )
         match ended.reason:
             case "stop":
-                self._end(tell, "completed")
+                self._end(emit, "completed")
             case "length":
-                self._end(tell, "incomplete")
+                self._end(emit, "incomplete")
             case "cancelled":
-                self._end(tell, "cancelled")
+                self._end(emit, "cancelled")
             case "failed":
                 words = ended.error or "The model failed on this answer."
-                self._end(tell, "failed", AnswerError("turn_failed", words))
+                self._end(emit, "failed", ResponseError("turn_failed", words))
 
-    def _end(self, tell: Teller, status: AnswerStatus, error: AnswerError | None = None) -> None:
+    def _end(
+        self, emit: EmitEvent, status: ResponseStatus, error: ResponseError | None = None
+    ) -> None:
         item_status: ItemStatus = "completed" if status == "completed" else "incomplete"
         whole = status in ("completed", "incomplete")
-        for said in self._output.finish(item_status, whole=whole):
-            tell(said)
+        for said in self._output.finish(item_status, needs_item=whole):
+            emit(said)
         reasons = {"cancelled": "client_cancelled", "incomplete": "max_output_tokens"}
-        self.answer = msgspec.structs.replace(
-            self.answer,
+        self.response = msgspec.structs.replace(
+            self.response,
             status=status,
             reason=reasons.get(status),
             error=error,

@@ -2,38 +2,42 @@
 
 import asyncio
 
-from continuo.engine import Asked, Callee, ChatTemplate, Grammar, schema_problem
+from continuo.engine import CallableTool, ChatTemplate, Grammar, ToolCallRules, find_schema_problem
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.settings import Settings, Tool
+from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
 
-async def vet(settings: Settings, template: ChatTemplate, where: str) -> None:
+async def check_enforceable(
+    settings: GenerationSettings, template: ChatTemplate, param_prefix: str
+) -> None:
     """Raises Refusal, which names its field behind `where`, if the settings want what cannot be
     enforced. Compiles each schema beside the event loop, once."""
     named = settings.tool_choice.name is not None
     if settings.tools or named or settings.sampling.grammar is not None:
-        await asyncio.to_thread(_vet, settings, template, where)
+        await asyncio.to_thread(_check_enforceable, settings, template, param_prefix)
 
 
-def grammar_of(settings: Settings, template: ChatTemplate) -> Grammar | None:
+def build_grammar(settings: GenerationSettings, template: ChatTemplate) -> Grammar | None:
     """What an answer must look like; None: anything. Raises Refusal as `vet` does, which is best
     asked before."""
-    _vet(settings, template, "")
+    _check_enforceable(settings, template, "")
     choice, answer = settings.tool_choice, settings.sampling.grammar
-    if not _calls_are_bound(settings):
+    if not _are_calls_constrained(settings):
         return answer
-    must = _must_call(settings)
+    must = _is_call_required(settings)
     several = settings.parallel_tool_calls and choice.mode != "function"
     tools = [tool for tool in settings.tools if choice.name in (None, tool.name)]
-    asked = Asked(must=must, several=several, answer=answer)
-    return template.calling([_callee(tool, must) for tool in tools], asked) or answer
+    asked = ToolCallRules(is_required=must, allows_parallel=several, text_grammar=answer)
+    return (
+        template.build_tool_grammar([_make_callee(tool, must) for tool in tools], asked) or answer
+    )
 
 
-def _must_call(settings: Settings) -> bool:
+def _is_call_required(settings: GenerationSettings) -> bool:
     return bool(settings.tools) and settings.tool_choice.mode in ("required", "function")
 
 
-def _calls_are_bound(settings: Settings) -> bool:
+def _are_calls_constrained(settings: GenerationSettings) -> bool:
     """Whether calls may be made, and not just as the model likes."""
     if not settings.tools or settings.tool_choice.mode == "none":
         return False
@@ -42,48 +46,56 @@ def _calls_are_bound(settings: Settings) -> bool:
     return not free or strict or settings.sampling.grammar is not None
 
 
-def _vet(settings: Settings, template: ChatTemplate, where: str) -> None:
+def _check_enforceable(
+    settings: GenerationSettings, template: ChatTemplate, param_prefix: str
+) -> None:
     for tool in settings.tools:
-        problem = schema_problem(tool.parameters) if tool.strict or _must_call(settings) else None
+        problem = (
+            find_schema_problem(tool.parameters)
+            if tool.strict or _is_call_required(settings)
+            else None
+        )
         if problem is not None and tool.strict:
             raise Refusal(
-                f"Invalid '{where}tools': the parameters of the strict function {tool.name!r} "
+                f"Invalid '{param_prefix}tools': the parameters of the strict function "
+                f"{tool.name!r} "
                 f"cannot be enforced: {problem}.",
                 code="invalid_function_parameters",
-                param=f"{where}tools",
+                param=f"{param_prefix}tools",
             )
     choice = settings.tool_choice
     if choice.mode == "function" and choice.name not in {tool.name for tool in settings.tools}:
         raise Refusal(
-            f"Invalid '{where}tool_choice.name': no tool is called {choice.name!r}.",
+            f"Invalid '{param_prefix}tool_choice.name': no tool is called {choice.name!r}.",
             code="invalid_value",
-            param=f"{where}tool_choice.name",
+            param=f"{param_prefix}tool_choice.name",
         )
     wanted = settings.sampling.grammar
     if wanted is not None and wanted.kind == "json_schema":
-        problem = schema_problem(wanted.source)
+        problem = find_schema_problem(wanted.source)
         if problem is not None:
             raise Refusal(
-                f"Invalid '{where}text.format.schema': it cannot be enforced: {problem}.",
+                f"Invalid '{param_prefix}text.format.schema': it cannot be enforced: {problem}.",
                 code="invalid_json_schema",
-                param=f"{where}text.format.schema",
+                param=f"{param_prefix}text.format.schema",
             )
-    if settings.sampling.ignore_eos and (wanted is not None or _calls_are_bound(settings)):
+    if settings.sampling.ignore_eos and (wanted is not None or _are_calls_constrained(settings)):
         raise Refusal(
-            f"Invalid '{where}ignore_eos': what follows a schema, or calls as it must, ends.",
+            f"Invalid '{param_prefix}ignore_eos': what follows a schema, or calls as it must, "
+            "ends.",
             code="invalid_value",
-            param=f"{where}ignore_eos",
+            param=f"{param_prefix}ignore_eos",
         )
-    if _must_call(settings) and template.tool_format is None:
+    if _is_call_required(settings) and template.tool_format is None:
         raise Refusal(
-            f"Invalid '{where}tool_choice': this model's chat template shows no way to call tools, "
-            "so no call can be forced.",
+            f"Invalid '{param_prefix}tool_choice': this model's chat template shows no way "
+            "to call tools, so no call can be forced.",
             code="unsupported_value",
-            param=f"{where}tool_choice",
+            param=f"{param_prefix}tool_choice",
         )
 
 
-def _callee(tool: Tool, must: bool) -> Callee:
+def _make_callee(tool: Tool, is_required: bool) -> CallableTool:
     """A strict tool's schema is enforced always, another's where a call is forced and it can be."""
-    enforced = tool.strict or (must and schema_problem(tool.parameters) is None)
-    return Callee(tool.name, tool.parameters) if enforced else Callee(tool.name)
+    enforced = tool.strict or (is_required and find_schema_problem(tool.parameters) is None)
+    return CallableTool(tool.name, tool.parameters) if enforced else CallableTool(tool.name)

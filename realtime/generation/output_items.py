@@ -6,121 +6,129 @@ from typing import assert_never
 import msgspec
 
 from continuo.realtime.generation.output_parser import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Chunk,
-    Said,
+    CallArgumentsChunk,
+    CallEndChunk,
+    CallStartChunk,
+    ParsedChunk,
+    TextChunk,
 )
 from continuo.realtime.protocol.events import (
     ArgumentsDelta,
-    OutputEnded,
-    OutputStarted,
-    Tell,
+    ConversationEvent,
+    OutputItemEnded,
+    OutputItemStarted,
     TextDelta,
 )
-from continuo.realtime.protocol.items import CallItem, Item, ItemStatus, MessageItem, Part
-from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.items import (
+    ContentPart,
+    FunctionCallItem,
+    Item,
+    ItemStatus,
+    MessageItem,
+)
+from continuo.realtime.protocol.response import Response
 
-Place = Callable[[tuple[Item, ...]], str | None]
+PlaceItems = Callable[[tuple[Item, ...]], str | None]
 """The answer has these items now; says which item stands before the last of them."""
 
 
-class Output:
+class OutputItems:
     """The items of one answer as they grow; gives what there is to tell."""
 
-    def __init__(self, answer: Answer, place: Place, fresh: Callable[[str], str]) -> None:
-        self._answer = answer
-        self._place = place
-        self._fresh = fresh
-        self._done: list[MessageItem | CallItem] = []
-        self._now: MessageItem | CallItem | None = None
+    def __init__(
+        self, response: Response, place_items: PlaceItems, new_id: Callable[[str], str]
+    ) -> None:
+        self._response = response
+        self._place_items = place_items
+        self._new_id = new_id
+        self._finished: list[MessageItem | FunctionCallItem] = []
+        self._current: MessageItem | FunctionCallItem | None = None
         self._text: list[str] = []
 
     @property
-    def items(self) -> tuple[MessageItem | CallItem, ...]:
-        return (*self._done, *([self._now] if self._now else []))
+    def items(self) -> tuple[MessageItem | FunctionCallItem, ...]:
+        return (*self._finished, *([self._current] if self._current else []))
 
-    def take(self, chunks: Sequence[Chunk]) -> list[Tell]:
-        tells: list[Tell] = []
+    def append(self, chunks: Sequence[ParsedChunk]) -> list[ConversationEvent]:
+        tells: list[ConversationEvent] = []
         for chunk in chunks:
             match chunk:
-                case Said(text=text):
-                    if not isinstance(self._now, MessageItem):
-                        tells += self._begin_message()
+                case TextChunk(text=text):
+                    if not isinstance(self._current, MessageItem):
+                        tells += self._start_message()
                     if text:
-                        tells.append(self._grow(text))
-                case CallBegun(name=name):
-                    tells += self._end("completed")
-                    tells += self._begin(
-                        CallItem(
-                            id=self._fresh("item"),
-                            call_id=self._fresh("call"),
+                        tells.append(self._append_text(text))
+                case CallStartChunk(name=name):
+                    tells += self._end_item("completed")
+                    tells += self._start_item(
+                        FunctionCallItem(
+                            id=self._new_id("item"),
+                            call_id=self._new_id("call"),
                             name=name,
                             arguments="",
                             status="in_progress",
                         )
                     )
-                case CallArguments(text=text):
+                case CallArgumentsChunk(text=text):
                     if text:
-                        tells.append(self._grow(text))
-                case CallEnded(complete=complete):
-                    tells += self._end("completed" if complete else "incomplete")
+                        tells.append(self._append_text(text))
+                case CallEndChunk(is_complete=complete):
+                    tells += self._end_item("completed" if complete else "incomplete")
                 case _:
                     assert_never(chunk)
         return tells
 
-    def finish(self, status: ItemStatus, *, whole: bool) -> Iterator[Tell]:
+    def finish(self, status: ItemStatus, *, needs_item: bool) -> Iterator[ConversationEvent]:
         """Ends the last item. A `whole` answer has at least an empty message."""
-        if whole and not self.items:
-            yield from self._begin_message()
-        yield from self._end(status)
+        if needs_item and not self.items:
+            yield from self._start_message()
+        yield from self._end_item(status)
 
-    def _begin_message(self) -> Iterator[Tell]:
-        yield from self._end("completed")
-        yield from self._begin(
-            MessageItem(id=self._fresh("item"), role="assistant", parts=(), status="in_progress")
+    def _start_message(self) -> Iterator[ConversationEvent]:
+        yield from self._end_item("completed")
+        yield from self._start_item(
+            MessageItem(id=self._new_id("item"), role="assistant", parts=(), status="in_progress")
         )
 
-    def _begin(self, item: MessageItem | CallItem) -> Iterator[Tell]:
-        self._now, self._text = item, []
-        yield OutputStarted(
-            answer_id=self._answer.id,
-            index=len(self._done),
+    def _start_item(self, item: MessageItem | FunctionCallItem) -> Iterator[ConversationEvent]:
+        self._current, self._text = item, []
+        yield OutputItemStarted(
+            answer_id=self._response.id,
+            index=len(self._finished),
             item=item,
-            previous=self._place(self.items),
-            apart=self._apart,
+            previous=self._place_items(self.items),
+            apart=self._is_out_of_band,
         )
 
-    def _grow(self, text: str) -> Tell:
-        item = self._now
+    def _append_text(self, text: str) -> ConversationEvent:
+        item = self._current
         assert item is not None, "text without an item"
         self._text.append(text)
-        index = len(self._done)
-        if isinstance(item, CallItem):
-            return ArgumentsDelta(self._answer.id, index, item.id, item.call_id, text)
-        return TextDelta(self._answer.id, index, item.id, text)
+        index = len(self._finished)
+        if isinstance(item, FunctionCallItem):
+            return ArgumentsDelta(self._response.id, index, item.id, item.call_id, text)
+        return TextDelta(self._response.id, index, item.id, text)
 
-    def _end(self, status: ItemStatus) -> Iterator[Tell]:
-        item = self._now
+    def _end_item(self, status: ItemStatus) -> Iterator[ConversationEvent]:
+        item = self._current
         if item is None:
             return
         text = "".join(self._text)
-        if isinstance(item, CallItem):
+        if isinstance(item, FunctionCallItem):
             item = msgspec.structs.replace(item, arguments=text, status=status)
         else:
-            parts = (Part("output_text", text),)
+            parts = (ContentPart("output_text", text),)
             item = msgspec.structs.replace(item, parts=parts, status=status)
-        index, self._now = len(self._done), None
-        self._done.append(item)
-        yield OutputEnded(
-            answer_id=self._answer.id,
+        index, self._current = len(self._finished), None
+        self._finished.append(item)
+        yield OutputItemEnded(
+            answer_id=self._response.id,
             index=index,
             item=item,
-            previous=self._place(self.items),
-            apart=self._apart,
+            previous=self._place_items(self.items),
+            apart=self._is_out_of_band,
         )
 
     @property
-    def _apart(self) -> bool:
-        return self._answer.conversation is None
+    def _is_out_of_band(self) -> bool:
+        return self._response.conversation is None

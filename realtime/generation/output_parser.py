@@ -6,40 +6,40 @@ from typing import Protocol
 import msgspec
 
 
-class Said(msgspec.Struct, frozen=True, gc=False):
+class TextChunk(msgspec.Struct, frozen=True, gc=False):
     text: str
 
 
-class CallBegun(msgspec.Struct, frozen=True):
+class CallStartChunk(msgspec.Struct, frozen=True):
     name: str
 
 
-class CallArguments(msgspec.Struct, frozen=True):
+class CallArgumentsChunk(msgspec.Struct, frozen=True):
     text: str
 
 
-class CallEnded(msgspec.Struct, frozen=True):
-    complete: bool = True
+class CallEndChunk(msgspec.Struct, frozen=True):
+    is_complete: bool = True
     """False: its arguments were cut off, or are no JSON."""
 
 
-Chunk = Said | CallBegun | CallArguments | CallEnded
+ParsedChunk = TextChunk | CallStartChunk | CallArgumentsChunk | CallEndChunk
 
 
-class Reader(Protocol):
+class OutputParser(Protocol):
     """Finds the calls in a model's text."""
 
-    def push(self, text: str) -> Sequence[Chunk]: ...
-    def end(self) -> Sequence[Chunk]:
+    def push(self, text: str) -> Sequence[ParsedChunk]: ...
+    def finish(self) -> Sequence[ParsedChunk]:
         """What was held back in case it became a call."""
         ...
 
 
-class PlainReader:
+class PlainTextParser:
     """Where there are no tools there are no calls."""
 
-    def push(self, text: str) -> Sequence[Chunk]:
-        return (Said(text),) if text else ()
+    def push(self, text: str) -> Sequence[ParsedChunk]:
+        return (TextChunk(text),) if text else ()
 
-    def end(self) -> Sequence[Chunk]:
+    def finish(self) -> Sequence[ParsedChunk]:
         return ()

@@ -4,11 +4,11 @@ import secrets
 
 import msgspec
 
-from continuo.engine import Ready, Sampling
+from continuo.engine import EngineReady, Sampling
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.output_grammar import grammar_of
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.generation.output_grammar import build_grammar
+from continuo.realtime.protocol.settings import GenerationSettings
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -21,30 +21,32 @@ class Prompt(msgspec.Struct, frozen=True):
         return self.conversation.length + len(self.header)
 
 
-def prompt_of(conversation: Conversation, settings: Settings, ready: Ready, param: str) -> Prompt:
+def build_prompt(
+    conversation: Conversation, settings: GenerationSettings, ready: EngineReady, param: str
+) -> Prompt:
     """Raises Refusal if there is no room for a single token, or its form cannot be enforced."""
-    conversation, header = conversation.asked()
-    room = _room(conversation.length + len(header), ready, param)
+    conversation, header = conversation.render_header()
+    room = _response_tokens_max(conversation.length + len(header), ready, param)
     tokens = settings.max_output_tokens
     sampling = msgspec.structs.replace(
         settings.sampling,
         max_tokens=room if tokens is None else min(tokens, room),
         top_k=min(settings.sampling.top_k, ready.vocab_size),
         stop_ids=tuple(id for id in conversation.template.stop_ids if id < ready.vocab_size),
-        grammar=grammar_of(settings, conversation.template),
+        grammar=build_grammar(settings, conversation.template),
         seed=secrets.randbits(63) if settings.sampling.seed is None else settings.sampling.seed,
     )
     return Prompt(conversation, header, sampling)
 
 
-def warm_up_of(conversation: Conversation, ready: Ready, param: str) -> Prompt:
+def build_warm_up_prompt(conversation: Conversation, ready: EngineReady, param: str) -> Prompt:
     """What stands before whatever is said next, for an answer of one id that nobody hears: no
     header, for no answer is wanted yet. May be nothing at all. Raises Refusal."""
-    _room(conversation.length, ready, param)
+    _response_tokens_max(conversation.length, ready, param)
     return Prompt(conversation, [], Sampling(max_tokens=1))
 
 
-def _room(length: int, ready: Ready, param: str) -> int:
+def _response_tokens_max(length: int, ready: EngineReady, param: str) -> int:
     limit = ready.max_model_len
     if length >= limit:
         raise Refusal(

@@ -12,24 +12,24 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-LONGEST_CHARS = 64 * 1024
+LONG_TEXT_CHARS = 64 * 1024
 """Longer texts have a thread of their own: they take from 50 ms up to a second."""
 
 
-class LayoutThreads:
+class TokenizerThreads:
     def __init__(self, off_loop_chars: int) -> None:
         """Work on at most `off_loop_chars` characters is done on the event loop."""
         self._off_loop_chars = off_loop_chars
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="layout")
-        self._longest = ThreadPoolExecutor(1, thread_name_prefix="layout of the longest")
+        self._long_text_thread = ThreadPoolExecutor(1, thread_name_prefix="layout of the longest")
 
-    def takes(self, chars: int) -> bool:
+    def needs_thread(self, chars: int) -> bool:
         """Whether work of this size is done on a thread."""
         return chars > self._off_loop_chars
 
     async def run(self, chars: int, work: Callable[[], T]) -> T:
         """Run `work` and return its result. Cancelled before its turn, `work` is not begun."""
-        if not self.takes(chars):
+        if not self.needs_thread(chars):
             return work()
-        thread = self._thread if chars <= LONGEST_CHARS else self._longest
+        thread = self._thread if chars <= LONG_TEXT_CHARS else self._long_text_thread
         return await asyncio.get_running_loop().run_in_executor(thread, work)

@@ -5,53 +5,55 @@ from collections.abc import Sequence
 from typing import assert_never
 
 from continuo.engine import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
     ChatTemplate,
-    TextDelta,
+    ParsedArguments,
+    ParsedCallEnded,
+    ParsedCallStarted,
+    ParsedText,
     ToolParser,
 )
 from continuo.realtime.generation.output_parser import (
-    CallArguments,
-    CallBegun,
-    CallEnded,
-    Chunk,
-    PlainReader,
-    Reader,
-    Said,
+    CallArgumentsChunk,
+    CallEndChunk,
+    CallStartChunk,
+    OutputParser,
+    ParsedChunk,
+    PlainTextParser,
+    TextChunk,
 )
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
 
-class CallReader:
+class ToolCallParser:
     def __init__(self, parser: ToolParser) -> None:
         self._parser = parser
 
-    def push(self, text: str) -> Sequence[Chunk]:
-        return [_chunk(event) for event in self._parser.push(text)]
+    def push(self, text: str) -> Sequence[ParsedChunk]:
+        return [_to_chunk(event) for event in self._parser.push(text)]
 
-    def end(self) -> Sequence[Chunk]:
-        return [_chunk(event) for event in self._parser.finish()]
+    def finish(self) -> Sequence[ParsedChunk]:
+        return [_to_chunk(event) for event in self._parser.finish()]
 
 
-def reader_for(settings: Settings, template: ChatTemplate) -> Reader:
+def make_output_parser(settings: GenerationSettings, template: ChatTemplate) -> OutputParser:
     """Calls are looked for where the model was shown tools and may call them."""
     if not settings.tools or settings.tool_choice.mode == "none":
-        return PlainReader()
+        return PlainTextParser()
     names = [tool.name for tool in settings.tools]
-    return CallReader(ToolParser(template.tool_format, names))
+    return ToolCallParser(ToolParser(template.tool_format, names))
 
 
-def _chunk(event: TextDelta | CallStarted | ArgumentsDelta | CallDone) -> Chunk:
+def _to_chunk(
+    event: ParsedText | ParsedCallStarted | ParsedArguments | ParsedCallEnded,
+) -> ParsedChunk:
     match event:
-        case TextDelta(text=text):
-            return Said(text)
-        case CallStarted(name=name):
-            return CallBegun(name)
-        case ArgumentsDelta(text=text):
-            return CallArguments(text)
-        case CallDone(complete=complete):
-            return CallEnded(complete)
+        case ParsedText(text=text):
+            return TextChunk(text)
+        case ParsedCallStarted(name=name):
+            return CallStartChunk(name)
+        case ParsedArguments(text=text):
+            return CallArgumentsChunk(text)
+        case ParsedCallEnded(is_complete=complete):
+            return CallEndChunk(complete)
         case _:
             assert_never(event)

@@ -9,48 +9,54 @@ import msgspec
 
 from continuo.engine import Sampling
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.event_log.event_log import Record
-from continuo.realtime.persistence.session_codec import first_of
+from continuo.realtime.event_log.event_log import LoggedEvent
+from continuo.realtime.persistence.session_codec import first_item_id
 from continuo.realtime.protocol.events import (
-    AnswerEnded,
-    AnswerStarted,
-    Configured,
     ItemAdded,
-    ItemDropped,
+    ItemDeleted,
     ItemTruncated,
+    ResponseEnded,
+    ResponseStarted,
     Rewind,
+    SessionConfigured,
     TextAppended,
     TextCleared,
     TextCommitted,
 )
 from continuo.realtime.protocol.items import Item
-from continuo.realtime.protocol.response import Answer, AnswerError, AnswerStatus, Residency, Usage
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.response import (
+    KVResidency,
+    Response,
+    ResponseError,
+    ResponseStatus,
+    Usage,
+)
+from continuo.realtime.protocol.settings import GenerationSettings
 
-_Name = bytes
+_PackedId = bytes
 """An id: what it is of, one byte, and its digits; where it is a client's, how it is spelt."""
-_OURS = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
-_KINDS = ("item", "resp", "call")
-_SPELT = len(_KINDS)
-_STATUSES: tuple[AnswerStatus, ...] = get_args(AnswerStatus)
+_GENERATED_ID = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
+_ID_KINDS = ("item", "resp", "call")
+_VERBATIM = len(_ID_KINDS)
+_STATUSES: tuple[ResponseStatus, ...] = get_args(ResponseStatus)
 """New ones go to the end: their numbers are in the store."""
 
 
-def _short(name: str) -> _Name:
-    ours = _OURS.fullmatch(name)
+def _pack_id(name: str) -> _PackedId:
+    ours = _GENERATED_ID.fullmatch(name)
     if ours is None:
-        return bytes((_SPELT,)) + name.encode("utf-8", "surrogatepass")
-    return bytes((_KINDS.index(ours[1]),)) + bytes.fromhex(ours[2])
+        return bytes((_VERBATIM,)) + name.encode("utf-8", "surrogatepass")
+    return bytes((_ID_KINDS.index(ours[1]),)) + bytes.fromhex(ours[2])
 
 
-def _long(name: _Name) -> str:
+def _unpack_id(name: _PackedId) -> str:
     kind, rest = name[0], name[1:]
-    if kind == _SPELT:
+    if kind == _VERBATIM:
         return rest.decode("utf-8", "surrogatepass")
-    return f"{_KINDS[kind]}_{rest.hex()}"
+    return f"{_ID_KINDS[kind]}_{rest.hex()}"
 
 
-class _Usage(msgspec.Struct, frozen=True, array_like=True):
+class _PackedUsage(msgspec.Struct, frozen=True, array_like=True):
     """Times in microseconds."""
 
     input_tokens: int
@@ -59,10 +65,10 @@ class _Usage(msgspec.Struct, frozen=True, array_like=True):
     queued_us: int
     prefill_us: int
     model_us: int
-    residency: Residency
+    residency: KVResidency
 
     @classmethod
-    def of(cls, usage: Usage) -> "_Usage":
+    def pack(cls, usage: Usage) -> "_PackedUsage":
         queued_us, prefill_us, model_us = (
             round(time * 1e6) for time in (usage.queued_s, usage.prefill_s, usage.model_s)
         )
@@ -76,7 +82,7 @@ class _Usage(msgspec.Struct, frozen=True, array_like=True):
             usage.residency,
         )
 
-    def usage(self) -> Usage:
+    def unpack(self) -> Usage:
         return Usage(
             input_tokens=self.input_tokens,
             cached_tokens=self.cached_tokens,
@@ -88,11 +94,11 @@ class _Usage(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
-class _Shape(msgspec.Struct, frozen=True, array_like=True):
+class _PackedResponse(msgspec.Struct, frozen=True, array_like=True):
     """An answer, as the wire says it, small."""
 
-    id: _Name
-    apart: bool
+    id: _PackedId
+    is_out_of_band: bool
     """Whether it is of no conversation."""
     status: int
     """Of _STATUSES."""
@@ -101,10 +107,10 @@ class _Shape(msgspec.Struct, frozen=True, array_like=True):
     sampling: dict[str, Any]
     extras: str
     reason: Any
-    error: AnswerError | None
-    usage: _Usage | None
+    error: ResponseError | None
+    usage: _PackedUsage | None
     items: tuple[Item, ...]
-    named: tuple[_Name, ...]
+    item_ids: tuple[_PackedId, ...]
     """Empty: the name of an answer's first item."""
 
 
@@ -112,94 +118,109 @@ class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
     rewind: Rewind | None = None
 
 
-class _Added(msgspec.Struct, frozen=True, array_like=True, tag="a"):
-    item: _Name
-    previous: _Name | None
+class _ItemAdded(msgspec.Struct, frozen=True, array_like=True, tag="a"):
+    item: _PackedId
+    previous: _PackedId | None
     rewind: Rewind | None = None
 
 
-class _Gone(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    item: _Name
+class _ItemDeleted(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+    item: _PackedId
     rewind: Rewind | None = None
 
 
-class _Cut(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    item: _Name
+class _ItemTruncated(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+    item: _PackedId
     content_index: int
     audio_end_ms: int | None
     text_end: int | None
     rewind: Rewind | None = None
 
 
-class _Heard(msgspec.Struct, frozen=True, array_like=True, tag="h"):
+class _TextAppended(msgspec.Struct, frozen=True, array_like=True, tag="h"):
     length: int
 
 
-class _Cleared(msgspec.Struct, frozen=True, array_like=True, tag="x"):
+class _TextCleared(msgspec.Struct, frozen=True, array_like=True, tag="x"):
     pass
 
 
-class _Committed(msgspec.Struct, frozen=True, array_like=True, tag="k"):
-    item: _Name
-    previous: _Name | None
+class _TextCommitted(msgspec.Struct, frozen=True, array_like=True, tag="k"):
+    item: _PackedId
+    previous: _PackedId | None
 
 
-class _Started(msgspec.Struct, frozen=True, array_like=True, tag="S"):
-    answer: _Shape
+class _ResponseStarted(msgspec.Struct, frozen=True, array_like=True, tag="S"):
+    response: _PackedResponse
 
 
-class _Ended(msgspec.Struct, frozen=True, array_like=True, tag="E"):
-    answer: _Shape
-    began: int
+class _ResponseEnded(msgspec.Struct, frozen=True, array_like=True, tag="E"):
+    response: _PackedResponse
+    response_number: int
 
 
-_Event = _Configured | _Added | _Gone | _Cut | _Heard | _Cleared | _Committed | _Started | _Ended
-_event = msgspec.msgpack.Decoder(_Event)
+_PackedEvent = (
+    _Configured
+    | _ItemAdded
+    | _ItemDeleted
+    | _ItemTruncated
+    | _TextAppended
+    | _TextCleared
+    | _TextCommitted
+    | _ResponseStarted
+    | _ResponseEnded
+)
+_event_decoder = msgspec.msgpack.Decoder(_PackedEvent)
 
 
-def event_of(record: Record) -> bytes:
-    return msgspec.msgpack.encode(_event_of(record))
+def encode_event(event: LoggedEvent) -> bytes:
+    return msgspec.msgpack.encode(_pack_event(event))
 
 
-def _event_of(record: Record) -> _Event:
-    match record.tell:
-        case Configured(rewind=rewind):
+def _pack_event(logged: LoggedEvent) -> _PackedEvent:
+    match logged.event:
+        case SessionConfigured(rewind=rewind):
             return _Configured(rewind)
-        case ItemAdded(item=item, previous=previous, rewind=rewind):
-            return _Added(_short(item.id), _before(previous), rewind)
-        case ItemDropped(item_id=item, rewind=rewind):
-            return _Gone(_short(item), rewind)
+        case ItemAdded(item=item, previous_item_id=previous, rewind=rewind):
+            return _ItemAdded(_pack_id(item.id), _pack_optional_id(previous), rewind)
+        case ItemDeleted(item_id=item, rewind=rewind):
+            return _ItemDeleted(_pack_id(item), rewind)
         case ItemTruncated(item_id=item, content_index=index) as tell:
-            return _Cut(_short(item), index, tell.audio_end_ms, tell.text_end, tell.rewind)
+            return _ItemTruncated(
+                _pack_id(item), index, tell.audio_end_ms, tell.text_end, tell.rewind
+            )
         case TextAppended(length=length):
-            return _Heard(length)
+            return _TextAppended(length)
         case TextCleared():
-            return _Cleared()
-        case TextCommitted(item_id=item, previous=previous):
-            return _Committed(_short(item), _before(previous))
-        case AnswerStarted(answer=answer):
-            return _Started(_shape(answer))
-        case AnswerEnded(answer=answer):
-            assert record.answer is not None, "it has begun"
-            return _Ended(_shape(answer), record.answer)
+            return _TextCleared()
+        case TextCommitted(item_id=item, previous_item_id=previous):
+            return _TextCommitted(_pack_id(item), _pack_optional_id(previous))
+        case ResponseStarted(answer=answer):
+            return _ResponseStarted(_pack_response(answer))
+        case ResponseEnded(answer=answer):
+            assert logged.response_number is not None, "it has begun"
+            return _ResponseEnded(_pack_response(answer), logged.response_number)
         case _:
-            raise AssertionError(f"{type(record.tell).__name__} is no record")
+            raise AssertionError(f"{type(logged.event).__name__} is no record")
 
 
-def _before(item: str | None) -> _Name | None:
-    return None if item is None else _short(item)
+def _pack_optional_id(item: str | None) -> _PackedId | None:
+    return None if item is None else _pack_id(item)
 
 
-def records_of(
-    bodies: Sequence[bytes], settings: Settings, conversation: Conversation, name: str
-) -> list[Record]:
+def decode_events(
+    bodies: Sequence[bytes],
+    settings: GenerationSettings,
+    conversation: Conversation,
+    conversation_id: str,
+) -> list[LoggedEvent]:
     """The last ones: as many as can be told exactly. `name`: the conversation's id."""
     items = {item.id: item for item in conversation.items()}
-    records: list[Record] = []
+    records: list[LoggedEvent] = []
     configured = False
     for body in reversed(bodies):
         try:
-            event = _event.decode(body)
+            event = _event_decoder.decode(body)
         except msgspec.ValidationError:
             break  # written by another version
         if isinstance(event, _Configured):
@@ -207,77 +228,89 @@ def records_of(
                 break  # these settings are not known any more
             configured = True
         try:
-            records.append(_record(event, settings, items, name))
+            records.append(_unpack_event(event, settings, items, conversation_id))
         except KeyError:
             break
     records.reverse()
     return records
 
 
-def _record(event: _Event, settings: Settings, items: dict[str, Item], name: str) -> Record:
+def _unpack_event(
+    event: _PackedEvent, settings: GenerationSettings, items: dict[str, Item], conversation_id: str
+) -> LoggedEvent:
     """Raises KeyError for an item that is not there any more."""
     match event:
         case _Configured(rewind=rewind):
-            return Record(Configured(settings, rewind))
-        case _Added(item=item, previous=previous, rewind=rewind):
-            return Record(ItemAdded(items[_long(item)], _after(previous), rewind))
-        case _Gone(item=item, rewind=rewind):
-            return Record(ItemDropped(_long(item), rewind))
-        case _Cut(item=item, content_index=index, audio_end_ms=ms, text_end=end) as cut:
-            return Record(ItemTruncated(_long(item), index, ms, end, cut.rewind))
-        case _Heard(length=length):
-            return Record(TextAppended(length))
-        case _Cleared():
-            return Record(TextCleared())
-        case _Committed(item=item, previous=previous):
-            return Record(TextCommitted(_long(item), _after(previous)))
-        case _Started(answer=shape):
-            return Record(AnswerStarted(_answer(shape, items, name)))
-        case _Ended(answer=shape, began=began):
-            return Record(AnswerEnded(_answer(shape, items, name)), began)
+            return LoggedEvent(SessionConfigured(settings, rewind))
+        case _ItemAdded(item=item, previous=previous, rewind=rewind):
+            return LoggedEvent(
+                ItemAdded(items[_unpack_id(item)], _unpack_optional_id(previous), rewind)
+            )
+        case _ItemDeleted(item=item, rewind=rewind):
+            return LoggedEvent(ItemDeleted(_unpack_id(item), rewind))
+        case _ItemTruncated(item=item, content_index=index, audio_end_ms=ms, text_end=end) as cut:
+            return LoggedEvent(ItemTruncated(_unpack_id(item), index, ms, end, cut.rewind))
+        case _TextAppended(length=length):
+            return LoggedEvent(TextAppended(length))
+        case _TextCleared():
+            return LoggedEvent(TextCleared())
+        case _TextCommitted(item=item, previous=previous):
+            return LoggedEvent(TextCommitted(_unpack_id(item), _unpack_optional_id(previous)))
+        case _ResponseStarted(response=shape):
+            return LoggedEvent(ResponseStarted(_unpack_response(shape, items, conversation_id)))
+        case _ResponseEnded(response=shape, response_number=began):
+            return LoggedEvent(
+                ResponseEnded(_unpack_response(shape, items, conversation_id)), began
+            )
         case _:
             assert_never(event)
 
 
-def _after(item: _Name | None) -> str | None:
-    return None if item is None else _long(item)
+def _unpack_optional_id(item: _PackedId | None) -> str | None:
+    return None if item is None else _unpack_id(item)
 
 
-def _shape(answer: Answer) -> _Shape:
-    apart, first = answer.conversation is None, first_of(answer.id)
+def _pack_response(response: Response) -> _PackedResponse:
+    apart, first = response.conversation is None, first_item_id(response.id)
     plain = msgspec.structs.asdict(Sampling())
-    sampling = msgspec.structs.asdict(answer.settings.sampling)
-    return _Shape(
-        id=_short(answer.id),
-        apart=apart,
-        status=_STATUSES.index(answer.status),
-        metadata=answer.metadata,
-        max_output_tokens=answer.settings.max_output_tokens,
+    sampling = msgspec.structs.asdict(response.settings.sampling)
+    return _PackedResponse(
+        id=_pack_id(response.id),
+        is_out_of_band=apart,
+        status=_STATUSES.index(response.status),
+        metadata=response.metadata,
+        max_output_tokens=response.settings.max_output_tokens,
         sampling={key: value for key, value in sampling.items() if value != plain[key]},
-        extras=answer.settings.extras,
-        reason=answer.reason,
-        error=answer.error,
-        usage=None if answer.usage is None else _Usage.of(answer.usage),
-        items=answer.items if apart else (),
-        named=() if apart else tuple(b"" if i.id == first else _short(i.id) for i in answer.items),
+        extras=response.settings.extras,
+        reason=response.reason,
+        error=response.error,
+        usage=None if response.usage is None else _PackedUsage.pack(response.usage),
+        items=response.items if apart else (),
+        item_ids=()
+        if apart
+        else tuple(b"" if i.id == first else _pack_id(i.id) for i in response.items),
     )
 
 
-def _answer(shape: _Shape, items: dict[str, Item], name: str) -> Answer:
-    id = _long(shape.id)
-    return Answer(
+def _unpack_response(
+    packed: _PackedResponse, items: dict[str, Item], conversation_id: str
+) -> Response:
+    id = _unpack_id(packed.id)
+    return Response(
         id=id,
-        conversation=None if shape.apart else name,
-        settings=Settings(
-            max_output_tokens=shape.max_output_tokens,
-            sampling=msgspec.convert(shape.sampling, Sampling),
-            extras=shape.extras,
+        conversation=None if packed.is_out_of_band else conversation_id,
+        settings=GenerationSettings(
+            max_output_tokens=packed.max_output_tokens,
+            sampling=msgspec.convert(packed.sampling, Sampling),
+            extras=packed.extras,
         ),
-        metadata=shape.metadata,
-        status=_STATUSES[shape.status],
-        reason=shape.reason,
-        error=shape.error,
-        items=shape.items
-        or tuple(items[_long(item) if item else first_of(id)] for item in shape.named),
-        usage=None if shape.usage is None else shape.usage.usage(),
+        metadata=packed.metadata,
+        status=_STATUSES[packed.status],
+        reason=packed.reason,
+        error=packed.error,
+        items=packed.items
+        or tuple(
+            items[_unpack_id(item) if item else first_item_id(id)] for item in packed.item_ids
+        ),
+        usage=None if packed.usage is None else packed.usage.unpack(),
     )

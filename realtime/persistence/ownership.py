@@ -9,79 +9,85 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from continuo.realtime.store import Lease, StaleFence, Store, StoreUnavailable, UnknownSession
+from continuo.realtime.store import (
+    OwnershipLost,
+    SessionLease,
+    SessionNotFound,
+    Store,
+    StoreUnavailable,
+)
 
 T = TypeVar("T")
 
 
-class Tenure:
-    def __init__(self, store: Store, lease: Lease, hold_s: float) -> None:
+class Ownership:
+    def __init__(self, store: Store, lease: SessionLease, ttl_s: float) -> None:
         self.lease = lease
         self._store = store
-        self._hold_s = hold_s
-        self._doubtful = False
+        self._ttl_s = ttl_s
+        self._has_unconfirmed_call = False
         """Whether a call with this lease may still arrive."""
-        self.lost = False
+        self.has_store_lost_fence = False
         """Whether the store has lost a fence that it gave us, and who knows what else."""
-        self._left = False
-        self._taking = asyncio.Lock()
+        self._is_stopped = False
+        self._claim_lock = asyncio.Lock()
 
-    async def do(
-        self, call: Callable[[Lease], Awaitable[T]], *, harmless_when_late: bool = False
+    async def run(
+        self, call: Callable[[SessionLease], Awaitable[T]], *, harmless_when_late: bool = False
     ) -> T:
         """Raises StoreError; StaleFence only if somebody else has the session."""
         while True:
             lease = self.lease
-            if self._doubtful and not harmless_when_late:
-                await self._renew(lease)
+            if self._has_unconfirmed_call and not harmless_when_late:
+                await self._claim_unless_renewed(lease)
                 continue
             try:
                 return await call(lease)
-            except StaleFence as error:
+            except OwnershipLost as error:
                 if lease == self.lease and error.owner != lease.owner:
                     raise
-                await self._renew(lease)
+                await self._claim_unless_renewed(lease)
             except (StoreUnavailable, asyncio.CancelledError):
                 if lease == self.lease and not harmless_when_late:
-                    self._doubtful = True
+                    self._has_unconfirmed_call = True
                 raise
 
-    async def _renew(self, lease: Lease) -> None:
+    async def _claim_unless_renewed(self, lease: SessionLease) -> None:
         """It is another one by now, or there is one of ours that we were not told of."""
-        async with self._taking:
+        async with self._claim_lock:
             if lease == self.lease:
-                await self._take()
+                await self._claim()
 
-    async def take(self) -> None:
+    async def claim(self) -> None:
         """Under a new fence from now on. Raises StoreError; StaleFence if somebody else has the
         session, UnknownSession if nobody has."""
-        async with self._taking:
-            await self._take()
+        async with self._claim_lock:
+            await self._claim()
 
-    async def _take(self) -> None:
+    async def _claim(self) -> None:
         lease, seen = self.lease, self.lease.fence
         while True:
-            if self._left:
-                raise StaleFence(lease.session, "another")
+            if self._is_stopped:
+                raise OwnershipLost(lease.session, "another")
             try:
                 lease = await self._store.claim(
-                    lease.session, lease.owner, hold_s=self._hold_s, seen=seen
+                    lease.session, lease.owner, ttl_s=self._ttl_s, expected_fence=seen
                 )
-                self.given(lease)
+                self.replace_lease(lease)
                 return
-            except StaleFence:
+            except OwnershipLost:
                 card = await self._store.find(lease.session)
                 if card is None:
-                    raise UnknownSession(lease.session) from None
+                    raise SessionNotFound(lease.session) from None
                 if card.owner != lease.owner and card.fence >= lease.fence:
                     raise
                 seen = card.fence  # our own; or one from before ours, which the store has lost
-                self.lost |= seen < lease.fence
+                self.has_store_lost_fence |= seen < lease.fence
 
-    def given(self, lease: Lease) -> None:
+    def replace_lease(self, lease: SessionLease) -> None:
         """A new one, which nothing was asked with."""
-        self.lease, self._doubtful = lease, False
+        self.lease, self._has_unconfirmed_call = lease, False
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """It is not taken again."""
-        self._left = True
+        self._is_stopped = True

@@ -13,33 +13,33 @@ import msgspec
 
 from continuo.engine import ChatTemplate
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.rendering import message_of
+from continuo.realtime.conversation.rendering import render_message
 from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.ids import within
+from continuo.realtime.ids import deterministic_id_factory
 from continuo.realtime.protocol.items import Item
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.store import Begun, Entry
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.store import Entry, ResponseCheckpoint
 
 # ---------------------------------------------------------------- the log
 
 
-class Place(msgspec.Struct, frozen=True):
+class ResponsePlaceholder(msgspec.Struct, frozen=True):
     """Of an answer that is being made."""
 
-    answer: str
+    response_id: str
 
 
-class Dropped(msgspec.Struct, frozen=True):
+class OutOfWindowItems(msgspec.Struct, frozen=True):
     items: tuple[Item, ...]
 
 
-class Words(msgspec.Struct, frozen=True, eq=False):
+class DraftPiece(msgspec.Struct, frozen=True, eq=False):
     """A piece of the text buffer."""
 
     text: str
 
 
-Piece = Span | Place | Dropped | Words
+ConversationEntry = Span | ResponsePlaceholder | OutOfWindowItems | DraftPiece
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -53,143 +53,149 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_body = msgspec.json.Decoder(_Body)
+_body_decoder = msgspec.json.Decoder(_Body)
 
 
-def pieces_of(conversation: Conversation, draft: Sequence[Words]) -> tuple[Piece, ...]:
-    dropped = (Dropped(conversation.dropped),) if conversation.dropped else ()
-    spans = (_place(span) if span.open else span for span in conversation.spans)
+def to_entries(
+    conversation: Conversation, draft: Sequence[DraftPiece]
+) -> tuple[ConversationEntry, ...]:
+    dropped = (OutOfWindowItems(conversation.out_of_window),) if conversation.out_of_window else ()
+    spans = (_make_placeholder(span) if span.is_open else span for span in conversation.spans)
     return (conversation.head, *dropped, *spans, *draft)
 
 
-def _place(span: Span) -> Place:
-    assert span.answer is not None, "an open span is an answer's"
-    return Place(span.answer)
+def _make_placeholder(span: Span) -> ResponsePlaceholder:
+    assert span.response_id is not None, "an open span is an answer's"
+    return ResponsePlaceholder(span.response_id)
 
 
-def entry_of(piece: Piece) -> Entry:
-    match piece:
-        case Span(ids=ids, items=items, answer=answer):
-            body = _Body(items=_unnamed(items, answer), answer=answer, sampled=_within(piece))
+def encode_entry(entry: ConversationEntry) -> Entry:
+    match entry:
+        case Span(ids=ids, items=items, response_id=answer):
+            body = _Body(
+                items=_omit_derived_id(items, answer), answer=answer, sampled=_sampled_range(entry)
+            )
             return Entry(_encode(body), ids)
-        case Place(answer=answer):
+        case ResponsePlaceholder(response_id=answer):
             return Entry(_encode(_Body(answer=answer, open=True)))
-        case Dropped(items=items):
+        case OutOfWindowItems(items=items):
             return Entry(_encode(_Body(items=items, dropped=True)))
-        case Words(text=text):
+        case DraftPiece(text=text):
             return Entry(_encode(_Body(words=text)))
         case _:
-            assert_never(piece)
+            assert_never(entry)
 
 
-def _unnamed(items: tuple[Item, ...], answer: str | None) -> tuple[Item, ...]:
+def _omit_derived_id(items: tuple[Item, ...], response_id: str | None) -> tuple[Item, ...]:
     """The id of an answer's first item follows from the answer's own: it is left out."""
-    if answer is None or not items or items[0].id != first_of(answer):
+    if response_id is None or not items or items[0].id != first_item_id(response_id):
         return items
     return (msgspec.structs.replace(items[0], id=""), *items[1:])
 
 
-def _named(items: tuple[Item, ...], answer: str | None) -> tuple[Item, ...]:
-    if answer is None or not items or items[0].id:
+def _restore_derived_id(items: tuple[Item, ...], response_id: str | None) -> tuple[Item, ...]:
+    if response_id is None or not items or items[0].id:
         return items
-    return (msgspec.structs.replace(items[0], id=first_of(answer)), *items[1:])
+    return (msgspec.structs.replace(items[0], id=first_item_id(response_id)), *items[1:])
 
 
-def first_of(answer: str) -> str:
+def first_item_id(response_id: str) -> str:
     """The id of an answer's first item."""
-    return within(answer)("item")
+    return deterministic_id_factory(response_id)("item")
 
 
-def _within(span: Span) -> tuple[int, int] | None:
+def _sampled_range(span: Span) -> tuple[int, int] | None:
     """Where the sampled ids stand, between the header and the ending."""
-    if span.sampled is None:
+    if span.sampled_ids is None:
         return None
-    size = len(span.sampled)
+    size = len(span.sampled_ids)
     for start in range(len(span.ids) - size + 1):
-        if span.ids[start : start + size] == span.sampled:
+        if span.ids[start : start + size] == span.sampled_ids:
             return start, start + size
     raise AssertionError("sampled ids are in the span")
 
 
-class Log(msgspec.Struct, frozen=True):
-    pieces: tuple[Piece, ...]
+class DecodedConversation(msgspec.Struct, frozen=True):
+    entries: tuple[ConversationEntry, ...]
     conversation: Conversation
-    words: tuple[Words, ...]
+    draft: tuple[DraftPiece, ...]
 
 
-def log_of(entries: Iterable[Entry], template: ChatTemplate, settings: Settings) -> Log:
-    pieces = tuple(_piece(entry) for entry in entries)
+def decode_conversation(
+    entries: Iterable[Entry], template: ChatTemplate, settings: GenerationSettings
+) -> DecodedConversation:
+    pieces = tuple(_decode_entry(entry) for entry in entries)
     if not pieces:
-        return Log((), Conversation.start(template, settings), ())
+        return DecodedConversation((), Conversation.start(template, settings), ())
     head, *rest = pieces
     assert isinstance(head, Span), "a log begins with the head"
     spans: list[Span] = []
     dropped: tuple[Item, ...] = ()
-    words: list[Words] = []
+    words: list[DraftPiece] = []
     for piece in rest:
         match piece:
             case Span():
                 spans.append(piece)
-            case Place(answer=answer):
-                spans.append(Span(answer=answer, open=True))
-            case Dropped(items=items):
+            case ResponsePlaceholder(response_id=answer):
+                spans.append(Span(response_id=answer, is_open=True))
+            case OutOfWindowItems(items=items):
                 dropped = items
-            case Words():
+            case DraftPiece():
                 words.append(piece)
             case _:
                 assert_never(piece)
     conversation = Conversation(
         template, settings.instructions, settings.tools, head, tuple(spans), dropped
     )
-    return Log(pieces, conversation, tuple(words))
+    return DecodedConversation(pieces, conversation, tuple(words))
 
 
-def _piece(entry: Entry) -> Piece:
-    body = _body.decode(entry.body)
+def _decode_entry(entry: Entry) -> ConversationEntry:
+    body = _body_decoder.decode(entry.body)
     if body.words is not None:
-        return Words(body.words)
+        return DraftPiece(body.words)
     if body.dropped:
-        return Dropped(body.items)
+        return OutOfWindowItems(body.items)
     if body.open:
         assert body.answer is not None, "somebody's place"
-        return Place(body.answer)
+        return ResponsePlaceholder(body.answer)
     sampled = None if body.sampled is None else entry.ids[slice(*body.sampled)]
-    items = _named(body.items, body.answer)
-    message = message_of(items) if items else None
+    items = _restore_derived_id(body.items, body.answer)
+    message = render_message(items) if items else None
     return Span(items, entry.ids, body.answer, sampled, message=message)
 
 
 # ---------------------------------------------------------------- state, answers
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
-    settings: Settings
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+    settings: GenerationSettings
     first: int = 0
     """Number of the record that is event 0."""
     model: str = ""
     """Digest of the model, tokenizer and template that the log's ids are of; empty: not known."""
 
 
-def is_of(model: str, digest: str) -> bool:
+def is_same_model(model: str, digest: str) -> bool:
     """Whether stored ids are of the model with this digest. Those of an unknown one are not."""
     return model != "" and model == digest
 
 
-_state = msgspec.json.Decoder(State)
+_state_decoder = msgspec.json.Decoder(StoredState)
 
 
-def pack_state(state: State) -> bytes:
+def encode_state(state: StoredState) -> bytes:
     return _encode(state)
 
 
-def unpack_state(data: bytes) -> State:
-    return _state.decode(data)
+def decode_state(data: bytes) -> StoredState:
+    return _state_decoder.decode(data)
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an answer is made from, besides the conversation before its place."""
 
-    settings: Settings | None = None
+    settings: GenerationSettings | None = None
     """None: the session's."""
     metadata: dict[str, str] | None = None
     context: tuple[Item, ...] | None = None
@@ -199,12 +205,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Digest of the model that draws it."""
 
 
-_asked = msgspec.json.Decoder(Asked)
+_request_decoder = msgspec.json.Decoder(StoredRequest)
 
 
-def pack_asked(asked: Asked) -> bytes:
-    return _encode(asked)
+def encode_request(request: StoredRequest) -> bytes:
+    return _encode(request)
 
 
-def asked_of(begun: Begun) -> Asked:
-    return _asked.decode(begun.body)
+def decode_request(checkpoint: ResponseCheckpoint) -> StoredRequest:
+    return _request_decoder.decode(checkpoint.body)

@@ -10,269 +10,302 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from continuo.realtime.conversation.tokenization import common_prefix
-from continuo.realtime.persistence.ownership import Tenure
-from continuo.realtime.persistence.session_codec import Piece, State, entry_of, pack_state
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.conversation.tokenization import common_prefix_length
+from continuo.realtime.persistence.ownership import Ownership
+from continuo.realtime.persistence.session_codec import (
+    ConversationEntry,
+    StoredState,
+    encode_entry,
+    encode_state,
+)
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.store import (
-    Begun,
-    Change,
-    Conflict,
-    Events,
-    Lease,
+    DuplicateWrite,
+    IdempotencyConflict,
+    IdempotentRequest,
     NewSession,
-    Once,
-    Repeated,
-    SessionBehind,
+    ResponseCheckpoint,
+    SessionDataLost,
+    SessionLease,
+    SessionNotFound,
     Store,
-    StoreLost,
-    UnknownSession,
+    StoredEvents,
+    StoreReplaced,
+    WriteBatch,
 )
 
 log = logging.getLogger(__name__)
 
 
-class Whole(msgspec.Struct, frozen=True, kw_only=True):
+class DesiredSession(msgspec.Struct, frozen=True, kw_only=True):
     """A session as it shall be."""
 
-    pieces: tuple[Piece, ...]
-    settings: Settings
+    entries: tuple[ConversationEntry, ...]
+    settings: GenerationSettings
     epoch: int
-    first: int
+    first_offset: int
     """Number of the oldest record that is known."""
-    next: int
+    next_offset: int
     """Number after the last one."""
-    events: Callable[[int], list[bytes]]
+    encode_events_since: Callable[[int], list[bytes]]
     """The records from this number on."""
-    begun: tuple[Begun, ...] = ()
+    started_responses: tuple[ResponseCheckpoint, ...] = ()
     """Answers being made."""
 
 
-class News(msgspec.Struct, frozen=True, kw_only=True):
+class SessionChanges(msgspec.Struct, frozen=True, kw_only=True):
     """What of it has changed, besides pieces and events."""
 
-    state: bool = False
-    epoch: bool = False
-    once: Once | None = None
-    undone: Once | None = None
+    is_state_changed: bool = False
+    is_epoch_changed: bool = False
+    request: IdempotentRequest | None = None
+    revoked_request: IdempotentRequest | None = None
     """This was written, and is taken back."""
-    begin: Begun | None = None
-    again: Begun | None = None
+    started_response: ResponseCheckpoint | None = None
+    restarted_response: ResponseCheckpoint | None = None
     """An answer that began before, whose record in the store is replaced."""
-    end: str | None = None
+    ended_response: str | None = None
 
 
-class Ledger:
+class SessionWriter:
     """Calls for one session come one after the other, but for `journal`."""
 
     def __init__(
         self,
         store: Store,
-        lease: Lease,
+        lease: SessionLease,
         new: NewSession,
         *,
-        pieces: tuple[Piece, ...] = (),
-        told: int = 0,
-        base: int = 0,
-        model: str = "",
-        renews: bool = False,
+        entries: tuple[ConversationEntry, ...] = (),
+        written_offset: int = 0,
+        base_offset: int = 0,
+        model_digest: str = "",
+        replaces_all: bool = False,
     ) -> None:
         """`new`: as it would be made again. `pieces` are in the store, and records up to `told`, of
         which `base` is event 0 there. `model`: digest of the one that the ids are of. `renews`: the
         ids in the store are of another, and the first write puts all entries, the state and the
         epoch in the place of what is there, in one step."""
-        self._model = model
-        self._renews = renews
+        self._model_digest = model_digest
+        self._replaces_all = replaces_all
         self._store = store
-        self._new = new
-        self._tenure = Tenure(store, lease, new.hold_s)
-        self.base = base
-        self._told = self._maybe = told
+        self._new_session = new
+        self._ownership = Ownership(store, lease, new.ttl_s)
+        self.base_offset = base_offset
+        self._written_offset = self._possibly_written_offset = written_offset
         """Records that the store has; and that it may have."""
-        self._sure: tuple[Piece, ...] = pieces
+        self._confirmed_entries: tuple[ConversationEntry, ...] = entries
         """The beginning of the log that certainly stands."""
-        self._more = False
+        self._has_unconfirmed_entries = False
         """Whether something else may stand behind that."""
-        self._ends: list[str] = []
+        self._unwritten_ends: list[str] = []
         """Answers whose end is not written yet."""
-        self._undone: set[str] = set()
+        self._revoked_keys: set[str] = set()
         """Keys that may be written, and have no effect."""
-        self._unsure = False
+        self._has_unconfirmed_write = False
         """Whether a write that was not answered may have left something there."""
-        self._lost = False
+        self._needs_full_write = False
         """Whether the store must be given all of it again."""
-        self._left = False
-        self.done: Callable[[], Collection[Once]] = lambda: ()
+        self._is_stopped = False
+        self.completed_requests: Callable[[], Collection[IdempotentRequest]] = lambda: ()
         """What a store is given again that has lost it: what was asked here, under the client's
         ids, and done."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when another gateway turns out to own the session."""
 
     @property
-    def lease(self) -> Lease:
+    def lease(self) -> SessionLease:
         """Another one each time it is taken anew, or given again."""
-        return self._tenure.lease
+        return self._ownership.lease
 
-    async def write(self, whole: Whole, news: News) -> None:
+    async def write(self, desired: DesiredSession, changes: SessionChanges) -> None:
         """Raises StoreError."""
-        if self._left:
+        if self._is_stopped:
             return
-        if news.end is not None:
-            self._ends.append(news.end)
-        if news.undone is not None:
-            self._undone.add(news.undone.key)
+        if changes.ended_response is not None:
+            self._unwritten_ends.append(changes.ended_response)
+        if changes.revoked_request is not None:
+            self._revoked_keys.add(changes.revoked_request.key)
         try:
-            await self._write_or_give(whole, news)
+            await self._write_or_recover(desired, changes)
         except BaseException as error:
-            if not isinstance(error, Conflict):
-                self._unsure = True
-                if news.once is not None:
-                    self._undone.add(news.once.key)
-            if news.begin is not None:  # it may have been begun all the same
-                self._ends.append(news.begin.id)
+            if not isinstance(error, IdempotencyConflict):
+                self._has_unconfirmed_write = True
+                if changes.request is not None:
+                    self._revoked_keys.add(changes.request.key)
+            if changes.started_response is not None:  # it may have been begun all the same
+                self._unwritten_ends.append(changes.started_response.id)
             raise
 
-    async def _write_or_give(self, whole: Whole, news: News) -> None:
-        if self._lost or self._tenure.lost or self._told < whole.first:
-            await self._take_again(whole)
+    async def _write_or_recover(self, desired: DesiredSession, changes: SessionChanges) -> None:
+        if (
+            self._needs_full_write
+            or self._ownership.has_store_lost_fence
+            or self._written_offset < desired.first_offset
+        ):
+            await self._recover(desired)
         try:
-            await self._write(whole, news)
-        except (SessionBehind, StoreLost, UnknownSession) as error:
+            await self._write(desired, changes)
+        except (SessionDataLost, StoreReplaced, SessionNotFound) as error:
             log.warning("%s: it is written again", error)
-            await self._take_again(whole)
-            await self._write(whole, news)
+            await self._recover(desired)
+            await self._write(desired, changes)
 
-    async def _write(self, whole: Whole, news: News) -> None:
-        at = common_prefix(self._sure, whole.pieces)
-        moved = self._more or not at == len(self._sure) == len(whole.pieces)
-        first = min(self._told, whole.next)
-        fresh = tuple(whole.events(first)) if first < whole.next else ()
-        told = self._lost or fresh or self._maybe > first
-        over = self._lost or self._unsure
-        asked = {news.once.key} if news.once else set[str]()
-        # What is asked again keeps its key: an older write of it that comes late is a repetition.
-        undone = self._undone - asked
-        done = self.done() if self._lost else ()
-        again = tuple(one for one in done if one.key not in self._undone | asked)
-        change = Change(
-            at=at if moved else None,
-            entries=tuple(entry_of(piece) for piece in whole.pieces[at:]) if moved else (),
-            epoch=whole.epoch if news.epoch or self._lost or self._renews else None,
-            state=self._state(whole) if news.state or over or self._renews else None,
-            once=news.once,
-            undone=tuple(sorted(undone)),
-            again=again,
-            ends=tuple(self._ends),
-            begins=(*(whole.begun if self._lost else ()), *_begun(news)),
-            events=Events(first - self.base, fresh) if told else None,
+    async def _write(self, desired: DesiredSession, changes: SessionChanges) -> None:
+        at = common_prefix_length(self._confirmed_entries, desired.entries)
+        moved = self._has_unconfirmed_entries or not at == len(self._confirmed_entries) == len(
+            desired.entries
         )
-        if change == Change():
+        first = min(self._written_offset, desired.next_offset)
+        fresh = tuple(desired.encode_events_since(first)) if first < desired.next_offset else ()
+        told = self._needs_full_write or fresh or self._possibly_written_offset > first
+        over = self._needs_full_write or self._has_unconfirmed_write
+        asked = {changes.request.key} if changes.request else set[str]()
+        # What is asked again keeps its key: an older write of it that comes late is a repetition.
+        undone = self._revoked_keys - asked
+        done = self.completed_requests() if self._needs_full_write else ()
+        again = tuple(one for one in done if one.key not in self._revoked_keys | asked)
+        change = WriteBatch(
+            kept_entries=at if moved else None,
+            entries=tuple(encode_entry(piece) for piece in desired.entries[at:]) if moved else (),
+            epoch=desired.epoch
+            if changes.is_epoch_changed or self._needs_full_write or self._replaces_all
+            else None,
+            state=self._encode_state(desired)
+            if changes.is_state_changed or over or self._replaces_all
+            else None,
+            request=changes.request,
+            revoked_keys=tuple(sorted(undone)),
+            restored_requests=again,
+            ended_responses=tuple(self._unwritten_ends),
+            started_responses=(
+                *(desired.started_responses if self._needs_full_write else ()),
+                *_started_responses(changes),
+            ),
+            events=StoredEvents(first - self.base_offset, fresh) if told else None,
+        )
+        if change == WriteBatch():
             return
-        self._sure, self._more, self._told = self._sure[:at], moved, first
-        self._maybe = max(self._maybe, whole.next)
-        written = await self._tenure.do(lambda lease: self._store.write(lease, change))
-        if self._tenure.lost:
-            raise SessionBehind(self.lease.session, "it was taken with an older fence")
-        if isinstance(written, Repeated):
+        self._confirmed_entries, self._has_unconfirmed_entries, self._written_offset = (
+            self._confirmed_entries[:at],
+            moved,
+            first,
+        )
+        self._possibly_written_offset = max(self._possibly_written_offset, desired.next_offset)
+        written = await self._ownership.run(lambda lease: self._store.write(lease, change))
+        if self._ownership.has_store_lost_fence:
+            raise SessionDataLost(self.lease.session, "it was taken with an older fence")
+        if isinstance(written, DuplicateWrite):
             # Whoever asked for it was refused, and asks again: it has no effect yet.
-            assert news.once is not None, "only a key is repeated"
-            self._undone.discard(news.once.key)
-            await self._write(whole, msgspec.structs.replace(news, once=None))
+            assert changes.request is not None, "only a key is repeated"
+            self._revoked_keys.discard(changes.request.key)
+            await self._write(desired, msgspec.structs.replace(changes, once=None))
             return
         if over:
             # Perhaps as long as what it was put over: a store that loses it, but not that, is
             # known by its fence. Where none is given, this write is one that was not answered.
-            await self._tenure.take()
-        self._lost = self._unsure = self._tenure.lost
-        self._renews = False
-        self._sure, self._more = whole.pieces, False
-        self._told = self._maybe = whole.next
-        self._undone -= {*undone, news.once.key} if news.once else undone
-        del self._ends[: len(change.ends)]
+            await self._ownership.claim()
+        self._needs_full_write = self._has_unconfirmed_write = self._ownership.has_store_lost_fence
+        self._replaces_all = False
+        self._confirmed_entries, self._has_unconfirmed_entries = desired.entries, False
+        self._written_offset = self._possibly_written_offset = desired.next_offset
+        self._revoked_keys -= {*undone, changes.request.key} if changes.request else undone
+        del self._unwritten_ends[: len(change.ended_responses)]
 
-    async def _take_again(self, whole: Whole) -> None:
+    async def _recover(self, desired: DesiredSession) -> None:
         """The store has lost some of it, or all: the next write gives it what is here, in one step,
         so that nobody finds a part of it there."""
-        self._lost = True
+        self._needs_full_write = True
         try:
-            await self._tenure.take()
+            await self._ownership.claim()
             found = await self._store.load(self.lease.session)
-        except (UnknownSession, StoreLost):
-            self._tenure.given(await self._store.create(self._new))
+        except (SessionNotFound, StoreReplaced):
+            self._ownership.replace_lease(await self._store.create(self._new_session))
             found = None
-        self._tenure.lost = False
-        there = () if found is None else found.answers
-        begun = {one.id for one in whole.begun}
-        self._ends = [one.begun.id for one in there if one.begun.id not in begun]
-        self._sure, self._more = (), True
-        self.base = self._told = self._maybe = whole.first
+        self._ownership.has_store_lost_fence = False
+        there = () if found is None else found.running_responses
+        begun = {one.id for one in desired.started_responses}
+        self._unwritten_ends = [
+            one.checkpoint.id for one in there if one.checkpoint.id not in begun
+        ]
+        self._confirmed_entries, self._has_unconfirmed_entries = (), True
+        self.base_offset = self._written_offset = self._possibly_written_offset = (
+            desired.first_offset
+        )
 
-    def _state(self, whole: Whole) -> bytes:
-        return pack_state(State(settings=whole.settings, first=self.base, model=self._model))
+    def _encode_state(self, desired: DesiredSession) -> bytes:
+        return encode_state(
+            StoredState(settings=desired.settings, first=self.base_offset, model=self._model_digest)
+        )
 
-    def retell(self, number: int) -> None:
+    def rewrite_events_from(self, offset: int) -> None:
         """The records from this number on are written again, with the next write."""
-        self._told = min(self._told, number)
+        self._written_offset = min(self._written_offset, offset)
 
-    async def repeated(self, once: Once) -> bytes | None:
+    async def find_result(self, request: IdempotentRequest) -> bytes | None:
         """What came of this request, if it was done before. Raises Conflict, StoreError."""
-        if once.key in self._undone:
+        if request.key in self._revoked_keys:
             return None
         try:
             try:
-                return await self._asked(once)
-            except SessionBehind:  # it has lost our right to the session, and perhaps nothing else
-                await self._tenure.take()
-                return await self._asked(once)
-        except (StoreLost, UnknownSession):
+                return await self._find_result(request)
+            except (
+                SessionDataLost
+            ):  # it has lost our right to the session, and perhaps nothing else
+                await self._ownership.claim()
+                return await self._find_result(request)
+        except (StoreReplaced, SessionNotFound):
             return None  # what was asked elsewhere is lost; the write gives it again what is here
 
-    async def _asked(self, once: Once) -> bytes | None:
-        return await self._tenure.do(
-            lambda lease: self._store.repeated(lease, once), harmless_when_late=True
+    async def _find_result(self, request: IdempotentRequest) -> bytes | None:
+        return await self._ownership.run(
+            lambda lease: self._store.find_result(lease, request), harmless_when_late=True
         )
 
-    async def journal(self, answer: str, first: int, ids: tuple[int, ...]) -> int:
+    async def journal(self, response_id: str, first: int, ids: tuple[int, ...]) -> int:
         """Of an answer being made; gives how many ids of it are there. Raises StoreError."""
-        return await self._tenure.do(
-            lambda lease: self._store.journal(lease, answer, first, ids), harmless_when_late=True
+        return await self._ownership.run(
+            lambda lease: self._store.journal(lease, response_id, first, ids),
+            harmless_when_late=True,
         )
 
-    async def take(self) -> None:
+    async def claim(self) -> None:
         """Under a new fence. Raises StoreError."""
-        await self._tenure.take()
+        await self._ownership.claim()
 
-    async def hold(self, for_s: float, *, parked: bool) -> None:
+    async def extend_deadline(self, ttl_s: float, *, is_parked: bool) -> None:
         """As it is ours now: if it is taken anew meanwhile, for a client that has come back, that
         stands. Raises StoreError."""
-        await self._store.hold(self._tenure.lease, for_s, parked=parked)
+        await self._store.extend_deadline(self._ownership.lease, ttl_s, is_parked=is_parked)
 
     async def confirm(self) -> None:
         """That it is ours. A store that has forgotten so is told at once: it takes somebody for the
         owner who had it before, and may wake up. Raises StoreError."""
         try:
-            await self._tenure.do(self._store.confirm, harmless_when_late=True)
-        except SessionBehind:
-            await self._tenure.take()
-        except StoreLost:
-            self._lost = True
+            await self._ownership.run(self._store.confirm, harmless_when_late=True)
+        except SessionDataLost:
+            await self._ownership.claim()
+        except StoreReplaced:
+            self._needs_full_write = True
             raise
 
     @property
-    def lost(self) -> bool:
+    def needs_full_write(self) -> bool:
         """Whether the store must be given all of it again, as the next write does."""
-        return self._lost
+        return self._needs_full_write
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         """Nothing more is written."""
-        self._left = True
-        self._tenure.leave()
+        self._is_stopped = True
+        self._ownership.stop()
 
-    async def close(self) -> None:
+    async def delete(self) -> None:
         """Raises StoreError."""
-        self._left = True
-        await self._tenure.do(self._store.close)
+        self._is_stopped = True
+        await self._ownership.run(self._store.delete)
 
 
-def _begun(news: News) -> tuple[Begun, ...]:
-    return tuple(one for one in (news.begin, news.again) if one is not None)
+def _started_responses(changes: SessionChanges) -> tuple[ResponseCheckpoint, ...]:
+    return tuple(
+        one for one in (changes.started_response, changes.restarted_response) if one is not None
+    )

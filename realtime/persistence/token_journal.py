@@ -6,89 +6,93 @@ import contextlib
 import logging
 from collections.abc import Generator, Sequence
 
-from continuo.realtime.persistence.session_writer import Ledger
+from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.store import (
-    SessionBehind,
-    Spoken,
-    StaleFence,
+    OwnershipLost,
+    ResponseNotFound,
+    SessionDataLost,
     Store,
     StoreError,
     StoreUnavailable,
-    UnknownAnswer,
+    TokenBatch,
 )
 
 log = logging.getLogger(__name__)
 
-BATCH_S = 0.1
+FLUSH_INTERVAL_S = 0.1
 """At most this long an id that was told is not in the store; longer while that is away."""
-_PENS = 4
+_WORKERS = 4
 """A gateway writes so many times in a batch's time, a share of its answers at a time: a call for
 all of them would hold up what comes just then."""
 
 
-class Journal:
+class TokenJournal:
     """Of one answer: `ids` grows meanwhile."""
 
     def __init__(
         self,
-        ledger: Ledger,
-        answer: str,
+        session_writer: SessionWriter,
+        response_id: str,
         ids: Sequence[int],
         written: int = 0,
         *,
-        kept: bool = True,
+        is_journaled: bool = True,
     ) -> None:
         """`kept` False: the store does not know how the answer began, and nothing is journaled."""
-        self._ledger = ledger
-        self._answer = answer
+        self._session_writer = session_writer
+        self._response_id = response_id
         self._ids = ids
         self._written = written
-        self._over = not kept
+        self._is_closed = not is_journaled
 
-    def news(self) -> Spoken | None:
+    def pending_batch(self) -> TokenBatch | None:
         """What is not written yet."""
         batch = self._ids[self._written :]
-        if self._over or not batch:
+        if self._is_closed or not batch:
             return None
-        return Spoken(self._ledger.lease, self._answer, self._written, tuple(batch))
+        return TokenBatch(
+            self._session_writer.lease, self._response_id, self._written, tuple(batch)
+        )
 
-    def wrote(self, count: int) -> None:
+    def mark_written(self, count: int) -> None:
         """The store has so many of its ids."""
         self._written = count
 
     async def flush(self) -> None:
         """Raises StoreError."""
-        if (news := self.news()) is None:
+        if (news := self.pending_batch()) is None:
             return
         try:
-            self.wrote(await self._ledger.journal(news.answer, news.first, news.ids))
-        except (SessionBehind, UnknownAnswer):
+            self.mark_written(
+                await self._session_writer.journal(news.response_id, news.first, news.ids)
+            )
+        except (SessionDataLost, ResponseNotFound):
             self._written = 0
             raise
 
-    async def catch_up(self) -> None:
+    async def retry_flush(self) -> None:
         """What the store refused for a reason that it did not say: by itself."""
         try:
             await self.flush()
         except StoreUnavailable:
             pass
-        except StaleFence:
-            self._over = True
-            self._ledger.on_replaced()
+        except OwnershipLost:
+            self._is_closed = True
+            self._session_writer.on_replaced()
         except StoreError as error:
-            log.warning("journal of %s: %s", self._answer, error)
+            log.warning("journal of %s: %s", self._response_id, error)
             self._written = 0  # the store has lost it; the ledger gives it again
 
 
-class Scribe:
+class JournalFlusher:
     """Keeps the journals of a gateway. With the store away answers go on, and it tries again."""
 
     def __init__(self, store: Store) -> None:
-        self._pens = [_Pen(store) for _ in range(_PENS)]
+        self._workers = [_FlushWorker(store) for _ in range(_WORKERS)]
 
     @contextlib.contextmanager
-    def keeping(self, journal: Journal) -> Generator[None]:
-        pen = min(self._pens, key=lambda pen: len(pen.journals))
+    def track(self, journal: TokenJournal) -> Generator[None]:
+        pen = min(self._workers, key=lambda pen: len(pen.journals))
         pen.journals[journal] = None
         pen.start()
         try:
@@ -97,9 +101,9 @@ class Scribe:
             del pen.journals[journal]
 
 
-class _Pen:
+class _FlushWorker:
     def __init__(self, store: Store) -> None:
-        self.journals: dict[Journal, None] = {}
+        self.journals: dict[TokenJournal, None] = {}
         self._store = store
         self._running: asyncio.Task[None] | None = None
 
@@ -109,14 +113,14 @@ class _Pen:
 
     async def _run(self) -> None:
         while self.journals:
-            await asyncio.sleep(BATCH_S)
+            await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
-                await self._write()
+                await self._flush()
             except Exception:  # of one answer: the others are written all the same
                 log.exception("journals")
 
-    async def _write(self) -> None:
-        news = [(journal, one) for journal in self.journals if (one := journal.news())]
+    async def _flush(self) -> None:
+        news = [(journal, one) for journal in self.journals if (one := journal.pending_batch())]
         if not news:
             return
         written: list[int | None] = [None] * len(news)
@@ -128,7 +132,7 @@ class _Pen:
             log.warning("journals: %s", error)
         for (journal, _), count in zip(news, written, strict=True):
             if count is not None:
-                journal.wrote(count)
+                journal.mark_written(count)
         for (journal, _), count in zip(news, written, strict=True):
             if count is None and journal in self.journals:
-                await journal.catch_up()
+                await journal.retry_flush()

@@ -8,28 +8,34 @@ from enum import IntEnum
 
 
 class CloseCode(IntEnum):
-    NORMAL = 1000
-    BINARY = 1003
-    NOT_JSON = 1007
-    POLICY = 1008
-    TOO_BIG = 1009
-    SERVER_BUG = 1011
-    RESTART = 1012
-    TRY_LATER = 1013
-    REPLACED = 4001
-    ENDED_BY_OPERATOR = 4003
+    NORMAL_CLOSURE = 1000
+    UNSUPPORTED_DATA = 1003
+    INVALID_DATA = 1007
+    POLICY_VIOLATION = 1008
+    MESSAGE_TOO_BIG = 1009
+    INTERNAL_ERROR = 1011
+    SERVICE_RESTART = 1012
+    TRY_AGAIN_LATER = 1013
+    SUPERSEDED = 4001
+    CLOSED_BY_OPERATOR = 4003
 
 
 EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
-    CloseCode.NORMAL: ("the session is finished, by agreement", False),
-    CloseCode.BINARY: ("a binary frame, or a text one where MessagePack was agreed", False),
-    CloseCode.NOT_JSON: ("too many frames that are not events", False),
-    CloseCode.POLICY: ("refused: not authorised, unknown model, or not possible", False),
-    CloseCode.TOO_BIG: ("a frame over twice the limit", False),
-    CloseCode.SERVER_BUG: ("a fault of the server, or no answer to its pings", True),
-    CloseCode.RESTART: ("the server restarts; come back soon", True),
-    CloseCode.TRY_LATER: ("overloaded, or the client reads too slowly; come back later", True),
-    CloseCode.REPLACED: ("a newer connection took this session over", False),
-    CloseCode.ENDED_BY_OPERATOR: ("ended by the operator", False),
+    CloseCode.NORMAL_CLOSURE: ("the session is finished, by agreement", False),
+    CloseCode.UNSUPPORTED_DATA: (
+        "a binary frame, or a text one where MessagePack was agreed",
+        False,
+    ),
+    CloseCode.INVALID_DATA: ("too many frames that are not events", False),
+    CloseCode.POLICY_VIOLATION: ("refused: not authorised, unknown model, or not possible", False),
+    CloseCode.MESSAGE_TOO_BIG: ("a frame over twice the limit", False),
+    CloseCode.INTERNAL_ERROR: ("a fault of the server, or no answer to its pings", True),
+    CloseCode.SERVICE_RESTART: ("the server restarts; come back soon", True),
+    CloseCode.TRY_AGAIN_LATER: (
+        "overloaded, or the client reads too slowly; come back later",
+        True,
+    ),
+    CloseCode.SUPERSEDED: ("a newer connection took this session over", False),
+    CloseCode.CLOSED_BY_OPERATOR: ("ended by the operator", False),
 }
 """Meaning, and whether reconnecting makes sense."""

@@ -3,11 +3,11 @@
 import msgspec
 
 from continuo.realtime.protocol.items import Item, ItemReference
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
 
-class Configure(msgspec.Struct, frozen=True):
-    settings: Settings
+class ConfigureSession(msgspec.Struct, frozen=True):
+    settings: GenerationSettings
 
 
 class AddItem(msgspec.Struct, frozen=True):
@@ -20,7 +20,7 @@ class FetchItem(msgspec.Struct, frozen=True):
     item_id: str
 
 
-class DropItem(msgspec.Struct, frozen=True):
+class DeleteItem(msgspec.Struct, frozen=True):
     item_id: str
 
 
@@ -33,26 +33,26 @@ class TruncateItem(msgspec.Struct, frozen=True):
     """Code points of the text that were heard."""
 
 
-class Respond(msgspec.Struct, frozen=True, kw_only=True):
-    settings: Settings
+class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True):
+    settings: GenerationSettings
     metadata: dict[str, str] | None = None
-    apart: bool = False
+    is_out_of_band: bool = False
     """Beside the conversation: nothing is added to it."""
-    conversation: str | None = None
+    conversation_id: str | None = None
     """The id of the one that is meant; None: the session's."""
     context: tuple[Item | ItemReference, ...] | None = None
     """Answer to this instead of the conversation."""
 
 
-class GoOn(msgspec.Struct, frozen=True, kw_only=True):
+class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
     """Answer to what was said up to and including another answer, and to `input`."""
 
-    settings: Settings
+    settings: GenerationSettings
     input: tuple[Item | ItemReference, ...] = ()
-    previous: str | None = None
+    previous_response_id: str | None = None
     """An answer's id; None: nothing was said before."""
     metadata: dict[str, str] | None = None
-    keep: bool = True
+    store: bool = True
     """So that one can go on from it over another connection."""
     generate: bool = True
     """False: only take it in."""
@@ -60,8 +60,8 @@ class GoOn(msgspec.Struct, frozen=True, kw_only=True):
     """It is made to the end though nobody follows it."""
 
 
-class Cancel(msgspec.Struct, frozen=True):
-    answer_id: str | None = None
+class CancelResponse(msgspec.Struct, frozen=True):
+    response_id: str | None = None
 
 
 class AppendText(msgspec.Struct, frozen=True):
@@ -84,7 +84,16 @@ class CommitText(msgspec.Struct, frozen=True):
     item_id: str
 
 
-TextBuffer = AppendText | ReplaceText | ClearText | CommitText
+TextBufferCommand = AppendText | ReplaceText | ClearText | CommitText
 
 
-Ask = Configure | AddItem | FetchItem | DropItem | TruncateItem | Respond | Cancel | TextBuffer
+ConversationCommand = (
+    ConfigureSession
+    | AddItem
+    | FetchItem
+    | DeleteItem
+    | TruncateItem
+    | CreateSessionResponse
+    | CancelResponse
+    | TextBufferCommand
+)

@@ -4,25 +4,25 @@ from typing import Literal
 
 import msgspec
 
-from continuo.realtime.protocol.items import CallItem, Item, MessageItem
-from continuo.realtime.protocol.response import Answer, Residency
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
+from continuo.realtime.protocol.response import KVResidency, Response
+from continuo.realtime.protocol.settings import GenerationSettings
 
-Limited = Literal["requests", "tokens"]
+RateLimitKind = Literal["requests", "tokens"]
 
 
-class Level(msgspec.Struct, frozen=True, kw_only=True):
+class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Of what is limited, now."""
 
-    name: Limited
-    limit: int
+    name: RateLimitKind
+    limit_per_minute: int
     """A minute."""
     remaining: int
     reset_s: float
     """Until all of it remains."""
 
 
-class Resume(msgspec.Struct, frozen=True, kw_only=True):
+class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What a client needs to come back, and how it came back."""
 
     session_id: str
@@ -36,17 +36,17 @@ class Resume(msgspec.Struct, frozen=True, kw_only=True):
     """Told once, when the session is made."""
     resumed: Literal["exact", "snapshot"] | None = None
     """`exact`: what follows is what was missed. `snapshot`: everything, again. None: it is new."""
-    kv: Residency = "none"
+    kv_residency: KVResidency = "none"
 
 
-class Opened(msgspec.Struct, frozen=True):
-    settings: Settings
-    resume: Resume | None = None
+class SessionOpened(msgspec.Struct, frozen=True):
+    settings: GenerationSettings
+    resume: ResumeInfo | None = None
 
 
-class Resumed(msgspec.Struct, frozen=True):
-    settings: Settings
-    resume: Resume
+class SessionResumed(msgspec.Struct, frozen=True):
+    settings: GenerationSettings
+    resume: ResumeInfo
 
 
 class Rewind(msgspec.Struct, frozen=True):
@@ -57,15 +57,15 @@ class Rewind(msgspec.Struct, frozen=True):
     prefill_tokens: int
 
 
-class Configured(msgspec.Struct, frozen=True):
-    settings: Settings
+class SessionConfigured(msgspec.Struct, frozen=True):
+    settings: GenerationSettings
     rewind: Rewind | None = None
     """Here and below: None if all that the model had read stays."""
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
     item: Item
-    previous: str | None
+    previous_item_id: str | None
     rewind: Rewind | None = None
 
 
@@ -73,7 +73,7 @@ class ItemFetched(msgspec.Struct, frozen=True):
     item: Item
 
 
-class ItemDropped(msgspec.Struct, frozen=True):
+class ItemDeleted(msgspec.Struct, frozen=True):
     item_id: str
     rewind: Rewind | None = None
 
@@ -97,17 +97,17 @@ class TextCleared(msgspec.Struct, frozen=True):
 
 class TextCommitted(msgspec.Struct, frozen=True):
     item_id: str
-    previous: str | None
+    previous_item_id: str | None
 
 
-class AnswerStarted(msgspec.Struct, frozen=True, tag="AnswerStarted"):
-    answer: Answer
+class ResponseStarted(msgspec.Struct, frozen=True, tag="AnswerStarted"):
+    answer: Response
 
 
-class OutputStarted(msgspec.Struct, frozen=True, tag="OutputStarted"):
+class OutputItemStarted(msgspec.Struct, frozen=True, tag="OutputStarted"):
     answer_id: str
     index: int
-    item: MessageItem | CallItem
+    item: MessageItem | FunctionCallItem
     previous: str | None
     apart: bool
 
@@ -127,58 +127,64 @@ class ArgumentsDelta(msgspec.Struct, frozen=True, tag="ArgumentsDelta"):
     text: str
 
 
-class OutputEnded(msgspec.Struct, frozen=True, tag="OutputEnded"):
+class OutputItemEnded(msgspec.Struct, frozen=True, tag="OutputEnded"):
     answer_id: str
     index: int
-    item: MessageItem | CallItem
+    item: MessageItem | FunctionCallItem
     previous: str | None
     apart: bool
 
 
-class AnswerEnded(msgspec.Struct, frozen=True, tag="AnswerEnded"):
-    answer: Answer
+class ResponseEnded(msgspec.Struct, frozen=True, tag="AnswerEnded"):
+    answer: Response
 
 
-class AnswerInterrupted(msgspec.Struct, frozen=True):
+class ResponseInterrupted(msgspec.Struct, frozen=True):
     """What makes it is gone: soon it goes on behind what was told."""
 
-    answer_id: str
+    response_id: str
     item_id: str | None
     """The item that was being said; None: none was."""
-    upto: int
+    sent_chars: int
     """Characters (code points) of that item that were told."""
 
 
-class Steered(msgspec.Struct, frozen=True, tag="Steered"):
+class ResponseSteered(msgspec.Struct, frozen=True, tag="Steered"):
     """More was said to the answer while it was made; it is ours, and goes into the next one."""
 
     answer_id: str
     steer_id: str
 
 
-Told = (
-    AnswerStarted | OutputStarted | TextDelta | ArgumentsDelta | OutputEnded | AnswerEnded | Steered
+ResponseEvent = (
+    ResponseStarted
+    | OutputItemStarted
+    | TextDelta
+    | ArgumentsDelta
+    | OutputItemEnded
+    | ResponseEnded
+    | ResponseSteered
 )
 """Of one answer, from AnswerStarted to AnswerEnded: a recording of it. The store keeps recordings:
 the tags, like the names of the fields, are part of its format."""
 
 
-Tell = (
-    Opened
-    | Resumed
-    | Configured
+ConversationEvent = (
+    SessionOpened
+    | SessionResumed
+    | SessionConfigured
     | ItemAdded
     | ItemFetched
-    | ItemDropped
+    | ItemDeleted
     | ItemTruncated
     | TextAppended
     | TextCleared
     | TextCommitted
-    | AnswerStarted
-    | OutputStarted
+    | ResponseStarted
+    | OutputItemStarted
     | TextDelta
     | ArgumentsDelta
-    | OutputEnded
-    | AnswerEnded
-    | AnswerInterrupted
+    | OutputItemEnded
+    | ResponseEnded
+    | ResponseInterrupted
 )

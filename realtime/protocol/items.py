@@ -10,28 +10,28 @@ ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ItemRole = Literal["system", "user", "assistant"]
 
 
-PartKind = Literal["input_text", "output_text", "input_audio"]
+ContentPartKind = Literal["input_text", "output_text", "input_audio"]
 
 
 ROOT = "root"
 """As `after`: in front of every item."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class ContentPart(msgspec.Struct, frozen=True):
     """`input_audio` stands for its transcript: all that a text server can know of it."""
 
-    kind: PartKind
+    kind: ContentPartKind
     text: str
 
 
 class MessageItem(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     id: str
     role: ItemRole
-    parts: tuple[Part, ...]
+    parts: tuple[ContentPart, ...]
     status: ItemStatus = "completed"
 
 
-class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
     id: str
     call_id: str
     name: str
@@ -39,14 +39,14 @@ class CallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
     status: ItemStatus = "completed"
 
 
-class CallOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+class FunctionCallOutputItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
     id: str
     call_id: str
     output: str
     status: ItemStatus = "completed"
 
 
-Item = MessageItem | CallItem | CallOutputItem
+Item = MessageItem | FunctionCallItem | FunctionCallOutputItem
 
 
 class ItemReference(msgspec.Struct, frozen=True):

@@ -5,16 +5,16 @@ from typing import Literal
 import msgspec
 
 from continuo.realtime.protocol.items import Item
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
-AnswerStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 
 
-Residency = Literal["hot", "host", "recomputed", "none"]
+KVResidency = Literal["hot", "host", "recomputed", "none"]
 """Where the KV of a prompt was found (`none`: there was nothing to find)."""
 
 
-Reason = Literal["client_cancelled", "max_output_tokens", "steered"]
+IncompleteReason = Literal["client_cancelled", "max_output_tokens", "steered"]
 """Why an answer is not whole."""
 
 
@@ -28,25 +28,25 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """From the queue to the first token."""
     model_s: float = 0.0
     """Of the device's work for the answer."""
-    residency: Residency = "none"
+    residency: KVResidency = "none"
 
 
-class AnswerError(msgspec.Struct, frozen=True):
+class ResponseError(msgspec.Struct, frozen=True):
     code: str
     message: str
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class Response(msgspec.Struct, frozen=True, kw_only=True):
     """A response, as it is now."""
 
     id: str
     conversation: str | None
     """None: made apart from the conversation."""
-    settings: Settings
+    settings: GenerationSettings
     metadata: dict[str, str] | None = None
-    status: AnswerStatus = "in_progress"
-    reason: Reason | None = None
-    error: AnswerError | None = None
+    status: ResponseStatus = "in_progress"
+    reason: IncompleteReason | None = None
+    error: ResponseError | None = None
     items: tuple[Item, ...] = ()
     usage: Usage | None = None
     previous: str | None = None

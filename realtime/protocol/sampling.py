@@ -16,8 +16,8 @@ from continuo.realtime.errors import Refusal
 T = TypeVar("T")
 
 ItemId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_MAX)]
-Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
-Name = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+BoundedText = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+BoundedName = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 StopString = Annotated[str, Meta(min_length=1, max_length=limits.STOP_CHARS_MAX)]
 StopStrings = Annotated[list[StopString], Meta(max_length=limits.STOP_STRINGS_MAX)]
 Metadata = Annotated[
@@ -29,7 +29,7 @@ Metadata = Annotated[
 ]
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
+class SamplingIn(msgspec.Struct, frozen=True, kw_only=True):
     """How tokens are drawn. Names and ranges as vLLM has them."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
@@ -44,46 +44,46 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool | UnsetType | None = UNSET
 
 
-def pick(value: T | UnsetType | None, now: T, default: T) -> T:
+def resolve_field(value: T | UnsetType | None, current: T, default: T) -> T:
     if isinstance(value, UnsetType):
-        return now
+        return current
     return default if value is None else value
 
 
-def sampling_of(wishes: Sampled, now: Sampling, default: Sampling) -> Sampling:
-    stop = wishes.stop
+def merge_sampling(requested: SamplingIn, current: Sampling, default: Sampling) -> Sampling:
+    stop = requested.stop
     if isinstance(stop, str):
         stops = (stop,)
     elif stop is None:
         stops = default.stop
     else:
-        stops = now.stop if isinstance(stop, UnsetType) else tuple(stop)
-    if isinstance(wishes.seed, UnsetType):
-        seed = now.seed
+        stops = current.stop if isinstance(stop, UnsetType) else tuple(stop)
+    if isinstance(requested.seed, UnsetType):
+        seed = current.seed
     else:
-        seed = default.seed if wishes.seed is None else wishes.seed
+        seed = default.seed if requested.seed is None else requested.seed
     return msgspec.structs.replace(
-        now,
-        temperature=pick(wishes.temperature, now.temperature, default.temperature),
-        top_p=pick(wishes.top_p, now.top_p, default.top_p),
-        top_k=pick(wishes.top_k, now.top_k, default.top_k),
-        min_p=pick(wishes.min_p, now.min_p, default.min_p),
-        repetition_penalty=pick(
-            wishes.repetition_penalty, now.repetition_penalty, default.repetition_penalty
+        current,
+        temperature=resolve_field(requested.temperature, current.temperature, default.temperature),
+        top_p=resolve_field(requested.top_p, current.top_p, default.top_p),
+        top_k=resolve_field(requested.top_k, current.top_k, default.top_k),
+        min_p=resolve_field(requested.min_p, current.min_p, default.min_p),
+        repetition_penalty=resolve_field(
+            requested.repetition_penalty, current.repetition_penalty, default.repetition_penalty
         ),
-        presence_penalty=pick(
-            wishes.presence_penalty, now.presence_penalty, default.presence_penalty
+        presence_penalty=resolve_field(
+            requested.presence_penalty, current.presence_penalty, default.presence_penalty
         ),
-        frequency_penalty=pick(
-            wishes.frequency_penalty, now.frequency_penalty, default.frequency_penalty
+        frequency_penalty=resolve_field(
+            requested.frequency_penalty, current.frequency_penalty, default.frequency_penalty
         ),
         seed=seed,
         stop=stops,
-        ignore_eos=pick(wishes.ignore_eos, now.ignore_eos, default.ignore_eos),
+        ignore_eos=resolve_field(requested.ignore_eos, current.ignore_eos, default.ignore_eos),
     )
 
 
-def missing(param: str) -> Refusal:
+def missing_parameter(param: str) -> Refusal:
     return Refusal(
         f"Missing required parameter: '{param}'.", code="missing_required_parameter", param=param
     )

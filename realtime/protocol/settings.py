@@ -32,7 +32,7 @@ class Truncation(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that may follow the instructions; None: up to the context."""
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How answers are made. `extras` is what only the wire vocabulary understands, as JSON."""
 
     instructions: str = ""

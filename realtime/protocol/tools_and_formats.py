@@ -9,31 +9,31 @@ import msgspec
 from continuo.engine import Grammar
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import TEXT_CHARS_MAX
-from continuo.realtime.protocol.sampling import missing
+from continuo.realtime.protocol.sampling import missing_parameter
 from continuo.realtime.protocol.settings import Tool, ToolChoice
 
-Schema = dict[str, object]
+JsonSchema = dict[str, object]
 
 
-class Function(Protocol):
+class FunctionDefinition(Protocol):
     @property
     def name(self) -> str | None: ...
     @property
     def description(self) -> str | None: ...
     @property
-    def parameters(self) -> Schema | None: ...
+    def parameters(self) -> JsonSchema | None: ...
     @property
     def strict(self) -> bool | None: ...
 
 
-def tools_of(functions: Iterable[tuple[str, Function]]) -> tuple[Tool, ...]:
+def build_tools(functions: Iterable[tuple[str, FunctionDefinition]]) -> tuple[Tool, ...]:
     """Each with the place it stands at."""
-    return tuple(_tool(where, function) for where, function in functions)
+    return tuple(_build_tool(where, function) for where, function in functions)
 
 
-def _tool(where: str, function: Function) -> Tool:
+def _build_tool(where: str, function: FunctionDefinition) -> Tool:
     if function.name is None:
-        raise missing(f"{where}.name")
+        raise missing_parameter(f"{where}.name")
     parameters = msgspec.json.encode(function.parameters or {}).decode()
     if len(parameters) > TEXT_CHARS_MAX:
         raise Refusal(
@@ -49,10 +49,10 @@ def _tool(where: str, function: Function) -> Tool:
     )
 
 
-def named(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:
+def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:
     """The choice of one tool. Raises Refusal if there is none of that name."""
     if name is None:
-        raise missing(param)
+        raise missing_parameter(param)
     if name not in {tool.name for tool in tools}:
         raise Refusal(
             f"Invalid '{param}': no tool is called {name!r}.", code="invalid_value", param=param
@@ -60,34 +60,38 @@ def named(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:
     return ToolChoice("function", name)
 
 
-def required(tools: Sequence[Tool], param: str, *, given: bool) -> ToolChoice:
+def choose_required_tool(
+    tools: Sequence[Tool], param: str, *, has_declared_tools: bool
+) -> ToolChoice:
     """A call of any tool. `given`: there were tools, also such as we leave out; among these alone
     there is no choice. Raises Refusal if there were none."""
     if tools:
         return ToolChoice("required")
-    if given:
+    if has_declared_tools:
         return ToolChoice()
     raise Refusal(
         f"Invalid '{param}': 'required', but there are no tools.", code="invalid_value", param=param
     )
 
 
-def standing(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
+def reconcile_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
     """A choice that was made before, now that the tools are these: it goes with its tool."""
     gone = choice.mode == "function" and choice.name not in {tool.name for tool in tools}
     return ToolChoice() if gone else choice
 
 
-def grammar_of(
-    form: Literal["text", "json_object", "json_schema"], schema: Schema | None, param: str
+def build_grammar(
+    format_type: Literal["text", "json_object", "json_schema"],
+    schema: JsonSchema | None,
+    param: str,
 ) -> Grammar | None:
     """`param` is where the schema is said."""
-    match form:
+    match format_type:
         case "text":
             return None
         case "json_object":
             return Grammar("json")
         case "json_schema":
             if schema is None:
-                raise missing(param)
+                raise missing_parameter(param)
             return Grammar("json_schema", msgspec.json.encode(schema).decode())

@@ -10,7 +10,7 @@ from continuo.realtime.errors import BadFrame
 
 T = TypeVar("T")
 
-Choices = Mapping[str, tuple[str, ...]]
+AllowedValues = Mapping[str, tuple[str, ...]]
 """By path, indices left out: what may stand where msgspec says only that a value is not one of the
 allowed."""
 
@@ -24,7 +24,9 @@ _TYPE = re.compile(r"^Expected `(?P<want>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
 _INDEX = re.compile(r"\[[^]]*\]")
 
 
-def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str | None]:
+def explain(
+    problem: str, allowed_values: AllowedValues | None = None
+) -> tuple[str, str, str | None]:
     """msgspec's words to ours: (message, code, path of the field)."""
     path = ""
     if at := _AT.search(problem):
@@ -35,7 +37,7 @@ def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str
         return f"Missing required parameter: '{param}'.", "missing_required_parameter", param
     name = f"'{path}'" if path else "the frame"
     if match := _INVALID.match(problem):
-        allowed = (choices or {}).get(_INDEX.sub("[]", path), ())
+        allowed = (allowed_values or {}).get(_INDEX.sub("[]", path), ())
         listed = f" Supported values are: {', '.join(map(repr, allowed))}." if allowed else ""
         value = match["value"][:200]
         return f"Invalid value for {name}: {value}.{listed}", "invalid_value", path or None
@@ -58,18 +60,21 @@ def explain(problem: str, choices: Choices | None = None) -> tuple[str, str, str
     return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None
 
 
-def decoded(
-    decoder: "msgspec.json.Decoder[T]", data: str | bytes, what: str, choices: Choices | None = None
+def decode_json(
+    decoder: "msgspec.json.Decoder[T]",
+    data: str | bytes,
+    label: str,
+    allowed_values: AllowedValues | None = None,
 ) -> T:
     """Whatever the bytes of the `what` (frame, body), a value. Raises BadFrame."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
-        message, code, param = explain(str(error), choices)
+        message, code, param = explain(str(error), allowed_values)
     except msgspec.DecodeError as error:
-        message, code, param = f"The {what} is not valid JSON: {error}.", "invalid_json", None
+        message, code, param = f"The {label} is not valid JSON: {error}.", "invalid_json", None
     except UnicodeError:
-        message, code, param = f"The {what} is not valid UTF-8.", "invalid_json", None
+        message, code, param = f"The {label} is not valid UTF-8.", "invalid_json", None
     except RecursionError:
-        message, code, param = f"The {what} is nested too deeply.", "invalid_json", None
+        message, code, param = f"The {label} is nested too deeply.", "invalid_json", None
     raise BadFrame(message, code=code, param=param)

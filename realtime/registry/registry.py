@@ -19,55 +19,55 @@ import msgspec
 
 from continuo.engine import ChatTemplate
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.rendering import chars_of_head
-from continuo.realtime.conversation.text_limits import TextBounds, named
+from continuo.realtime.conversation.rendering import count_head_chars
+from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
 from continuo.realtime.errors import Refusal
-from continuo.realtime.event_log.event_log import Listener
-from continuo.realtime.generation.engine_port import Door
-from continuo.realtime.generation.error_mapping import not_kept
-from continuo.realtime.generation.tokenizer_threads import LayoutThreads
-from continuo.realtime.ids import fresh
+from continuo.realtime.event_log.event_log import EventListener
+from continuo.realtime.generation.engine_port import EnginePort
+from continuo.realtime.generation.error_mapping import map_store_error
+from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
+from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import State, pack_state
-from continuo.realtime.persistence.token_journal import Scribe
+from continuo.realtime.persistence.session_codec import StoredState, encode_state
+from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.events import Resume
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.rate_limit import Rates
+from continuo.realtime.protocol.events import ResumeInfo
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.rate_limit import RateLimits
 from continuo.realtime.registry.access import (
     Access,
-    Fork,
-    Guest,
+    Credentials,
+    ForkRequest,
     Owner,
-    Return,
-    admit,
-    admits,
-    position_of,
-    secret_of,
-    unknown,
+    ResumeRequest,
+    check_may_resume,
+    make_secret,
+    may_resume,
+    parse_resume_cursor,
+    session_not_found,
 )
-from continuo.realtime.registry.factory import House, loaded, made
-from continuo.realtime.registry.remote_sessions import Elsewhere
+from continuo.realtime.registry.factory import SessionFactory, create, load
+from continuo.realtime.registry.remote_sessions import RemoteSessions
 from continuo.realtime.session.session import Session
-from continuo.realtime.session.status import Status
-from continuo.realtime.session.unit_of_work import Origin, Saved
+from continuo.realtime.session.status import SessionStatus
+from continuo.realtime.session.unit_of_work import InitialState, SessionOrigin
 from continuo.realtime.store import (
     NewSession,
-    SessionBehind,
+    OwnershipLost,
+    SessionDataLost,
     SessionEnded,
-    StaleFence,
+    SessionNotFound,
     Store,
     StoreError,
-    StoreLost,
+    StoreReplaced,
     StoreUnavailable,
-    UnknownSession,
     sweep_overdue,
 )
 
 log = logging.getLogger(__name__)
 
 
-LOOKS_MAX = 32
+OWNERSHIP_CHECKS_MAX = 32
 """Sessions of which we look whether they are still ours, at once."""
 EXPIRED_MAX = 10_000
 """Of those whose time is over, how many are remembered as such."""
@@ -77,40 +77,40 @@ DELETED = "the session was deleted"
 WHOLE_TENANT = Access()
 """Access to every session of a tenant."""
 
-HangUp = Callable[[CloseCode, str], None]
-There = Callable[[], Awaitable[bool]]
+CloseConnection = Callable[[CloseCode, str], None]
+PingClient = Callable[[], Awaitable[bool]]
 
 
-async def _is_there() -> bool:
+async def _assume_alive() -> bool:
     return True
 
 
-def _at_another(code: CloseCode, reason: str) -> None:
+def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
     """Hangs up at another gateway: that finds out by itself."""
 
 
-class _Held(msgspec.Struct, frozen=True):
+class _Holder(msgspec.Struct, frozen=True):
     """Who has a session."""
 
     fence: int
-    hang_up: HangUp | None
+    close_connection: CloseConnection | None
     """None: it waits for its client."""
 
 
-class _Open(msgspec.Struct):
+class _OpenSession(msgspec.Struct):
     session: Session
     owner: Owner
-    hang_up: HangUp | None
+    close_connection: CloseConnection | None
     """None: parked."""
     timers: tuple[asyncio.TimerHandle, ...] = ()
     """Of a parked one: when what it makes pauses, and when its window is over."""
-    leaving: "asyncio.Task[None] | None" = None
+    unloading: "asyncio.Task[None] | None" = None
 
     @property
-    def held(self) -> _Held:
-        return _Held(self.session.fence, self.hang_up)
+    def holder(self) -> _Holder:
+        return _Holder(self.session.fence, self.close_connection)
 
-    def unpark(self) -> None:
+    def cancel_timers(self) -> None:
         for timer in self.timers:
             timer.cancel()
         self.timers = ()
@@ -119,9 +119,9 @@ class _Open(msgspec.Struct):
 class Registry:
     def __init__(
         self,
-        door: Door,
+        engine: EnginePort,
         template: ChatTemplate,
-        settings: Settings,
+        settings: GenerationSettings,
         limits: Limits,
         store: Store,
         secret: bytes = b"",
@@ -129,24 +129,32 @@ class Registry:
         """`settings` are those of a session that sets nothing; `secret` is what gateways of the
         same engines know, so that they share a tenant's KV."""
         self.settings = settings
-        self.rates = Rates(limits)
-        self.layout = LayoutThreads(limits.off_loop_chars)
-        self.texts = TextBounds.of(door.ready, template)
-        self._house = House(door, template, limits, store, Scribe(store), self.rates, self.layout)
-        self._elsewhere = Elsewhere(self._house)
+        self.rate_limits = RateLimits(limits)
+        self.tokenizer_threads = TokenizerThreads(limits.off_loop_chars_min)
+        self.text_limits = TextLimits.for_model(engine.ready, template)
+        self._factory = SessionFactory(
+            engine,
+            template,
+            limits,
+            store,
+            JournalFlusher(store),
+            self.rate_limits,
+            self.tokenizer_threads,
+        )
+        self._remote_sessions = RemoteSessions(self._factory)
         self._limits = limits
         self._store = store
-        self._owner = fresh("gate")
+        self._gateway_id = generate_id("gate")
         self._secret = secret or secrets.token_bytes(32)
-        self._sessions: dict[str, _Open] = {}
+        self._sessions: dict[str, _OpenSession] = {}
         self._parked: dict[str, None] = {}
         """Ids, the oldest first."""
         self._expired: dict[str, Owner] = {}
         """Owners of expired sessions by session id, the oldest first."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._unlooked: list[str] = []
+        self._unchecked: list[str] = []
         """Of which we have not looked whether they are still ours."""
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._unloading: dict[str, asyncio.Task[None]] = {}
         """Of sessions that are let go of, or ended."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -166,44 +174,46 @@ class Registry:
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(self._limits.sweep_s)
+            await asyncio.sleep(self._limits.sweep_interval_s)
             try:
                 async for _ in sweep_overdue(self._store):
                     pass
-                await self._look_around()
+                await self._check_ownerships()
             except StoreError as error:
                 log.debug("sweep: %s", error)
 
-    async def _look_around(self) -> None:
+    async def _check_ownerships(self) -> None:
         """Whether other gateways have taken sessions over: some at a time. One that is busy notices
         by itself. Raises StoreError."""
-        for name in self._unlooked[:LOOKS_MAX]:
-            if (entry := self._sessions.get(name)) is not None and await self._is_ours(entry):
-                await self._give_again(entry)
-        self._unlooked = self._unlooked[LOOKS_MAX:] or list(self._sessions)
+        for name in self._unchecked[:OWNERSHIP_CHECKS_MAX]:
+            if (entry := self._sessions.get(name)) is not None and await self._check_ownership(
+                entry
+            ):
+                await self._rewrite_lost(entry)
+        self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or list(self._sessions)
 
-    async def _give_again(self, entry: _Open) -> None:
+    async def _rewrite_lost(self, entry: _OpenSession) -> None:
         """Write a session again to a store that has lost it, before its next change: the process
         may end before that. Not to a shared one: the session may be at another gateway by now,
         whose copy is newer and would be kept out."""
-        if self._store.shared or not entry.session.lost:
+        if self._store.is_shared or not entry.session.is_lost_in_store:
             return
         try:
-            await entry.session.give_again()
-            if entry.hang_up is None:
-                await entry.session.hold(self._limits.resume_window_s, parked=True)
+            await entry.session.rewrite_to_store()
+            if entry.close_connection is None:
+                await entry.session.extend_deadline(self._limits.resume_window_s, is_parked=True)
         except StoreError as error:
             log.debug("%s is not given again yet: %s", entry.session.id, error)
 
-    async def _is_ours(self, entry: _Open) -> bool:
+    async def _check_ownership(self, entry: _OpenSession) -> bool:
         """Whether no other gateway has taken it over or ended it; if so, it is let go of. Raises
         StoreUnavailable."""
         try:
-            await entry.session.confirm()
-        except StaleFence as error:
-            self._gone(entry, error)
+            await entry.session.check_ownership()
+        except OwnershipLost as error:
+            self._unload_lost(entry, error)
             return False
-        except (UnknownSession, StoreLost, SessionBehind):
+        except (SessionNotFound, StoreReplaced, SessionDataLost):
             pass  # the store has lost it; it is given it again with the next change
         return self._sessions.get(entry.session.id) is entry
 
@@ -211,47 +221,51 @@ class Registry:
 
     async def open(
         self,
-        listener: Listener,
+        listener: EventListener,
         session_id: str | None = None,
-        guest: Guest | None = None,
-        hang_up: HangUp = lambda code, reason: None,
-        fork: Fork | None = None,
+        credentials: Credentials | None = None,
+        close_connection: CloseConnection = lambda code, reason: None,
+        fork: ForkRequest | None = None,
     ) -> Session:
         """`hang_up` ends the connection of the session. Raises Refusal when there are too many,
         nothing to fork, or no store."""
-        self._check_room()
-        guest = guest or Guest()
-        settings = guest.settings or self.settings
+        self._check_capacity()
+        credentials = credentials or Credentials()
+        settings = credentials.settings or self.settings
         if fork is not None:
-            origin = await self._origin(fork, guest)
+            origin = await self._fork_origin(fork, credentials)
         else:
-            origin = await self._beginning(guest, settings)
-        saved, parent = Saved(origin.settings, origin.conversation), origin.strand
+            origin = await self._new_origin(credentials, settings)
+        saved, parent = InitialState(origin.settings, origin.conversation), origin.engine_session
         token = secrets.token_urlsafe(24)
         new = NewSession(
-            id=session_id or fresh("sess"),
-            owner=self._owner,
-            tenant=guest.tenant,
-            secret=secret_of(token, guest),
-            state=pack_state(State(settings=saved.settings, model=self._house.digest)),
-            hold_s=self._held_s,
+            id=session_id or generate_id("sess"),
+            owner=self._gateway_id,
+            tenant=credentials.tenant,
+            secret=make_secret(token, credentials),
+            state=encode_state(
+                StoredState(settings=saved.settings, model=self._factory.model_digest)
+            ),
+            ttl_s=self._hold_s,
         )
         try:
             lease = await self._store.create(new)
         except StoreError as error:
-            raise not_kept(error) from error
-        session = made(self._house, lease, new, saved, self.scope(guest.tenant), parent)
-        self._add(session, Owner(guest.tenant, new.secret), hang_up)
+            raise map_store_error(error) from error
+        session = create(
+            self._factory, lease, new, saved, self.cache_scope_of(credentials.tenant), parent
+        )
+        self._add(session, Owner(credentials.tenant, new.secret), close_connection)
         await session.start(listener, self._resume_of(session, token))
         return session
 
     async def resume(
         self,
-        wish: Return,
-        listener: Listener,
-        guest: Guest,
-        hang_up: HangUp,
-        there: There = _is_there,
+        resume_request: ResumeRequest,
+        listener: EventListener,
+        credentials: Credentials,
+        close_connection: CloseConnection,
+        ping_client: PingClient = _assume_alive,
     ) -> Session:
         """Takes a session over from whoever has it; what was missed is said to `listener`. `there`
         asks the client whether it still waits for it. Raises Refusal where it cannot be.
@@ -259,181 +273,203 @@ class Registry:
         A client may have given up meanwhile, and have the session at another gateway: this process
         may have slept. So who has a session is looked at first, then the client is asked, then it
         is taken, if the same still has it. Of one that waits for its client nobody is asked."""
-        self._check_room()
-        since = position_of(wish)
-        lock = self._locks.setdefault(wish.session_id, asyncio.Lock())
+        self._check_capacity()
+        since = parse_resume_cursor(resume_request)
+        lock = self._locks.setdefault(resume_request.session_id, asyncio.Lock())
         while True:
-            held = await self._held(wish, guest)
-            if held.hang_up is not None and not await there():
-                raise _nobody_there()
+            held = await self._find_holder(resume_request, credentials)
+            if held.close_connection is not None and not await ping_client():
+                raise _connection_lost()
             async with lock:
-                entry = await self._take(wish, guest, held)
+                entry = await self._take_over(resume_request, credentials, held)
                 if entry is None:
                     continue
-                self._replace(entry, hang_up)
+                self._replace_connection(entry, close_connection)
                 session = entry.session
                 try:
                     await session.resume(listener, since, self._resume_of(session))
                 except BaseException:
-                    await self.park(session, hang_up)
+                    await self.park(session, close_connection)
                     raise
                 return session
 
-    async def bearer(self, wish: Return) -> Guest:
+    async def credentials_of_token(self, resume_request: ResumeRequest) -> Credentials:
         """The guest that the token of a wish makes without any key: of the session's own tenant,
         with access to this session alone. Raises Refusal."""
-        owner, _ = await self._find(wish, None)
-        return Guest(owner.tenant, ephemeral=True)
+        owner, _ = await self._find(resume_request, None)
+        return Credentials(owner.tenant, is_ephemeral=True)
 
-    async def _held(self, wish: Return, guest: Guest) -> _Held:
+    async def _find_holder(
+        self, resume_request: ResumeRequest, credentials: Credentials
+    ) -> _Holder:
         """Raises Refusal."""
-        _, held = await self._find(wish, guest)
+        _, held = await self._find(resume_request, credentials)
         return held
 
-    async def _find(self, wish: Return, guest: Guest | None) -> tuple[Owner, _Held]:
+    async def _find(
+        self, resume_request: ResumeRequest, credentials: Credentials | None
+    ) -> tuple[Owner, _Holder]:
         """A session, here or in the store. `guest` None: the client shows no key. Raises
         Refusal."""
-        entry = self._sessions.get(wish.session_id)
+        entry = self._sessions.get(resume_request.session_id)
         if entry is not None:
-            admit(wish, guest, entry.owner)
-            return entry.owner, entry.held
-        with self._told(wish, guest):
-            card = await self._store.find(wish.session_id)
+            check_may_resume(resume_request, credentials, entry.owner)
+            return entry.owner, entry.holder
+        with self._refusing_store_errors(resume_request, credentials):
+            card = await self._store.find(resume_request.session_id)
             if card is None:
-                raise UnknownSession(wish.session_id)
+                raise SessionNotFound(resume_request.session_id)
             owner = Owner(card.tenant, card.secret)
-            admit(wish, guest, owner)
-            return owner, _Held(card.fence, None if card.parked else _at_another)
+            check_may_resume(resume_request, credentials, owner)
+            return owner, _Holder(card.fence, None if card.is_parked else _close_at_other_gateway)
 
-    async def _take(self, wish: Return, guest: Guest, held: _Held) -> _Open | None:
+    async def _take_over(
+        self, resume_request: ResumeRequest, credentials: Credentials, holder: _Holder
+    ) -> _OpenSession | None:
         """None: somebody else has it now. Raises Refusal."""
-        entry = self._sessions.get(wish.session_id)
-        with self._told(wish, guest):
+        entry = self._sessions.get(resume_request.session_id)
+        with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
-                with contextlib.suppress(StaleFence):
-                    return await self._from_store(wish.session_id, held)
+                with contextlib.suppress(OwnershipLost):
+                    return await self._load_from_store(resume_request.session_id, holder)
                 return None
-            if entry.held != held:
+            if entry.holder != holder:
                 return None
             try:
-                await entry.session.take()
-            except StaleFence as error:
-                await asyncio.shield(self._gone(entry, error))
-            except (UnknownSession, StoreLost, SessionBehind):
-                await self._is_ours(entry)  # it was ended, or is given again with the next change
-        return entry if self._sessions.get(wish.session_id) is entry else None
+                await entry.session.retake_ownership()
+            except OwnershipLost as error:
+                await asyncio.shield(self._unload_lost(entry, error))
+            except (SessionNotFound, StoreReplaced, SessionDataLost):
+                await self._check_ownership(
+                    entry
+                )  # it was ended, or is given again with the next change
+        return entry if self._sessions.get(resume_request.session_id) is entry else None
 
-    async def _from_store(self, name: str, held: _Held) -> _Open:
+    async def _load_from_store(self, session_id: str, holder: _Holder) -> _OpenSession:
         """Raises StoreError; StaleFence, if somebody else has it now."""
-        if leaving := self._leaving.get(name):
+        if leaving := self._unloading.get(session_id):
             await asyncio.shield(leaving)
-        lease = await self._store.claim(name, self._owner, hold_s=self._held_s, seen=held.fence)
-        found = await self._store.load(name)
+        lease = await self._store.claim(
+            session_id, self._gateway_id, ttl_s=self._hold_s, expected_fence=holder.fence
+        )
+        found = await self._store.load(session_id)
         if found is None:
-            raise UnknownSession(name)
-        card = found.card
+            raise SessionNotFound(session_id)
+        card = found.metadata
         new = NewSession(
-            id=name,
-            owner=self._owner,
+            id=session_id,
+            owner=self._gateway_id,
             tenant=card.tenant,
             secret=card.secret,
             state=found.state,
-            hold_s=self._held_s,
+            ttl_s=self._hold_s,
         )
         try:
-            session = await loaded(self._house, lease, new, found, self.scope(card.tenant))
+            session = await load(self._factory, lease, new, found, self.cache_scope_of(card.tenant))
         except Refusal:  # it stays in the store as it is, and waits for its client
             with contextlib.suppress(StoreError):
-                await self._store.hold(lease, self._limits.resume_window_s, parked=True)
+                await self._store.extend_deadline(
+                    lease, self._limits.resume_window_s, is_parked=True
+                )
             raise
         return self._add(session, Owner(card.tenant, card.secret), None)
 
     @contextlib.contextmanager
-    def _told(self, wish: Return, guest: Guest | None) -> Generator[None]:
+    def _refusing_store_errors(
+        self, resume_request: ResumeRequest, credentials: Credentials | None
+    ) -> Generator[None]:
         """What the store says of a session, as an answer to who wishes for it."""
         try:
             yield
-        except (UnknownSession, StoreLost) as error:
-            raise self._unknown(wish, guest) from error
+        except (SessionNotFound, StoreReplaced) as error:
+            raise self._unknown_or_expired(resume_request, credentials) from error
         except StoreUnavailable as error:
-            raise not_kept(error) from error
+            raise map_store_error(error) from error
 
-    def _unknown(self, wish: Return, guest: Guest | None) -> Refusal:
-        owner = self._expired.get(wish.session_id)
-        if owner is None or not admits(wish, guest, owner):
-            return unknown(wish)
+    def _unknown_or_expired(
+        self, resume_request: ResumeRequest, credentials: Credentials | None
+    ) -> Refusal:
+        owner = self._expired.get(resume_request.session_id)
+        if owner is None or not may_resume(resume_request, credentials, owner):
+            return session_not_found(resume_request)
         return Refusal(
-            f"The session with id '{wish.session_id}' has waited for its client for longer than "
+            f"The session with id '{resume_request.session_id}' has waited for its client for "
+            "longer than "
             f"{self._limits.resume_window_s:,g} seconds, and is gone.",
             code="session_expired",
             param="session_id",
         )
 
-    def _replace(self, entry: _Open, hang_up: HangUp) -> None:
+    def _replace_connection(self, entry: _OpenSession, close_connection: CloseConnection) -> None:
         """The connection that had it, if there is one, is told so."""
-        before, entry.hang_up = entry.hang_up, hang_up
+        before, entry.close_connection = entry.close_connection, close_connection
         self._parked.pop(entry.session.id, None)
-        entry.unpark()
+        entry.cancel_timers()
         entry.session.detach()
-        _hang_up_replaced(before)
+        _close_replaced(before)
 
-    def _add(self, session: Session, owner: Owner, hang_up: HangUp | None) -> _Open:
-        entry = _Open(session, owner, hang_up)
+    def _add(
+        self, session: Session, owner: Owner, close_connection: CloseConnection | None
+    ) -> _OpenSession:
+        entry = _OpenSession(session, owner, close_connection)
         self._sessions[session.id] = entry
-        if hang_up is None:
+        if close_connection is None:
             self._parked[session.id] = None
-        session.watch(partial(self._replaced, entry), partial(self._again, entry))
+        session.watch(partial(self._on_replaced, entry), partial(self._close_after_gap, entry))
         return entry
 
-    def _again(self, entry: _Open) -> None:
+    def _close_after_gap(self, entry: _OpenSession) -> None:
         """What the client has seen is not what is said here: it comes back for everything."""
-        if entry.hang_up is not None:
-            entry.hang_up(CloseCode.RESTART, "the last answer is not what it was: come back")
+        if entry.close_connection is not None:
+            entry.close_connection(
+                CloseCode.SERVICE_RESTART, "the last answer is not what it was: come back"
+            )
 
-    def superseded(self, name: str) -> None:
+    def on_superseded(self, engine_session_id: str) -> None:
         """Another gateway holds an engine's session of this name, and so perhaps ours."""
-        if (entry := self._sessions.get(name.partition(".")[0])) is not None:
-            self._later(self._look_at(entry))
+        if (entry := self._sessions.get(engine_session_id.partition(".")[0])) is not None:
+            self._spawn(self._recheck_ownership(entry))
 
-    async def _look_at(self, entry: _Open) -> None:
+    async def _recheck_ownership(self, entry: _OpenSession) -> None:
         with contextlib.suppress(StoreError):
-            await self._is_ours(entry)
+            await self._check_ownership(entry)
 
-    def _replaced(self, entry: _Open) -> None:
+    def _on_replaced(self, entry: _OpenSession) -> None:
         """Another gateway owns the session now, or has ended it."""
-        self._later(self._let_go(entry))
+        self._spawn(self._unload_replaced(entry))
 
-    async def _let_go(self, entry: _Open) -> None:
-        await self._look_at(entry)
+    async def _unload_replaced(self, entry: _OpenSession) -> None:
+        await self._recheck_ownership(entry)
         if self._sessions.get(entry.session.id) is entry:
-            self._gone(entry, StaleFence(entry.session.id, "another"))
+            self._unload_lost(entry, OwnershipLost(entry.session.id, "another"))
 
-    def _gone(self, entry: _Open, error: StaleFence) -> "asyncio.Task[None]":
+    def _unload_lost(self, entry: _OpenSession, error: OwnershipLost) -> "asyncio.Task[None]":
         """It is not ours any more. The task ends when it is let go of."""
         ended = isinstance(error, SessionEnded)
-        if entry.hang_up is not None:
-            (_hang_up_ended if ended else _hang_up_replaced)(entry.hang_up)
-        return self._leave(entry, taken=not ended)
+        if entry.close_connection is not None:
+            (_close_deleted if ended else _close_replaced)(entry.close_connection)
+        return self._unload(entry, is_taken_over=not ended)
 
-    def _check_room(self) -> None:
-        if len(self) >= self._limits.sessions_max:
+    def _check_capacity(self) -> None:
+        if len(self) >= self._limits.connected_sessions_max:
             raise Refusal(
-                f"This server has {self._limits.sessions_max:,} open sessions, its limit.",
+                f"This server has {self._limits.connected_sessions_max:,} open sessions, its "
+                "limit.",
                 code="rate_limit_exceeded",
                 kind="server_error",
             )
 
     @property
-    def _held_s(self) -> float:
+    def _hold_s(self) -> float:
         """While a client is there, and then for its window, should this process die."""
-        return self._limits.session_s_max + self._limits.resume_window_s
+        return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
-    def _resume_of(self, session: Session, token: str | None = None) -> Resume:
-        return Resume(
+    def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
+        return ResumeInfo(
             session_id=session.id,
             epoch=session.epoch,
             window_s=self._limits.resume_window_s,
-            expires_at=int(time.time() + self._limits.session_s_max),
+            expires_at=int(time.time() + self._limits.connection_lifetime_s),
             token=token,
         )
 
@@ -446,67 +482,79 @@ class Registry:
 
     async def status(
         self, session_id: str, tenant: str, access: Access = WHOLE_TENANT
-    ) -> Status | None:
+    ) -> SessionStatus | None:
         """Of a tenant's session, wherever it is. None: there is none. Raises Refusal."""
-        entry = await self._here_still(session_id, tenant, access)
+        entry = await self._find_owned(session_id, tenant, access)
         if entry is not None:
             return await entry.session.status()
-        return await self._elsewhere.status(session_id, tenant, access)
+        return await self._remote_sessions.status(session_id, tenant, access)
 
-    async def _beginning(self, guest: Guest, settings: Settings) -> Origin:
+    async def _new_origin(
+        self, credentials: Credentials, settings: GenerationSettings
+    ) -> SessionOrigin:
         """Of a new session. What its guest's key begins with is charged as a session.update would
         be. Raises Refusal."""
-        allowance, chars = self.rates.of(guest.tenant), chars_of_head(settings)
-        self.texts.check_head(settings, "session.")
-        bounds = self.texts
-        with named("session.instructions", bounds.limit), allowance.text(chars, bounds.tokens_max):
-            conversation = await self.layout.run(
-                chars, lambda: Conversation.start(self._house.template, settings)
+        allowance, chars = (
+            self.rate_limits.for_tenant(credentials.tenant),
+            count_head_chars(settings),
+        )
+        self.text_limits.check_head(settings, "session.")
+        bounds = self.text_limits
+        with (
+            refuse_if_too_long("session.instructions", bounds.context_tokens),
+            allowance.charge_text(chars, bounds.request_tokens_max),
+        ):
+            conversation = await self.tokenizer_threads.run(
+                chars, lambda: Conversation.start(self._factory.template, settings)
             )
-        if guest.settings is not None and chars:
-            allowance.charge(len(conversation.head.ids))
-        return Origin(settings, conversation)
+        if credentials.settings is not None and chars:
+            allowance.charge_tokens(len(conversation.head.ids))
+        return SessionOrigin(settings, conversation)
 
-    async def _origin(self, fork: Fork, guest: Guest) -> Origin:
+    async def _fork_origin(self, fork: ForkRequest, credentials: Credentials) -> SessionOrigin:
         """Raises Refusal."""
-        access = Access.of(guest, fork.token)
-        entry = await self._here_still(fork.session_id, guest.tenant, access)
+        access = Access.of(credentials, fork.token)
+        entry = await self._find_owned(fork.session_id, credentials.tenant, access)
         if entry is not None:
             session = entry.session
-            return await self.layout.run(session.conversation.length, lambda: session.fork(fork.at))
-        return await self._elsewhere.origin(fork, guest.tenant, access)
+            return await self.tokenizer_threads.run(
+                session.conversation.length, lambda: session.fork(fork.item_id)
+            )
+        return await self._remote_sessions.fork_origin(fork, credentials.tenant, access)
 
-    async def _here_still(self, session_id: str, tenant: str, access: Access) -> _Open | None:
+    async def _find_owned(
+        self, session_id: str, tenant: str, access: Access
+    ) -> _OpenSession | None:
         """None, too, if it went to another gateway. With the store away it is as we know it."""
-        entry = self._opened(session_id, tenant, access)
+        entry = self._find_accessible(session_id, tenant, access)
         if entry is None:
             return None
         with contextlib.suppress(StoreUnavailable):
-            return entry if await self._is_ours(entry) else None
+            return entry if await self._check_ownership(entry) else None
         return entry
 
-    def _opened(self, session_id: str, tenant: str, access: Access) -> _Open | None:
+    def _find_accessible(self, session_id: str, tenant: str, access: Access) -> _OpenSession | None:
         """A session of this process. None, too, if it is another tenant's, or `access` does not
         open it."""
         entry = self._sessions.get(session_id)
-        if entry is None or entry.owner.tenant != tenant or not access.opens(entry.owner.secret):
+        if entry is None or entry.owner.tenant != tenant or not access.permits(entry.owner.secret):
             return None
         return entry
 
-    def of(self, tenant: str, access: Access = WHOLE_TENANT) -> list[Session]:
+    def list_sessions(self, tenant: str, access: Access = WHOLE_TENANT) -> list[Session]:
         """A tenant's sessions that `access` opens, the oldest first."""
         return [
             one.session
             for one in self._sessions.values()
-            if one.owner.tenant == tenant and access.opens(one.owner.secret)
+            if one.owner.tenant == tenant and access.permits(one.owner.secret)
         ]
 
-    async def end(self, session: Session, code: CloseCode, reason: str) -> None:
+    async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
         """Ends it. If it has a connection, that closes with this code, one that says so, and the
         session with it."""
         entry = self._sessions.get(session.id)
-        if entry is not None and entry.hang_up is not None:
-            entry.hang_up(code, reason)
+        if entry is not None and entry.close_connection is not None:
+            entry.close_connection(code, reason)
         else:
             await self.close(session)
 
@@ -514,116 +562,126 @@ class Registry:
         """Ends a tenant's session, wherever it is. A connection that it has closes with a code that
         says so. False: there is none. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
-            entry = self._opened(session_id, tenant, access)
-            ended = await self._elsewhere.end(session_id, tenant, access)
+            entry = self._find_accessible(session_id, tenant, access)
+            ended = await self._remote_sessions.delete(session_id, tenant, access)
             if entry is not None:
-                await self.end(entry.session, CloseCode.ENDED_BY_OPERATOR, DELETED)
-            if ended is not None and ended.fence is not None and ended.owner != self._owner:
-                scope = self.scope(tenant)
-                self._later(self._elsewhere.free(session_id, ended.fence, scope))
+                await self.terminate(entry.session, CloseCode.CLOSED_BY_OPERATOR, DELETED)
+            if ended is not None and ended.fence is not None and ended.owner != self._gateway_id:
+                scope = self.cache_scope_of(tenant)
+                self._spawn(
+                    self._remote_sessions.release_engine_session(session_id, ended.fence, scope)
+                )
             return entry is not None or ended is not None
 
     async def close(self, session: Session) -> None:
         """It was never there."""
-        self._drop(session)
-        await asyncio.shield(self._letting_go(session.id, session.close()))
+        self._remove(session)
+        await asyncio.shield(self._track_unloading(session.id, session.close()))
 
-    async def park(self, session: Session, hang_up: HangUp) -> None:
+    async def park(self, session: Session, close_connection: CloseConnection) -> None:
         """Its connection has ended; it waits for the next one, unless that is there already."""
         entry = self._sessions.get(session.id)
-        if entry is None or entry.session is not session or entry.hang_up != hang_up:
+        if (
+            entry is None
+            or entry.session is not session
+            or entry.close_connection != close_connection
+        ):
             return
         session.detach()
-        entry.hang_up = None
+        entry.close_connection = None
         self._parked[session.id] = None
         window_s, grace_s = self._limits.resume_window_s, self._limits.detach_grace_s
         loop = asyncio.get_running_loop()
         entry.timers = (
-            loop.call_later(grace_s, lambda: self._later(session.pause())),
-            loop.call_later(window_s, lambda: self._later(self._over(entry))),
+            loop.call_later(grace_s, lambda: self._spawn(session.pause_generation())),
+            loop.call_later(window_s, lambda: self._spawn(self._expire(entry))),
         )
-        if len(self._parked) > self._limits.sessions_max:
+        if len(self._parked) > self._limits.connected_sessions_max:
             oldest = self._sessions[next(iter(self._parked))]
-            self._leave(oldest)
+            self._unload(oldest)
         with contextlib.suppress(StoreError):  # then it is held for longer
-            await session.hold(window_s, parked=True)
+            await session.extend_deadline(window_s, is_parked=True)
 
-    def send_away(self) -> None:
+    def drain(self) -> None:
         """Clients shall go elsewhere: now, or when what is being made for them has ended."""
         for entry in self._sessions.values():
-            entry.session.when_quiet(partial(self._send_away, entry))
+            entry.session.call_when_idle(partial(self._close_for_restart, entry))
 
-    def _send_away(self, entry: _Open) -> None:
-        if entry.hang_up is not None:
-            entry.hang_up(CloseCode.RESTART, "the server stops: come back")
+    def _close_for_restart(self, entry: _OpenSession) -> None:
+        if entry.close_connection is not None:
+            entry.close_connection(CloseCode.SERVICE_RESTART, "the server stops: come back")
 
     async def aclose(self) -> None:
         """Lets go of all sessions: they go on from the store."""
         entries = list(self._sessions.values())
-        await asyncio.gather(*(self._forget(entry) for entry in entries))
+        await asyncio.gather(*(self._unload_and_wait(entry) for entry in entries))
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _over(self, entry: _Open) -> None:
-        if entry.hang_up is None:
+    async def _expire(self, entry: _OpenSession) -> None:
+        if entry.close_connection is None:
             self._expired[entry.session.id] = entry.owner
             if len(self._expired) > EXPIRED_MAX:
                 del self._expired[next(iter(self._expired))]
             await self.close(entry.session)
 
-    async def _forget(self, entry: _Open) -> None:
+    async def _unload_and_wait(self, entry: _OpenSession) -> None:
         """It goes on from the store, here or elsewhere."""
-        await asyncio.shield(self._leave(entry))
+        await asyncio.shield(self._unload(entry))
 
-    def _leave(self, entry: _Open, *, taken: bool = False) -> "asyncio.Task[None]":
+    def _unload(self, entry: _OpenSession, *, is_taken_over: bool = False) -> "asyncio.Task[None]":
         """Begins to let go of it, once. Until that is over the session cannot come back here: what
         the old one still tells the engine would be taken for the new one's word."""
         name = entry.session.id
-        self._drop(entry.session)
-        if entry.leaving is None:
-            entry.leaving = self._letting_go(name, entry.session.leave(taken=taken))
-        return entry.leaving
+        self._remove(entry.session)
+        if entry.unloading is None:
+            entry.unloading = self._track_unloading(
+                name, entry.session.unload(is_taken_over=is_taken_over)
+            )
+        return entry.unloading
 
-    def _letting_go(self, name: str, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
-        task = self._later(work)
-        self._leaving.setdefault(name, task)
-        task.add_done_callback(lambda task: self._left(name, task))
+    def _track_unloading(
+        self, session_id: str, work: Coroutine[None, None, None]
+    ) -> "asyncio.Task[None]":
+        task = self._spawn(work)
+        self._unloading.setdefault(session_id, task)
+        task.add_done_callback(lambda task: self._on_unloaded(session_id, task))
         return task
 
-    def _left(self, name: str, task: "asyncio.Task[None]") -> None:
-        if self._leaving.get(name) is task:
-            del self._leaving[name]
+    def _on_unloaded(self, session_id: str, task: "asyncio.Task[None]") -> None:
+        if self._unloading.get(session_id) is task:
+            del self._unloading[session_id]
 
-    def _drop(self, session: Session) -> None:
+    def _remove(self, session: Session) -> None:
         entry = self._sessions.get(session.id)
         if entry is None or entry.session is not session:
             return
         del self._sessions[session.id]
         self._parked.pop(session.id, None)
-        entry.unpark()
+        entry.cancel_timers()
         session.unwatch()
 
-    def _later(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+    def _spawn(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def scope(self, tenant: str) -> str:
+    def cache_scope_of(self, tenant: str) -> str:
         """KV is shared within it; who knows only the tenant's name cannot make it."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
 
 
-def _hang_up_replaced(hang_up: HangUp | None) -> None:
-    if hang_up is not None:
-        hang_up(CloseCode.REPLACED, "a newer connection has taken this session over")
+def _close_replaced(close_connection: CloseConnection | None) -> None:
+    if close_connection is not None:
+        close_connection(CloseCode.SUPERSEDED, "a newer connection has taken this session over")
 
 
-def _hang_up_ended(hang_up: HangUp) -> None:
-    hang_up(CloseCode.ENDED_BY_OPERATOR, DELETED)
+def _close_deleted(close_connection: CloseConnection) -> None:
+    close_connection(CloseCode.CLOSED_BY_OPERATOR, DELETED)
 
 
-def _nobody_there() -> Refusal:
+def _connection_lost() -> Refusal:
     return Refusal(
         "The session was not taken over: the connection did not answer a ping.",
         code="connection_lost",

@@ -17,150 +17,166 @@ from collections.abc import Callable
 
 from continuo.engine import EngineError
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.generation.engine_port import Door
-from continuo.realtime.generation.engine_session import Strand
+from continuo.realtime.generation.engine_port import EnginePort
+from continuo.realtime.generation.engine_session import EngineSession
 from continuo.realtime.limits import Limits
 
 log = logging.getLogger(__name__)
 
 
-class Line:
+class Branch:
     """An engine session. `tip` is the answer that stands last in it, `busy` while that is made."""
 
-    def __init__(self, strand: Strand, tip: str) -> None:
-        self.strand = strand
+    def __init__(self, engine_session: EngineSession, tip: str) -> None:
+        self.engine_session = engine_session
         self.tip = tip
-        self.busy = True
-        self.points = 0
-        self.tokens = 0
+        self.is_busy = True
+        self.point_count = 0
+        self.token_count = 0
 
 
-class Point:
+class ContinuationPoint:
     """A finished answer, and all that was said up to it. `owner` is the connection that alone may
     go on from it; None: the tenant's."""
 
     def __init__(
         self,
-        id: str,
+        response_id: str,
         conversation: Conversation,
-        line: Line,
+        branch: Branch,
         *,
         tenant: str,
-        owner: str | None = None,
-        kept: bool = False,
+        connection: str | None = None,
+        is_stored: bool = False,
     ) -> None:
         """`kept`: the store has it too."""
-        self.id = id
+        self.response_id = response_id
         self.tenant = tenant
-        self.owner = owner
-        self.kept = kept
+        self.connection = connection
+        self.is_stored = is_stored
         self.conversation = conversation
-        self.line = line
-        self.used_s = 0.0
+        self.branch = branch
+        self.last_used_s = 0.0
 
 
-class Lineage:
+class Continuations:
     def __init__(
-        self, door: Door, limits: Limits, clock: Callable[[], float] = time.monotonic
+        self, engine: EnginePort, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._door = door
+        self._engine = engine
         self._limits = limits
         self._clock = clock
-        self._points: OrderedDict[str, Point] = OrderedDict()
+        self._points: OrderedDict[str, ContinuationPoint] = OrderedDict()
         """Least recently used first."""
-        self._owned: dict[str, OrderedDict[str, Point]] = {}
+        self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
         """Those of a connection, likewise."""
-        self._tokens = 0
-        self._closing: set[asyncio.Task[None]] = set()
+        self._token_count = 0
+        self._close_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._points)
 
     @property
-    def tokens(self) -> int:
+    def token_count(self) -> int:
         """Of the conversations in memory, counted once a line."""
-        return self._tokens
+        return self._token_count
 
-    def find(self, id: str, tenant: str, connection: str | None) -> Point | None:
+    def find(
+        self, response_id: str, tenant: str, connection: str | None
+    ) -> ContinuationPoint | None:
         """None, too, if it is somebody else's."""
-        point = self._points.get(id)
-        if point is None or point.tenant != tenant or point.owner not in (None, connection):
+        point = self._points.get(response_id)
+        if point is None or point.tenant != tenant or point.connection not in (None, connection):
             return None
-        self._use(point)
+        self._touch(point)
         return point
 
-    def branch(self, point: Point | None, answer: str, scope: str) -> Line:
+    def branch(
+        self, continuation: ContinuationPoint | None, response_id: str, cache_scope: str
+    ) -> Branch:
         """Where an answer is going to be made that goes on from this point."""
-        if point is None:
-            return Line(Strand(self._door, answer, scope=scope), answer)
-        line = point.line
-        if line.tip == point.id and not line.busy:
-            line.tip, line.busy = answer, True
+        if continuation is None:
+            return Branch(
+                EngineSession(self._engine, response_id, cache_scope=cache_scope), response_id
+            )
+        line = continuation.branch
+        if line.tip == continuation.response_id and not line.is_busy:
+            line.tip, line.is_busy = response_id, True
             return line
-        return Line(Strand(self._door, answer, scope=scope, parent=line.strand), answer)
+        return Branch(
+            EngineSession(
+                self._engine, response_id, cache_scope=cache_scope, parent=line.engine_session
+            ),
+            response_id,
+        )
 
-    def add(self, point: Point) -> None:
+    def add(self, continuation: ContinuationPoint) -> None:
         """Its line is at rest again. What is too much is forgotten."""
-        line = point.line
-        self._points[point.id] = point
-        if point.owner is not None:
-            self._owned.setdefault(point.owner, OrderedDict())[point.id] = point
-        line.points += 1
-        self._tokens += point.conversation.length - line.tokens
-        line.tokens, line.busy = point.conversation.length, False
-        self._use(point)
-        self._shrink(point)
+        line = continuation.branch
+        self._points[continuation.response_id] = continuation
+        if continuation.connection is not None:
+            self._points_by_connection.setdefault(continuation.connection, OrderedDict())[
+                continuation.response_id
+            ] = continuation
+        line.point_count += 1
+        self._token_count += continuation.conversation.length - line.token_count
+        line.token_count, line.is_busy = continuation.conversation.length, False
+        self._touch(continuation)
+        self._evict(continuation)
 
-    def give_up(self, line: Line) -> None:
+    def abandon(self, branch: Branch) -> None:
         """Nobody can go on from what was made there."""
-        line.busy = False
-        self._release(line)
+        branch.is_busy = False
+        self._release(branch)
 
-    def forget(self, id: str) -> None:
+    def remove(self, response_id: str) -> None:
         """Harmless if it is not there."""
-        point = self._points.pop(id, None)
+        point = self._points.pop(response_id, None)
         if point is None:
             return
-        if point.owner is not None:
-            owned = self._owned[point.owner]
-            del owned[id]
+        if point.connection is not None:
+            owned = self._points_by_connection[point.connection]
+            del owned[response_id]
             if not owned:
-                del self._owned[point.owner]
-        point.line.points -= 1
-        self._release(point.line)
+                del self._points_by_connection[point.connection]
+        point.branch.point_count -= 1
+        self._release(point.branch)
 
-    def leave(self, connection: str) -> None:
+    def close_connection(self, connection: str) -> None:
         """The connection is gone, and with it what only it could go on from."""
-        for id in list(self._owned.get(connection, ())):
-            self.forget(id)
+        for id in list(self._points_by_connection.get(connection, ())):
+            self.remove(id)
 
     async def close(self) -> None:
         for id in list(self._points):
-            self.forget(id)
+            self.remove(id)
         if self._timer is not None:
             self._timer.cancel()
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=self._limits.close_s_max)
+        if self._close_tasks:
+            await asyncio.wait(self._close_tasks, timeout=self._limits.close_timeout_s)
 
     # ------------------------------------------------------------ inside
 
-    def _use(self, point: Point) -> None:
-        point.used_s = self._clock()
-        self._points.move_to_end(point.id)
-        if point.owner is not None:
-            self._owned[point.owner].move_to_end(point.id)
+    def _touch(self, continuation: ContinuationPoint) -> None:
+        continuation.last_used_s = self._clock()
+        self._points.move_to_end(continuation.response_id)
+        if continuation.connection is not None:
+            self._points_by_connection[continuation.connection].move_to_end(
+                continuation.response_id
+            )
 
-    def _shrink(self, newest: Point) -> None:
+    def _evict(self, newest: ContinuationPoint) -> None:
         limits = self._limits
-        if newest.owner is not None:
-            owned = self._owned[newest.owner]
-            while len(owned) > limits.connection_points_max:
-                self.forget(next(iter(owned)))
+        if newest.connection is not None:
+            owned = self._points_by_connection[newest.connection]
+            while len(owned) > limits.connection_continuation_points_max:
+                self.remove(next(iter(owned)))
         while len(self._points) > 1 and (
-            len(self._points) > limits.points_max or self._tokens > limits.points_tokens_max
+            len(self._points) > limits.continuation_points_max
+            or self._token_count > limits.continuation_tokens_max
         ):
-            self.forget(next(iter(self._points)))
+            self.remove(next(iter(self._points)))
         self._expire()
 
     def _expire(self) -> None:
@@ -170,23 +186,26 @@ class Lineage:
             self._timer = None
         while self._points:
             oldest = next(iter(self._points.values()))
-            left_s = oldest.used_s + self._limits.point_s_max - self._clock()
+            left_s = oldest.last_used_s + self._limits.continuation_point_ttl_s - self._clock()
             if left_s > 0:
                 loop = asyncio.get_running_loop()
                 self._timer = loop.call_later(left_s, self._expire)
                 return
-            self.forget(oldest.id)
+            self.remove(oldest.response_id)
 
-    def _release(self, line: Line) -> None:
-        if line.points or line.busy:
+    def _release(self, branch: Branch) -> None:
+        if branch.point_count or branch.is_busy:
             return
-        self._tokens -= line.tokens
-        line.tokens = 0
-        task = asyncio.create_task(_closed(line.strand), name=f"close {line.strand.session}")
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._token_count -= branch.token_count
+        branch.token_count = 0
+        task = asyncio.create_task(
+            _close_engine_session(branch.engine_session),
+            name=f"close {branch.engine_session.session_id}",
+        )
+        self._close_tasks.add(task)
+        task.add_done_callback(self._close_tasks.discard)
 
 
-async def _closed(strand: Strand) -> None:
+async def _close_engine_session(engine_session: EngineSession) -> None:
     with contextlib.suppress(EngineError):
-        await strand.close()
+        await engine_session.close()

@@ -4,64 +4,64 @@ their own pace. A slow reader costs nothing that is not kept anyway."""
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from continuo.realtime.protocol.events import AnswerEnded, AnswerStarted, Told
-from continuo.realtime.protocol.response import Answer
+from continuo.realtime.protocol.events import ResponseEnded, ResponseEvent, ResponseStarted
+from continuo.realtime.protocol.response import Response
 
 
-class Recording:
-    def __init__(self, told: Sequence[Told] = ()) -> None:
-        self.told: list[Told] = list(told)
-        self.followers = 0
-        self.on_left: Callable[[], None] = _nothing
+class EventStream:
+    def __init__(self, events: Sequence[ResponseEvent] = ()) -> None:
+        self.events: list[ResponseEvent] = list(events)
+        self.follower_count = 0
+        self.on_abandoned: Callable[[], None] = _no_op
         """Called when the last follower goes before the end; not kept after that."""
-        self._more = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
-    def answer(self) -> Answer:
+    def response(self) -> Response:
         """As it began, or as it ended."""
-        last = self.told[-1]
-        if isinstance(last, AnswerEnded):
+        last = self.events[-1]
+        if isinstance(last, ResponseEnded):
             return last.answer
-        first = self.told[0]
-        assert isinstance(first, AnswerStarted), "a recording begins with the beginning"
+        first = self.events[0]
+        assert isinstance(first, ResponseStarted), "a recording begins with the beginning"
         return first.answer
 
     @property
-    def ended(self) -> bool:
-        return bool(self.told) and isinstance(self.told[-1], AnswerEnded)
+    def is_ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], ResponseEnded)
 
-    def tell(self, told: Told) -> None:
-        assert not self.ended, "nothing follows the end"
-        self.told.append(told)
-        if self.ended:
-            self.on_left = _nothing
-        self._more.set()
+    def append(self, event: ResponseEvent) -> None:
+        assert not self.is_ended, "nothing follows the end"
+        self.events.append(event)
+        if self.is_ended:
+            self.on_abandoned = _no_op
+        self._changed.set()
 
-    async def follow(self) -> AsyncGenerator[Told, None]:
+    async def follow(self) -> AsyncGenerator[ResponseEvent, None]:
         """All of it, to the end. Close it if you leave before (`contextlib.aclosing`)."""
-        self.followers += 1
+        self.follower_count += 1
         try:
             at = 0
             while True:
-                while at < len(self.told):
+                while at < len(self.events):
                     at += 1
-                    yield self.told[at - 1]
-                if self.ended:
+                    yield self.events[at - 1]
+                if self.is_ended:
                     return
-                if self._more.is_set():
-                    self._more = asyncio.Event()
-                await self._more.wait()
+                if self._changed.is_set():
+                    self._changed = asyncio.Event()
+                await self._changed.wait()
         finally:
-            self.followers -= 1
-            if not self.followers and not self.ended:
-                self.on_left()
+            self.follower_count -= 1
+            if not self.follower_count and not self.is_ended:
+                self.on_abandoned()
 
-    async def end(self) -> Answer:
+    async def wait_for_end(self) -> Response:
         """Waits for it."""
         async for _ in self.follow():
             pass
-        return self.answer
+        return self.response
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass

@@ -24,15 +24,15 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from continuo.realtime.errors import SetupError
 
-_PROMPT = "you> "
-_RETURN_S = 10.0
+_INPUT_PROMPT = "you> "
+_RECONNECT_TIMEOUT_S = 10.0
 """How long a server that has gone may take to be back, or another one to be there in its place."""
-_RETRY_S = 0.2
-_LOST = (None, 1001, 1006, 1011, 1012, 1013)
+_RECONNECT_INTERVAL_S = 0.2
+_RESUMABLE_CLOSE_CODES = (None, 1001, 1006, 1011, 1012, 1013)
 """Close codes after which a session waits for its client; None: there was none."""
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True):
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     url: str
     api_key: str | None = None
     model: str | None = None
@@ -40,58 +40,58 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
 
 
-class Problem(msgspec.Struct, frozen=True):
+class ReceivedError(msgspec.Struct, frozen=True):
     message: str
     code: str | None = None
 
 
-class Details(msgspec.Struct, frozen=True):
-    error: Problem | None = None
+class ReceivedErrorDetails(msgspec.Struct, frozen=True):
+    error: ReceivedError | None = None
 
 
-class Response(msgspec.Struct, frozen=True):
+class ReceivedResponse(msgspec.Struct, frozen=True):
     status: str
-    status_details: Details | None = None
+    status_details: ReceivedErrorDetails | None = None
 
 
-class Resume(msgspec.Struct, frozen=True):
+class ReceivedResume(msgspec.Struct, frozen=True):
     session_id: str
     resumed: str | None = None
     token: str | None = None
 
 
-class ServerSession(msgspec.Struct, frozen=True):
+class ReceivedSession(msgspec.Struct, frozen=True):
     model: str = ""
-    resume: Resume | None = None
+    resume: ReceivedResume | None = None
 
 
-class Part(msgspec.Struct, frozen=True):
+class ReceivedPart(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
-class Item(msgspec.Struct, frozen=True):
+class ReceivedItem(msgspec.Struct, frozen=True):
     role: str = ""
-    content: list[Part] | None = None
+    content: list[ReceivedPart] | None = None
 
 
-class Event(msgspec.Struct, frozen=True):
+class ReceivedEvent(msgspec.Struct, frozen=True):
     """Of the server's events, what a chat needs."""
 
     type: str
     event_id: str = ""
     delta: str = ""
-    item: Item | None = None
-    response: Response | None = None
-    error: Problem | None = None
-    session: ServerSession | None = None
+    item: ReceivedItem | None = None
+    response: ReceivedResponse | None = None
+    error: ReceivedError | None = None
+    session: ReceivedSession | None = None
 
 
-class Lines:
+class InputLines:
     """What is typed, or piped in. The thread is a daemon: nothing waits for a line that never
     comes."""
 
-    def __init__(self, *, terminal: bool) -> None:
-        self._terminal = terminal
+    def __init__(self, *, is_terminal: bool) -> None:
+        self._is_terminal = is_terminal
         self._loop = asyncio.get_running_loop()
         self._lines: asyncio.Queue[str | None] = asyncio.Queue()
         self._wanted = threading.Semaphore(0)
@@ -103,78 +103,78 @@ class Lines:
         return await self._lines.get()
 
     def _read(self) -> None:
-        if self._terminal:
+        if self._is_terminal:
             with contextlib.suppress(ImportError):
                 importlib.import_module("readline")  # input() has line editing with it
         while True:
             self._wanted.acquire()
-            line = self._line()
+            line = self._read_line()
             self._loop.call_soon_threadsafe(self._lines.put_nowait, line)
             if line is None:
                 return
 
-    def _line(self) -> str | None:
+    def _read_line(self) -> str | None:
         try:
-            line = input(_PROMPT) if self._terminal else sys.stdin.readline()
+            line = input(_INPUT_PROMPT) if self._is_terminal else sys.stdin.readline()
         except (EOFError, UnicodeDecodeError):
             return None
-        if not line and not self._terminal:
+        if not line and not self._is_terminal:
             return None
         return line.rstrip("\n").encode(errors="replace").decode()
 
 
-class Chat:
-    def __init__(self, wishes: Wishes, *, terminal: bool) -> None:
-        self._wishes = wishes
+class ChatClient:
+    def __init__(self, options: ChatOptions, *, is_terminal: bool) -> None:
+        self._options = options
         self._socket: ClientConnection
-        self._terminal = terminal
-        self._answering = False
-        self._session = ""
+        self._is_terminal = is_terminal
+        self._is_responding = False
+        self._session_id = ""
         """Empty: nothing to come back to."""
-        self._token: str | None = None
+        self._resume_token: str | None = None
         """The resume token of that session."""
-        self._seen = ""
+        self._last_event_id = ""
         """The id of the last event."""
-        self._asked: dict[str, Any] | None = None
+        self._pending_event: dict[str, Any] | None = None
         """What is not answered yet. Sent again with its id it is not done again."""
-        self._begun = False
+        self._is_response_announced = False
         """Whether the answer that was asked for has been announced."""
-        self._said, self._shown = "", ""
+        self._received, self._shown = "", ""
         """Of an answer, as it is told now, and as it stands there: it may be told anew."""
-        self._last = ""
+        self._last_item_text = ""
         """The last item of the server's that was told whole."""
 
     async def connect(self) -> None:
         """Raises what `connect` raises."""
-        self._socket = await _dial(self._wishes)
+        self._socket = await _connect(self._options)
 
     async def run(self) -> int:
-        await self._greet(self._wishes)
+        await self._start_session(self._options)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
-        lines = Lines(terminal=self._terminal)
+        lines = InputLines(is_terminal=self._is_terminal)
         status = 0
         while True:
-            line = await self._or_closed(lines.next())
+            line = await self._wait_unless_closed(lines.next())
             if line is None:
                 break
             if line.strip():
                 status |= await self._turn(line)
-        if self._terminal:
+        if self._is_terminal:
             print()
         return status
 
-    async def _greet(self, wishes: Wishes) -> None:
+    async def _start_session(self, options: ChatOptions) -> None:
         async for event in self._events():
             if event.error is not None:
                 raise SetupError(event.error.message)
-            if event.session is not None and self._terminal:
+            if event.session is not None and self._is_terminal:
                 print(f"Talking to {event.session.model}. Ctrl-C stops an answer, Ctrl-D leaves.")
             break
         session: dict[str, object] = {"type": "realtime"}
-        if wishes.instructions is not None:
-            session["instructions"] = wishes.instructions
-        if wishes.temperature is not None:
-            session["temperature"] = wishes.temperature
+        if options.instructions is not None:
+            session["instructions"] = options.instructions
+        if options.temperature is not None:
+            session["temperature"] = options.temperature
         if len(session) > 1:
             await self._send({"type": "session.update", "session": session})
             async for event in self._events():
@@ -186,114 +186,120 @@ class Chat:
     async def _turn(self, line: str) -> int:
         content = [{"type": "input_text", "text": line}]
         item = {"type": "message", "role": "user", "content": content}
-        await self._ask({"type": "conversation.item.create", "item": item | {"id": _fresh("item")}})
-        if await self._listen() != 0:
+        await self._send_pending(
+            {"type": "conversation.item.create", "item": item | {"id": _new_id("item")}}
+        )
+        if await self._wait_for_outcome() != 0:
             return 1
-        self._answering, self._begun = True, False
-        self._said = self._shown = ""
-        await self._ask({"type": "response.create"})
+        self._is_responding, self._is_response_announced = True, False
+        self._received = self._shown = ""
+        await self._send_pending({"type": "response.create"})
         try:
-            return await self._listen()
+            return await self._wait_for_outcome()
         finally:
-            self._answering = False
+            self._is_responding = False
 
-    async def _ask(self, event: dict[str, Any]) -> None:
+    async def _send_pending(self, event: dict[str, Any]) -> None:
         """Something that is answered: by who is connected, or who will be."""
-        self._asked = event | {"event_id": _fresh("event")}
+        self._pending_event = event | {"event_id": _new_id("event")}
         with contextlib.suppress(ConnectionClosed):
-            await self._send(self._asked)
+            await self._send(self._pending_event)
 
-    async def _listen(self) -> int:
+    async def _wait_for_outcome(self) -> int:
         """Until the item is taken, or the answer has ended, which it prints as it comes; returns
         the exit status that means."""
         async for event in self._events():
             match event:
-                case Event(type="conversation.item.done") if not self._answering:
-                    self._asked = None
+                case ReceivedEvent(type="conversation.item.done") if not self._is_responding:
+                    self._pending_event = None
                     return 0
-                case Event(type="response.created"):
-                    self._begun, self._said = True, ""
-                case Event(type="response.output_text.delta", delta=delta):
-                    self._show(self._said + delta)
-                case Event(type="response.done", response=Response() as response):
-                    self._asked = None
-                    print(_ending(response), flush=True)
+                case ReceivedEvent(type="response.created"):
+                    self._is_response_announced, self._received = True, ""
+                case ReceivedEvent(type="response.output_text.delta", delta=delta):
+                    self._show(self._received + delta)
+                case ReceivedEvent(type="response.done", response=ReceivedResponse() as response):
+                    self._pending_event = None
+                    print(_describe_end(response), flush=True)
                     return 1 if response.status == "failed" else 0
-                case Event(type="error", error=Problem(code="response_cancel_not_active")):
+                case ReceivedEvent(
+                    type="error", error=ReceivedError(code="response_cancel_not_active")
+                ):
                     pass
-                case Event(type="error", error=Problem(code="response_already_created")):
-                    if self._answering and self._said != self._shown:  # it ended meanwhile
-                        self._show(self._last)
+                case ReceivedEvent(
+                    type="error", error=ReceivedError(code="response_already_created")
+                ):
+                    if self._is_responding and self._received != self._shown:  # it ended meanwhile
+                        self._show(self._last_item_text)
                         print(flush=True)
                         return 0
-                case Event(type="error", error=Problem(message=message)):
-                    self._asked = None
+                case ReceivedEvent(type="error", error=ReceivedError(message=message)):
+                    self._pending_event = None
                     print(f"[{message}]", file=sys.stderr, flush=True)
                     return 1
                 case _:
                     pass
         return 1
 
-    def _show(self, said: str) -> None:
+    def _show(self, text: str) -> None:
         """What of it does not stand there yet; all of it, if it is told otherwise."""
-        self._said = said
-        if self._shown.startswith(said):
+        self._received = text
+        if self._shown.startswith(text):
             return
-        rest = said[len(self._shown) :] if said.startswith(self._shown) else f"\n{said}"
-        self._shown = said
+        rest = text[len(self._shown) :] if text.startswith(self._shown) else f"\n{text}"
+        self._shown = text
         print(rest, end="", flush=True)
 
-    async def _events(self) -> AsyncIterator[Event]:
+    async def _events(self) -> AsyncIterator[ReceivedEvent]:
         while True:
             try:
                 frame = await self._socket.recv()
             except ConnectionClosed as error:
-                await self._come_back(error)
+                await self._reconnect(error)
                 continue
-            event = msgspec.json.decode(frame, type=Event)
-            self._seen = event.event_id or self._seen
+            event = msgspec.json.decode(frame, type=ReceivedEvent)
+            self._last_event_id = event.event_id or self._last_event_id
             if event.item is not None and event.item.role == "assistant":
-                self._last = "".join(part.text or "" for part in event.item.content or ())
+                self._last_item_text = "".join(part.text or "" for part in event.item.content or ())
             if event.session is not None and event.session.resume is not None:
-                await self._resumed(event.session.resume)
+                await self._on_resumed(event.session.resume)
             yield event
 
-    async def _come_back(self, lost: ConnectionClosed) -> None:
+    async def _reconnect(self, cause: ConnectionClosed) -> None:
         """To the session, wherever it is now. Raises what was lost if it cannot be done soon."""
-        code = lost.rcvd.code if lost.rcvd else None
-        if not self._session or code not in _LOST:
-            raise lost
-        query = {"session_id": self._session, "last_event_id": self._seen}
-        if self._token is not None:
-            query["resume_token"] = self._token
+        code = cause.rcvd.code if cause.rcvd else None
+        if not self._session_id or code not in _RESUMABLE_CLOSE_CODES:
+            raise cause
+        query = {"session_id": self._session_id, "last_event_id": self._last_event_id}
+        if self._resume_token is not None:
+            query["resume_token"] = self._resume_token
         try:
-            async with asyncio.timeout(_RETURN_S):
+            async with asyncio.timeout(_RECONNECT_TIMEOUT_S):
                 while True:
                     try:
-                        self._socket = await _dial(self._wishes, **query)
+                        self._socket = await _connect(self._options, **query)
                         return
                     except (OSError, InvalidHandshake):
-                        await asyncio.sleep(_RETRY_S)
+                        await asyncio.sleep(_RECONNECT_INTERVAL_S)
         except TimeoutError:
-            raise lost from None
+            raise cause from None
 
-    async def _resumed(self, resume: Resume) -> None:
+    async def _on_resumed(self, resume: ReceivedResume) -> None:
         """Where the answer may be told anew, or was not heard of, it is asked for again."""
-        self._session = resume.session_id
-        self._token = resume.token or self._token
-        if resume.resumed is None or self._asked is None:
+        self._session_id = resume.session_id
+        self._resume_token = resume.token or self._resume_token
+        if resume.resumed is None or self._pending_event is None:
             return
         if resume.resumed == "snapshot":
-            self._said = ""
-        elif self._answering and self._begun:
+            self._received = ""
+        elif self._is_responding and self._is_response_announced:
             return
         with contextlib.suppress(ConnectionClosed):
-            await self._send(self._asked)
+            await self._send(self._pending_event)
 
     async def _send(self, event: dict[str, Any]) -> None:
         await self._socket.send(msgspec.json.encode(event).decode())
 
-    async def _or_closed(self, line: "asyncio.Future[str | None] | Any") -> str | None:
+    async def _wait_unless_closed(self, line: "asyncio.Future[str | None] | Any") -> str | None:
         """The next line, unless the server goes away first, and does not come back."""
         waiting = asyncio.ensure_future(line)
         try:
@@ -301,16 +307,16 @@ class Chat:
                 closed = asyncio.ensure_future(self._socket.wait_closed())
                 await asyncio.wait((waiting, closed), return_when=asyncio.FIRST_COMPLETED)
                 if closed.done():
-                    await self._come_back(self._socket.protocol.close_exc)
+                    await self._reconnect(self._socket.protocol.close_exc)
                 closed.cancel()
             return waiting.result()
         finally:
             waiting.cancel()
 
     def _interrupt(self) -> None:
-        if self._answering:
+        if self._is_responding:
             self._cancelling = asyncio.ensure_future(self._cancel())
-        elif self._terminal:
+        elif self._is_terminal:
             print("\n(Ctrl-D leaves)", flush=True)
         else:
             os._exit(130)
@@ -320,34 +326,36 @@ class Chat:
             await self._send({"type": "response.cancel"})
 
 
-async def chat(wishes: Wishes) -> int:
-    talk = Chat(wishes, terminal=sys.stdin.isatty() and sys.stdout.isatty())
+async def run_chat(options: ChatOptions) -> int:
+    talk = ChatClient(options, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
     try:
         await talk.connect()
-        with _kept_terminal():
+        with _restored_terminal():
             return await talk.run()
     except InvalidStatus as error:
-        raise SetupError(_refused(error)) from None
+        raise SetupError(_refusal_message(error)) from None
     except ConnectionClosed as error:
         code = error.rcvd.code if error.rcvd else None
-        raise SetupError(_goodbye(code, error.rcvd.reason if error.rcvd else None)) from None
+        raise SetupError(_close_message(code, error.rcvd.reason if error.rcvd else None)) from None
     except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
         raise SetupError(
-            f"no server answers at {wishes.url} ({error}); start one with: continuo serve"
+            f"no server answers at {options.url} ({error}); start one with: continuo serve"
         ) from None
 
 
-async def _dial(wishes: Wishes, **query: str) -> ClientConnection:
-    headers = {"Authorization": f"Bearer {wishes.api_key}"} if wishes.api_key else {}
-    return await connect(_address(wishes, **query), additional_headers=headers, max_size=None)
+async def _connect(options: ChatOptions, **query: str) -> ClientConnection:
+    headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
+    return await connect(
+        _websocket_url(options, **query), additional_headers=headers, max_size=None
+    )
 
 
-def _fresh(kind: str) -> str:
+def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(8)}"
 
 
 @contextlib.contextmanager
-def _kept_terminal() -> Generator[None]:
+def _restored_terminal() -> Generator[None]:
     """The thread may still wait for a line when we leave, its terminal in a state of its own."""
     if not sys.stdin.isatty():
         yield
@@ -359,8 +367,8 @@ def _kept_terminal() -> Generator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
 
-def _address(wishes: Wishes, **query: str) -> str:
-    url = wishes.url.rstrip("/")
+def _websocket_url(options: ChatOptions, **query: str) -> str:
+    url = options.url.rstrip("/")
     for http, ws in (("http://", "ws://"), ("https://", "wss://")):
         if url.startswith(http):
             url = ws + url.removeprefix(http)
@@ -368,28 +376,30 @@ def _address(wishes: Wishes, **query: str) -> str:
         url = f"ws://{url}"
     if urlsplit(url).path in ("", "/v1"):
         url = url.removesuffix("/v1") + "/v1/realtime"
-    if wishes.model:
-        query["model"] = wishes.model
+    if options.model:
+        query["model"] = options.model
     return f"{url}?{urlencode(query)}" if query else url
 
 
-def _ending(response: Response) -> str:
+def _describe_end(response: ReceivedResponse) -> str:
     match response:
-        case Response(status="completed"):
+        case ReceivedResponse(status="completed"):
             return ""
-        case Response(status="cancelled"):
+        case ReceivedResponse(status="cancelled"):
             return " [stopped]"
-        case Response(status="incomplete"):
+        case ReceivedResponse(status="incomplete"):
             return " [cut off: no room for more]"
-        case Response(status_details=Details(error=Problem(message=message))):
+        case ReceivedResponse(
+            status_details=ReceivedErrorDetails(error=ReceivedError(message=message))
+        ):
             return f" [failed: {message}]"
         case _:
             return f" [{response.status}]"
 
 
-def _refused(error: InvalidStatus) -> str:
+def _refusal_message(error: InvalidStatus) -> str:
     try:
-        problem = msgspec.json.decode(error.response.body or b"", type=Details).error
+        problem = msgspec.json.decode(error.response.body or b"", type=ReceivedErrorDetails).error
     except msgspec.DecodeError:
         problem = None
     if problem is not None:
@@ -397,5 +407,5 @@ def _refused(error: InvalidStatus) -> str:
     return f"the server refused the connection (HTTP {error.response.status_code})"
 
 
-def _goodbye(code: int | None, reason: str | None) -> str:
+def _close_message(code: int | None, reason: str | None) -> str:
     return f"the server closed the connection ({code}{': ' + reason if reason else ''})"

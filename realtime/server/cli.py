@@ -10,11 +10,16 @@ import uvloop
 from continuo import __version__
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config import options
-from continuo.realtime.server.config.settings import DEFAULT_PORT, make, make_engine, make_gateway
+from continuo.realtime.server.config.settings import (
+    DEFAULT_PORT,
+    make_engine_settings,
+    make_gateway_settings,
+    make_serve_settings,
+)
 
 _CHAT_URL = f"ws://127.0.0.1:{DEFAULT_PORT}"
 
-_WHENCE = (
+_OPTION_SOURCES = (
     "An option may also come from the environment (the name in brackets; lists separated by "
     "commas) or from a TOML file (--config); the command line wins over the environment, which "
     "wins over the file."
@@ -23,22 +28,22 @@ _WHENCE = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
+    parser = _build_parser()
     try:
         if argv[:1] == ["bench"]:
-            return _bench(argv[1:])  # its options are its own, --help too
+            return _run_bench(argv[1:])  # its options are its own, --help too
         arguments = parser.parse_args(argv)
         match arguments.command:
             case "serve":
                 return _serve(arguments)
             case "gateway":
-                return _gateway(arguments)
+                return _serve_gateway(arguments)
             case "engine":
-                return _engine(arguments)
+                return _run_engine(arguments)
             case "chat":
-                return _chat(arguments)
+                return _run_chat(arguments)
             case "models":
-                return _models()
+                return _list_models()
             case _:
                 parser.print_help()
                 return 2
@@ -49,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="continuo",
         description="A self-hosted realtime conversation server: the model keeps listening.",
@@ -71,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         ),
     ):
         options.add_options(
-            commands.add_parser(name, help=brief, description=f"{long} {_WHENCE}"), name
+            commands.add_parser(name, help=brief, description=f"{long} {_OPTION_SOURCES}"), name
         )
     chat = commands.add_parser(
         "chat",
@@ -101,27 +106,27 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     from continuo.realtime.server.process.run_gateway import serve
 
-    return uvloop.run(serve(make(options.load(arguments))))
+    return uvloop.run(serve(make_serve_settings(options.load(arguments))))
 
 
-def _gateway(arguments: argparse.Namespace) -> int:
-    from continuo.realtime.server.process.run_gateway import gateway
+def _serve_gateway(arguments: argparse.Namespace) -> int:
+    from continuo.realtime.server.process.run_gateway import serve_gateway
 
-    return uvloop.run(gateway(make_gateway(options.load(arguments))))
-
-
-def _engine(arguments: argparse.Namespace) -> int:
-    from continuo.realtime.server.process.run_engine import host
-
-    return uvloop.run(host(make_engine(options.load(arguments))))
+    return uvloop.run(serve_gateway(make_gateway_settings(options.load(arguments))))
 
 
-def _chat(arguments: argparse.Namespace) -> int:
-    from continuo.realtime.server.chat_client import Wishes, chat
+def _run_engine(arguments: argparse.Namespace) -> int:
+    from continuo.realtime.server.process.run_engine import run_engine
+
+    return uvloop.run(run_engine(make_engine_settings(options.load(arguments))))
+
+
+def _run_chat(arguments: argparse.Namespace) -> int:
+    from continuo.realtime.server.chat_client import ChatOptions, run_chat
 
     return uvloop.run(
-        chat(
-            Wishes(
+        run_chat(
+            ChatOptions(
                 url=arguments.url,
                 api_key=arguments.api_key,
                 model=arguments.model,
@@ -132,14 +137,14 @@ def _chat(arguments: argparse.Namespace) -> int:
     )
 
 
-def _models() -> int:
-    from continuo.realtime.server.list_models import show
+def _list_models() -> int:
+    from continuo.realtime.server.list_models import print_models
 
-    show()
+    print_models()
     return 0
 
 
-def _bench(arguments: list[str]) -> int:
+def _run_bench(arguments: list[str]) -> int:
     from continuo.bench import main as bench
 
     return bench.main(arguments)

@@ -11,20 +11,20 @@ import asyncio
 import ctypes
 import gc
 
-YOUNG = (4_000, 20, 25)
+COLLECTION_THRESHOLDS = (4_000, 20, 25)
 """Thresholds of `gc`: allocations before a collection of generation 0, and collections of one
 generation before one of the next. At 20,000 allocations generation 0 alone took up to 50 ms on a
 busy machine; at 250 so did the objects that half a million frames of sessions had left behind."""
-FREEZE_S = 1.0
+FREEZE_INTERVAL_S = 1.0
 
 
-async def collect() -> None:
+async def collect_garbage() -> None:
     """Collect garbage until cancelled. Objects of the start are frozen at once."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*YOUNG)
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
     while True:
-        await asyncio.sleep(FREEZE_S)
+        await asyncio.sleep(FREEZE_INTERVAL_S)
         gc.collect(1)
         gc.freeze()
 

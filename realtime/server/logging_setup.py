@@ -18,12 +18,12 @@ _SECRETS = re.compile(
 _QUERY = re.compile(r"(?<=\w)\?[^\s\"'?]*=[^\s\"']*")
 
 
-RECENT_MAX = 50
+RECENT_WARNINGS_MAX = 50
 MESSAGE_CHARS_MAX = 500
-_THEIRS = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
+_CLIENT_ERROR_PREFIXES = ("Invalid UTF-8", "ASGI callable returned without completing handshake")
 
 
-class Redacting(logging.Formatter):
+class RedactingFormatter(logging.Formatter):
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._keys = sorted((key for key in keys if key), key=len, reverse=True)
@@ -37,47 +37,47 @@ class Redacting(logging.Formatter):
         return _QUERY.sub("?[query]", _SECRETS.sub(r"\1[key]", text))
 
 
-def _ours(record: logging.LogRecord) -> bool:
+def _is_server_record(record: logging.LogRecord) -> bool:
     """What a client does is no error of ours: bytes that are no text end its connection, 1007, and
     one that is refused never completes its handshake."""
-    return not record.getMessage().startswith(_THEIRS)
+    return not record.getMessage().startswith(_CLIENT_ERROR_PREFIXES)
 
 
-class Warned(msgspec.Struct, frozen=True):
+class LoggedWarning(msgspec.Struct, frozen=True):
     at: float
     """Unix time."""
     level: str
     message: str
 
 
-class Recent(logging.Handler):
+class RecentWarnings(logging.Handler):
     """Keeps the last RECENT_MAX warnings and errors, redacted, without their tracebacks."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__(logging.WARNING)
-        self._redacting = Redacting(keys)
-        self._kept: deque[Warned] = deque(maxlen=RECENT_MAX)
+        self._formatter = RedactingFormatter(keys)
+        self._warnings: deque[LoggedWarning] = deque(maxlen=RECENT_WARNINGS_MAX)
 
     def emit(self, record: logging.LogRecord) -> None:
-        message = self._redacting.redact(record.getMessage())[:MESSAGE_CHARS_MAX]
-        self._kept.append(Warned(record.created, record.levelname.lower(), message))
+        message = self._formatter.redact(record.getMessage())[:MESSAGE_CHARS_MAX]
+        self._warnings.append(LoggedWarning(record.created, record.levelname.lower(), message))
 
     @property
-    def warnings(self) -> tuple[Warned, ...]:
+    def warnings(self) -> tuple[LoggedWarning, ...]:
         """The youngest first."""
-        return tuple(reversed(self._kept))
+        return tuple(reversed(self._warnings))
 
 
-def configure(level: str, keys: Iterable[str]) -> Recent:
+def configure(level: str, keys: Iterable[str]) -> RecentWarnings:
     keys = tuple(keys)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Redacting(keys))
-    recent = Recent(keys)
+    handler.setFormatter(RedactingFormatter(keys))
+    recent = RecentWarnings(keys)
     root = logging.getLogger()
     root.handlers[:] = [handler, recent]
     root.setLevel(level.upper())
     # uvicorn logs the whole path of every connection, its query with it.
     logging.getLogger("uvicorn.access").disabled = True
-    logging.getLogger("uvicorn.error").addFilter(_ours)
+    logging.getLogger("uvicorn.error").addFilter(_is_server_record)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))
     return recent

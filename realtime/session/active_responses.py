@@ -10,130 +10,148 @@ from functools import partial
 
 import msgspec
 
-from continuo.engine import EngineError, StaleFence
+from continuo.engine import EngineError, StaleEngineFence
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.rendering import chars_of, chars_of_head
-from continuo.realtime.conversation.text_limits import TextBounds, named
+from continuo.realtime.conversation.rendering import count_chars, count_head_chars
+from continuo.realtime.conversation.text_limits import TextLimits, refuse_if_too_long
 from continuo.realtime.errors import Refusal
-from continuo.realtime.generation.engine_port import Door
-from continuo.realtime.generation.error_mapping import check_engine
-from continuo.realtime.generation.generation import Answering
-from continuo.realtime.generation.output_items import Output
-from continuo.realtime.generation.prompt import Prompt, prompt_of
-from continuo.realtime.generation.tool_calls import reader_for
-from continuo.realtime.ids import conversation_of, fresh, within
+from continuo.realtime.generation.engine_port import EnginePort
+from continuo.realtime.generation.error_mapping import require_engine
+from continuo.realtime.generation.generation import Generation
+from continuo.realtime.generation.output_items import OutputItems
+from continuo.realtime.generation.prompt import Prompt, build_prompt
+from continuo.realtime.generation.tool_calls import make_output_parser
+from continuo.realtime.ids import conversation_id_of, deterministic_id_factory, generate_id
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import Asked, asked_of, is_of
-from continuo.realtime.persistence.token_journal import Journal, Scribe
-from continuo.realtime.protocol.commands import Respond
+from continuo.realtime.persistence.session_codec import StoredRequest, decode_request, is_same_model
+from continuo.realtime.persistence.token_journal import JournalFlusher, TokenJournal
+from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.protocol.items import Item, ItemReference
-from continuo.realtime.protocol.response import Answer as Response
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.rate_limit import Allowance
-from continuo.realtime.session.state import Action, Event, Standing
-from continuo.realtime.session.unit_of_work import History
-from continuo.realtime.store import Answer, Begun, Once, StoreError
-from continuo.realtime.store import StaleFence as Replaced
+from continuo.realtime.protocol.response import Response
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.rate_limit import TenantRateLimits
+from continuo.realtime.session.state import Action, StateMachine, Trigger
+from continuo.realtime.session.unit_of_work import UnitOfWork
+from continuo.realtime.store import (
+    IdempotentRequest,
+    ResponseCheckpoint,
+    RunningResponse,
+    StoreError,
+)
+from continuo.realtime.store import OwnershipLost as Replaced
 
 log = logging.getLogger(__name__)
 
 
-class Answers:
+class ActiveResponses:
     """`standing` is where the session is: the end of an answer is a step of it."""
 
     def __init__(
         self,
-        session: str,
-        door: Door,
-        scribe: Scribe,
-        history: History,
+        session_id: str,
+        engine: EnginePort,
+        journal_flusher: JournalFlusher,
+        unit_of_work: UnitOfWork,
         limits: Limits,
-        allowance: Allowance,
-        scope: str,
-        standing: Standing,
+        tenant_rate_limits: TenantRateLimits,
+        cache_scope: str,
+        state_machine: StateMachine,
     ) -> None:
-        self._session = session
-        self._door = door
-        self._scribe = scribe
-        self._history = history
+        self._session_id = session_id
+        self._engine = engine
+        self._journal_flusher = journal_flusher
+        self._unit_of_work = unit_of_work
         self._limits = limits
-        self._allowance = allowance
-        self._scope = scope
-        self._standing = standing
-        self._texts = TextBounds.of(door.ready, history.conversation.template)
-        self._main: Answering | None = None
-        self._apart: dict[str, Answering] = {}
-        self._journals: dict[str, Journal] = {}
+        self._tenant_rate_limits = tenant_rate_limits
+        self._cache_scope = cache_scope
+        self._state_machine = state_machine
+        self._text_limits = TextLimits.for_model(engine.ready, unit_of_work.conversation.template)
+        self._main: Generation | None = None
+        self._out_of_band: dict[str, Generation] = {}
+        self._journals: dict[str, TokenJournal] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._when_none: Callable[[], None] = lambda: None
+        self._on_idle: Callable[[], None] = lambda: None
 
     @property
-    def main(self) -> Answering | None:
+    def main(self) -> Generation | None:
         """Of the conversation."""
         return self._main
 
-    def __iter__(self) -> Iterator[Answering]:
-        yield from self._apart.values()
+    def __iter__(self) -> Iterator[Generation]:
+        yield from self._out_of_band.values()
         if self._main is not None:
             yield self._main
 
-    def when_none(self, act: Callable[[], None]) -> None:
+    def call_when_idle(self, callback: Callable[[], None]) -> None:
         """`act` is called when none is being made any more: at once if none is."""
-        self._when_none = act
-        self._look_for_none()
+        self._on_idle = callback
+        self._notify_if_idle()
 
-    def _look_for_none(self) -> None:
-        if self._main is None and not self._apart:
-            self._when_none()
+    def _notify_if_idle(self) -> None:
+        if self._main is None and not self._out_of_band:
+            self._on_idle()
 
-    def apart(self, answer_id: str) -> Answering | None:
-        return self._apart.get(answer_id)
+    def find_out_of_band(self, response_id: str) -> Generation | None:
+        return self._out_of_band.get(response_id)
 
     # ------------------------------------------------------------ beginning
 
-    async def begin(self, ask: Respond, once: Once | None) -> str:
+    async def create(
+        self, command: CreateSessionResponse, idempotent_request: IdempotentRequest | None
+    ) -> str:
         """Gives its id, when it is accepted. Raises Refusal, StoreError; then nothing has
         changed."""
-        check_engine(self._door)
-        if ask.conversation not in (None, self.conversation_id):
+        require_engine(self._engine)
+        if command.conversation_id not in (None, self.conversation_id):
             raise Refusal(
                 f"Invalid 'response.conversation': expected 'auto', 'none' or the id of this "
                 f"session's conversation, '{self.conversation_id}'.",
                 code="invalid_value",
                 param="response.conversation",
             )
-        if ask.apart and len(self._apart) >= self._limits.apart_responses_max:
+        if (
+            command.is_out_of_band
+            and len(self._out_of_band) >= self._limits.out_of_band_responses_max
+        ):
             raise Refusal(
                 "Too many responses beside the conversation: the limit is "
-                f"{self._limits.apart_responses_max} at a time.",
+                f"{self._limits.out_of_band_responses_max} at a time.",
                 code="rate_limit_exceeded",
                 param="response.conversation",
             )
-        context = None if ask.context is None else tuple(map(self._resolve, ask.context))
+        context = None if command.context is None else tuple(map(self._resolve, command.context))
         if context is not None:
-            self._texts.check_response(ask.settings, context)
-        prompt = await self._prompt(ask.settings, context, self._history.conversation)
+            self._text_limits.check_response(command.settings, context)
+        prompt = await self._build_prompt(
+            command.settings, context, self._unit_of_work.conversation
+        )
         answer = Response(
-            id=fresh("resp"),
-            conversation=None if ask.apart else self.conversation_id,
-            settings=ask.settings,
-            metadata=ask.metadata,
+            id=generate_id("resp"),
+            conversation=None if command.is_out_of_band else self.conversation_id,
+            settings=command.settings,
+            metadata=command.metadata,
         )
-        answering = self._answering(answer, own=ask.apart or context is not None)
+        answering = self._new_generation(
+            answer, has_own_engine_session=command.is_out_of_band or context is not None
+        )
         accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        running = self._start(answering, self._run(answering, prompt, None, accepted))
-        asked = Asked(
-            settings=None if ask.settings == self._history.settings else ask.settings,
-            metadata=ask.metadata,
+        running = self._spawn(answering, self._run(answering, prompt, None, accepted))
+        asked = StoredRequest(
+            settings=None if command.settings == self._unit_of_work.settings else command.settings,
+            metadata=command.metadata,
             context=context,
-            model=self._door.ready.digest,
+            model=self._engine.ready.digest,
         )
-        if once is not None:
-            once = msgspec.structs.replace(once, result=answer.id.encode())
+        if idempotent_request is not None:
+            idempotent_request = msgspec.structs.replace(
+                idempotent_request, result=answer.id.encode()
+            )
         seed = prompt.sampling.seed
         assert seed is not None, "a prompt has one"
         try:
-            await self._history.begin(answer, asked, seed, prompt.length, once)
+            await self._unit_of_work.begin_response(
+                answer, asked, seed, prompt.length, idempotent_request
+            )
         except StoreError:
             accepted.set_result(False)
             await asyncio.wait([running])  # before anything else is asked of the same strand
@@ -145,83 +163,94 @@ class Answers:
         accepted.set_result(True)
         return answer.id
 
-    def go_on(self, found: Iterable[Answer]) -> None:
+    def resume_stored(self, stored_responses: Iterable[RunningResponse]) -> None:
         """With answers that were being made when the session was left."""
-        for one in found:
-            begun, asked = one.begun, asked_of(one.begun)
+        for one in stored_responses:
+            begun, asked = one.checkpoint, decode_request(one.checkpoint)
             answer = Response(
                 id=begun.id,
                 conversation=None if begun.entry is None else self.conversation_id,
-                settings=asked.settings or self._history.settings,
+                settings=asked.settings or self._unit_of_work.settings,
                 metadata=asked.metadata,
             )
             own = begun.entry is None or asked.context is not None
-            answering = self._answering(answer, own=own)
-            self._history.gone_on(begun, asked)
+            answering = self._new_generation(answer, has_own_engine_session=own)
+            self._unit_of_work.resume_response(begun, asked)
             self._add(answering)
-            self._start(answering, self._run_on(answering, begun, asked, one.ids))
+            self._spawn(answering, self._run_resumed(answering, begun, asked, one.ids))
 
     @property
     def conversation_id(self) -> str:
-        return conversation_of(self._session)
+        return conversation_id_of(self._session_id)
 
-    def _answering(self, answer: Response, *, own: bool) -> Answering:
+    def _new_generation(self, response: Response, *, has_own_engine_session: bool) -> Generation:
         """`own`: not in the engine's session of the conversation."""
-        strand = self._history.strand
-        if own:
-            strand = strand.beside(f"{self._session}.{answer.id}")
-        place = _nowhere if answer.conversation is None else self._place(answer.id)
-        reader = reader_for(answer.settings, self._history.conversation.template)
-        return Answering(answer, strand, Output(answer, place, within(answer.id)), reader)
+        strand = self._unit_of_work.engine_session
+        if has_own_engine_session:
+            strand = strand.fork(f"{self._session_id}.{response.id}")
+        place = _no_placement if response.conversation is None else self._placement_of(response.id)
+        reader = make_output_parser(response.settings, self._unit_of_work.conversation.template)
+        return Generation(
+            response,
+            strand,
+            OutputItems(response, place, deterministic_id_factory(response.id)),
+            reader,
+        )
 
-    def _add(self, answering: Answering) -> None:
-        if answering.answer.conversation is None:
-            self._apart[answering.answer.id] = answering
+    def _add(self, generation: Generation) -> None:
+        if generation.response.conversation is None:
+            self._out_of_band[generation.response.id] = generation
         else:
-            self._main = answering
+            self._main = generation
 
-    def _start(
-        self, answering: Answering, run: Coroutine[None, None, None]
+    def _spawn(
+        self, generation: Generation, run: Coroutine[None, None, None]
     ) -> "asyncio.Task[None]":
-        task = asyncio.create_task(run, name=answering.answer.id)
+        task = asyncio.create_task(run, name=generation.response.id)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _prompt(
+    async def _build_prompt(
         self,
-        settings: Settings,
+        settings: GenerationSettings,
         context: tuple[Item, ...] | None,
         now: Conversation,
     ) -> Prompt:
         """Raises Refusal if there is no room for a single token."""
-        ours = self._history.settings
+        ours = self._unit_of_work.settings
         same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
-        chars = 0 if same else chars_of_head(settings)
-        ready, window, tokens_max = self._door.ready, self._history.window, self._texts.tokens_max
+        chars = 0 if same else count_head_chars(settings)
+        ready, window, tokens_max = (
+            self._engine.ready,
+            self._unit_of_work.context_window,
+            self._text_limits.request_tokens_max,
+        )
         param = "response.input" if context is not None else "conversation"
 
         def make() -> Prompt:
             if context is None:
-                conversation = window.fitted(now.closed().configured(settings))
+                conversation = window.fit(now.without_open_responses().with_settings(settings))
             else:
                 fresh = Conversation.start(now.template, settings)
-                conversation = fresh.with_spans(now.recalled(context), tokens_max)
-            return prompt_of(conversation, settings, ready, param)
+                conversation = fresh.with_spans(now.reuse_spans(context), tokens_max)
+            return build_prompt(conversation, settings, ready, param)
 
-        chars += sum(chars_of(item) for item in context or ())
-        with named(param, ready.max_model_len):
-            return await self._history.beside(chars, now, make)
+        chars += sum(count_chars(item) for item in context or ())
+        with refuse_if_too_long(param, ready.max_model_len):
+            return await self._unit_of_work.run_tokenization(chars, now, make)
 
     def _resolve(self, item: Item | ItemReference) -> Item:
         if isinstance(item, ItemReference):
-            return self._history.find(item.item_id, "item_reference_invalid_item_id")
+            return self._unit_of_work.find(item.item_id, "item_reference_invalid_item_id")
         return item
 
-    def _place(self, answer_id: str) -> Callable[[tuple[Item, ...]], str | None]:
+    def _placement_of(self, response_id: str) -> Callable[[tuple[Item, ...]], str | None]:
         def place(items: tuple[Item, ...]) -> str | None:
-            self._history.conversation = self._history.conversation.show(answer_id, items)
-            return self._history.conversation.previous(items[-1].id)
+            self._unit_of_work.conversation = self._unit_of_work.conversation.update_open_response(
+                response_id, items
+            )
+            return self._unit_of_work.conversation.previous_item_id(items[-1].id)
 
         return place
 
@@ -229,119 +258,135 @@ class Answers:
 
     async def _run(
         self,
-        answering: Answering,
+        generation: Generation,
         prompt: Prompt,
-        said: Sequence[int] | None,
+        sampled: Sequence[int] | None,
         accepted: asyncio.Future[bool] | None,
         *,
-        kept: bool = True,
+        is_journaled: bool = True,
     ) -> None:
         """`said`: the ids it has said already, elsewhere. `kept`: the store knows how it began."""
-        answer_id = answering.answer.id
-        ledger = self._history.ledger
-        journal = Journal(ledger, answer_id, answering.sampled, len(said or ()), kept=kept)
+        answer_id = generation.response.id
+        ledger = self._unit_of_work.session_writer
+        journal = TokenJournal(
+            ledger, answer_id, generation.sampled_ids, len(sampled or ()), is_journaled=is_journaled
+        )
         self._journals[answer_id] = journal
-        tell = partial(self._history.transcript.of, answer_id)
-        answering.on_interrupted = partial(self._history.transcript.interrupted, answer_id)
+        tell = partial(self._unit_of_work.event_log.append_output, answer_id)
+        generation.on_interrupted = partial(
+            self._unit_of_work.event_log.interrupt_response, answer_id
+        )
         try:
-            with self._scribe.keeping(journal):
-                await answering.run(prompt, tell, accepted, said)
-        except StaleFence:
-            self._history.ledger.on_replaced()
+            with self._journal_flusher.track(journal):
+                await generation.run(prompt, tell, accepted, sampled)
+        except StaleEngineFence:
+            self._unit_of_work.session_writer.on_replaced()
             return
         finally:
             del self._journals[answer_id]
-        if not answering.refused:
-            await self._end(answering)
-        if answering.strand is not self._history.strand:
+        if not generation.is_refused:
+            await self._finish(generation)
+        if generation.engine_session is not self._unit_of_work.engine_session:
             with contextlib.suppress(EngineError):
-                await answering.strand.close()
+                await generation.engine_session.close()
 
-    async def _run_on(
-        self, answering: Answering, begun: Begun, asked: Asked, said: Sequence[int]
+    async def _run_resumed(
+        self,
+        generation: Generation,
+        checkpoint: ResponseCheckpoint,
+        inputs: StoredRequest,
+        sampled: Sequence[int],
     ) -> None:
         """From the same prompt, with the same seed; where there is none any more, it ends with what
         it has said. What another model has said of it is forgotten: it is made from its
         beginning."""
-        ours = is_of(asked.model, self._door.ready.digest)
+        ours = is_same_model(inputs.model, self._engine.ready.digest)
         if not ours:
-            said = ()
-        settings = answering.answer.settings
-        seeded = msgspec.structs.replace(settings.sampling, seed=begun.seed)
+            sampled = ()
+        settings = generation.response.settings
+        seeded = msgspec.structs.replace(settings.sampling, seed=checkpoint.seed)
         settings = msgspec.structs.replace(settings, sampling=seeded)
-        now = self._history.conversation
-        if begun.entry is not None:
-            now = now.before(begun.id)
+        now = self._unit_of_work.conversation
+        if checkpoint.entry is not None:
+            now = now.before_response(checkpoint.id)
         try:
-            prompt = await self._prompt(settings, asked.context, now)
+            prompt = await self._build_prompt(settings, inputs.context, now)
         except Refusal:
             prompt = None
         if prompt is not None and not ours:
-            await self._run_again(answering, prompt, begun, asked)
+            await self._restart(generation, prompt, checkpoint, inputs)
             return
-        if prompt is not None and prompt.length == begun.prompt:
-            await self._run(answering, prompt, said, None)
+        if prompt is not None and prompt.length == checkpoint.prompt:
+            await self._run(generation, prompt, sampled, None)
             return
-        answering.break_off(said, self._door.text, partial(self._history.transcript.of, begun.id))
-        await self._end(answering)
+        generation.end_as_lost(
+            sampled,
+            self._engine.text,
+            partial(self._unit_of_work.event_log.append_output, checkpoint.id),
+        )
+        await self._finish(generation)
 
-    async def _run_again(
-        self, answering: Answering, prompt: Prompt, begun: Begun, asked: Asked
+    async def _restart(
+        self,
+        generation: Generation,
+        prompt: Prompt,
+        checkpoint: ResponseCheckpoint,
+        inputs: StoredRequest,
     ) -> None:
         """Make an answer from its beginning, on this model. If the store cannot record that, the
         answer is not journaled."""
-        asked, kept = msgspec.structs.replace(asked, model=self._door.ready.digest), True
+        inputs, kept = msgspec.structs.replace(inputs, model=self._engine.ready.digest), True
         try:
-            await self._history.begin_again(begun, asked, prompt.length)
+            await self._unit_of_work.restart_response(checkpoint, inputs, prompt.length)
         except Replaced:
-            self._history.ledger.on_replaced()
+            self._unit_of_work.session_writer.on_replaced()
             return
         except StoreError as error:
-            log.warning("answer %s is made again, and not journaled: %s", begun.id, error)
+            log.warning("answer %s is made again, and not journaled: %s", checkpoint.id, error)
             kept = False
-        await self._run(answering, prompt, None, None, kept=kept)
+        await self._run(generation, prompt, None, None, is_journaled=kept)
 
-    async def _end(self, answering: Answering) -> None:
-        answer = answering.answer
-        self._allowance.spend(answer.usage)
+    async def _finish(self, generation: Generation) -> None:
+        answer = generation.response
+        self._tenant_rate_limits.charge_usage(answer.usage)
         try:
-            await self._history.end(answer, answering.sampled)
+            await self._unit_of_work.end_response(answer, generation.sampled_ids)
         except Replaced:
-            self._history.ledger.on_replaced()
+            self._unit_of_work.session_writer.on_replaced()
         if answer.conversation is None:
-            del self._apart[answer.id]
+            del self._out_of_band[answer.id]
         else:
             self._main = None
-            if Action.PUSH in self._standing.step(Event.ENDED):
-                await self._history.push()
-        self._look_for_none()
+            if Action.SYNC_ENGINE in self._state_machine.advance(Trigger.RESPONSE_ENDED):
+                await self._unit_of_work.sync_engine()
+        self._notify_if_idle()
 
     # ------------------------------------------------------------ pausing, stopping
 
-    async def settled(self) -> None:
+    async def wait_until_committed(self) -> None:
         """Returns when the answer of the conversation has its place in it."""
         main = self._main
-        ends = [task for task in self._tasks if main and task.get_name() == main.answer.id]
+        ends = [task for task in self._tasks if main and task.get_name() == main.response.id]
         if ends:
             await asyncio.wait(ends)
 
-    async def pause(self) -> None:
+    async def pause_all(self) -> None:
         """They go on when they are resumed. Raises EngineError."""
         for answering in self:
-            await self._door.pause(answering.strand.session)
+            await self._engine.pause(answering.engine_session.session_id)
 
-    async def resume(self) -> None:
+    async def resume_all(self) -> None:
         """Harmless without a pause. Raises EngineError."""
         for answering in self:
-            await self._door.resume(answering.strand.session)
+            await self._engine.resume(answering.engine_session.session_id)
 
-    async def flush(self) -> None:
+    async def flush_journals(self) -> None:
         """What they have said is in the journal; as far as the store can be written."""
         for journal in [*self._journals.values()]:
             with contextlib.suppress(StoreError):
                 await journal.flush()
 
-    async def stop(self) -> None:
+    async def cancel_all(self) -> None:
         """Stops all, within a step."""
         with contextlib.suppress(EngineError):
             for answering in [*self]:
@@ -349,11 +394,11 @@ class Answers:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def give_up(self) -> None:
+    def abandon_all(self) -> None:
         """Nothing more is heard of them here: the engine does not answer, or others listen."""
         for task in self._tasks:
             task.cancel()
 
 
-def _nowhere(items: tuple[Item, ...]) -> str | None:
+def _no_placement(items: tuple[Item, ...]) -> str | None:
     return None

@@ -14,68 +14,80 @@ from typing import Unpack, assert_never
 
 import msgspec
 
-from continuo.engine import EngineError, EngineLost, SessionInfo, UnknownSession
-from continuo.engine import StaleFence as OtherFront
-from continuo.realtime.conversation.context_window import Window
+from continuo.engine import EngineError, EngineLost, SessionInfo, UnknownEngineSession
+from continuo.engine import StaleEngineFence as OtherFront
+from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.item_truncation import shortened, spoken
-from continuo.realtime.conversation.rendering import chars_of, chars_of_head
-from continuo.realtime.conversation.text_limits import TextBounds, written
+from continuo.realtime.conversation.item_truncation import (
+    require_assistant_message,
+    truncate_message,
+)
+from continuo.realtime.conversation.rendering import count_chars, count_head_chars
+from continuo.realtime.conversation.text_limits import TextLimits, inline_items
 from continuo.realtime.errors import Refusal
-from continuo.realtime.event_log.event_id import Position
-from continuo.realtime.event_log.event_log import Gap, Listener
-from continuo.realtime.generation.engine_port import Door
-from continuo.realtime.generation.engine_session import Strand
-from continuo.realtime.generation.error_mapping import no_answer, not_kept, refusal_of
-from continuo.realtime.generation.output_grammar import vet
+from continuo.realtime.event_log.event_id import EventId
+from continuo.realtime.event_log.event_log import EventListener, ReplayGap
+from continuo.realtime.generation.engine_port import EnginePort
+from continuo.realtime.generation.engine_session import EngineSession
+from continuo.realtime.generation.error_mapping import (
+    make_timeout_refusal,
+    map_engine_error,
+    map_store_error,
+)
+from continuo.realtime.generation.output_grammar import check_enforceable
 from continuo.realtime.limits import TEXT_CHARS_MAX, Limits
-from continuo.realtime.persistence.token_journal import Scribe
+from continuo.realtime.persistence.token_journal import JournalFlusher
 from continuo.realtime.protocol.commands import (
     AddItem,
     AppendText,
-    Ask,
-    Cancel,
+    CancelResponse,
     ClearText,
     CommitText,
-    Configure,
-    DropItem,
+    ConfigureSession,
+    ConversationCommand,
+    CreateSessionResponse,
+    DeleteItem,
     FetchItem,
     ReplaceText,
-    Respond,
-    TextBuffer,
+    TextBufferCommand,
     TruncateItem,
 )
 from continuo.realtime.protocol.events import (
-    AnswerStarted,
-    Configured,
+    ConversationEvent,
     ItemAdded,
-    ItemDropped,
+    ItemDeleted,
     ItemFetched,
     ItemTruncated,
-    Opened,
-    Resume,
-    Resumed,
+    ResponseStarted,
+    ResumeInfo,
     Rewind,
-    Tell,
+    SessionConfigured,
+    SessionOpened,
+    SessionResumed,
     TextAppended,
     TextCleared,
     TextCommitted,
 )
-from continuo.realtime.protocol.items import ROOT, MessageItem, Part
-from continuo.realtime.protocol.response import Residency
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.rate_limit import Allowance, is_ours
-from continuo.realtime.session.active_responses import Answers
-from continuo.realtime.session.idempotency import say_again
-from continuo.realtime.session.idempotency_keys import Requests
-from continuo.realtime.session.state import Action, Event, Standing, State
-from continuo.realtime.session.status import KV, Status
-from continuo.realtime.session.unit_of_work import Change, Edit, History, Origin
-from continuo.realtime.store import Answer, Once, StaleFence, StoreError
+from continuo.realtime.protocol.items import ROOT, ContentPart, MessageItem
+from continuo.realtime.protocol.response import KVResidency
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.rate_limit import TenantRateLimits, is_server_fault
+from continuo.realtime.session.active_responses import ActiveResponses
+from continuo.realtime.session.idempotency import replay
+from continuo.realtime.session.idempotency_keys import IdempotencyKeys
+from continuo.realtime.session.state import Action, SessionState, StateMachine, Trigger
+from continuo.realtime.session.status import KVStatus, SessionStatus
+from continuo.realtime.session.unit_of_work import (
+    ChangeOptions,
+    ConversationEdit,
+    SessionOrigin,
+    UnitOfWork,
+)
+from continuo.realtime.store import IdempotentRequest, OwnershipLost, RunningResponse, StoreError
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_RESIDENCY_TIMEOUT_S = 0.5
 """How long a resumed client waits to be told where its KV is."""
 
 
@@ -83,408 +95,429 @@ class Session:
     def __init__(
         self,
         session_id: str,
-        door: Door,
+        engine: EnginePort,
         limits: Limits,
-        scribe: Scribe,
-        history: History,
-        allowance: Allowance,
+        journal_flusher: JournalFlusher,
+        unit_of_work: UnitOfWork,
+        tenant_rate_limits: TenantRateLimits,
         *,
-        scope: str = "",
-        left: bool = False,
+        cache_scope: str = "",
+        is_loaded: bool = False,
     ) -> None:
         """`left`: it was begun elsewhere, or before this process."""
         self.id = session_id
-        self._door = door
+        self._engine = engine
         self._limits = limits
-        self._allowance = allowance
-        self._standing = Standing()
-        self._history = history
-        self._transcript = history.transcript
-        self._texts = TextBounds.of(door.ready, history.conversation.template)
-        self._requests = Requests(history.ledger, all_here=not left)
-        self._paused = False
-        self._once: Once | None = None
+        self._tenant_rate_limits = tenant_rate_limits
+        self._state_machine = StateMachine()
+        self._unit_of_work = unit_of_work
+        self._event_log = unit_of_work.event_log
+        self._text_limits = TextLimits.for_model(engine.ready, unit_of_work.conversation.template)
+        self._idempotency_keys = IdempotencyKeys(
+            unit_of_work.session_writer, is_complete=not is_loaded
+        )
+        self._is_paused = False
+        self._idempotent_request: IdempotentRequest | None = None
         """The client's id of what is being done."""
-        self._until_s: float | None = None
+        self._deadline_s: float | None = None
         """On the clock of the event loop: when what is being done is given up."""
-        self._answers = Answers(
+        self._active_responses = ActiveResponses(
             session_id,
-            door,
-            scribe,
-            history,
+            engine,
+            journal_flusher,
+            unit_of_work,
             limits,
-            allowance,
-            scope,
-            self._standing,
+            tenant_rate_limits,
+            cache_scope,
+            self._state_machine,
         )
 
     @property
-    def settings(self) -> Settings:
-        return self._history.settings
+    def settings(self) -> GenerationSettings:
+        return self._unit_of_work.settings
 
     @property
     def conversation(self) -> Conversation:
-        return self._history.conversation
+        return self._unit_of_work.conversation
 
     @property
-    def state(self) -> State:
-        return self._standing.state
+    def state(self) -> SessionState:
+        return self._state_machine.state
 
     # ------------------------------------------------------------ who listens
 
-    async def start(self, listener: Listener, resume: Resume | None = None) -> None:
+    async def start(self, listener: EventListener, resume: ResumeInfo | None = None) -> None:
         """Says what there is already; a fork has items. Raises Refusal."""
-        self._transcript.attach(listener)
+        self._event_log.attach(listener)
         if self.conversation.spans:
-            await self._kept(self._history.write_all())
-        self._transcript.open(Opened(self.settings, resume))
+            await self._write_or_refuse(self._unit_of_work.write_all())
+        self._event_log.emit_opening(SessionOpened(self.settings, resume))
         previous = None
         for item in self.conversation.items():
-            self._transcript.record(ItemAdded(item, previous))
+            self._event_log.append(ItemAdded(item, previous))
             previous = item.id
 
-    async def resume(self, listener: Listener, since: Position | None, resume: Resume) -> None:
+    async def resume(
+        self, listener: EventListener, cursor: EventId | None, resume: ResumeInfo
+    ) -> None:
         """Says what was missed since a position, or everything if that cannot be told exactly, then
         all that comes. Raises Refusal."""
-        kv = await self._residency()
-        await self._unpause()
+        kv = await self._kv_residency()
+        await self._resume_generation()
         resume = msgspec.structs.replace(resume, kv=kv)
-        if since is not None:
-            exact = Resumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
+        if cursor is not None:
+            exact = SessionResumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
             try:
-                self._transcript.go_on(listener, since, exact, self.conversation.previous)
-            except Gap:
+                self._event_log.resume(listener, cursor, exact, self.conversation.previous_item_id)
+            except ReplayGap:
                 pass
             else:
                 return
-        await self._kept(self._history.step_epoch())
-        epoch = self._transcript.epoch
+        await self._write_or_refuse(self._unit_of_work.start_epoch())
+        epoch = self._event_log.epoch
         resume = msgspec.structs.replace(resume, resumed="snapshot", epoch=epoch)
-        self._transcript.snapshot(listener, self._everything(resume))
+        self._event_log.attach_with_snapshot(listener, self._snapshot_events(resume))
 
-    def _everything(self, resume: Resume) -> Iterator[Tell]:
-        yield Resumed(self.settings, resume)
+    def _snapshot_events(self, resume: ResumeInfo) -> Iterator[ConversationEvent]:
+        yield SessionResumed(self.settings, resume)
         previous = None
         for item in self.conversation.items():
-            if not self.conversation.is_open(item.id):  # that one is told behind the one before it
+            if not self.conversation.is_in_open_response(
+                item.id
+            ):  # that one is told behind the one before it
                 yield ItemAdded(item, previous)
                 previous = item.id
-        if self._history.draft:
-            yield TextAppended(len(self._history.draft))
-        for answering in self._answers:
-            yield AnswerStarted(answering.answer)
+        if self._unit_of_work.draft:
+            yield TextAppended(len(self._unit_of_work.draft))
+        for answering in self._active_responses:
+            yield ResponseStarted(answering.response)
 
-    def aside(self) -> str:
+    def make_unlogged_event_id(self) -> str:
         """An event id for what is said now and is no part of the conversation."""
-        return self._transcript.now.aside().event_id()
+        return self._event_log.emitted_id.for_unlogged_event().encode()
 
     def detach(self) -> None:
         """Nobody listens; what runs goes on."""
-        self._transcript.detach()
+        self._event_log.detach()
 
-    def watch(self, replaced: Callable[[], None], gap: Callable[[], None]) -> None:
+    def watch(self, on_replaced: Callable[[], None], on_gap: Callable[[], None]) -> None:
         """`replaced` is called when another gateway turns out to own the session, `gap` when what a
         client has seen turns out not to be what is said here."""
-        self._history.ledger.on_replaced = replaced
-        self._transcript.on_gap = gap
+        self._unit_of_work.session_writer.on_replaced = on_replaced
+        self._event_log.on_gap = on_gap
 
     def unwatch(self) -> None:
         """Neither is called any more, nor kept."""
-        self.watch(_nothing, _nothing)
+        self.watch(_no_op, _no_op)
 
-    def when_quiet(self, act: Callable[[], None]) -> None:
+    def call_when_idle(self, callback: Callable[[], None]) -> None:
         """`act` is called when no answer is being made: at once if none is."""
-        self._answers.when_none(act)
+        self._active_responses.call_when_idle(callback)
 
     @property
     def epoch(self) -> str:
         """Of the positions told."""
-        return self._transcript.epoch
+        return self._event_log.epoch
 
     @property
     def fence(self) -> int:
         """Our right to it."""
-        return self._history.ledger.lease.fence
+        return self._unit_of_work.session_writer.lease.fence
 
-    async def take(self) -> None:
+    async def retake_ownership(self) -> None:
         """Anew, though it is ours: who was about to take it over for an earlier connection of the
         same client, and is late, finds it changed. Raises StoreError."""
-        await self._history.ledger.take()
+        await self._unit_of_work.session_writer.claim()
 
-    async def hold(self, for_s: float, *, parked: bool) -> None:
+    async def extend_deadline(self, for_s: float, *, is_parked: bool) -> None:
         """In the store. Raises StoreError."""
-        await self._history.ledger.hold(for_s, parked=parked)
+        await self._unit_of_work.session_writer.extend_deadline(for_s, is_parked=is_parked)
 
-    async def confirm(self) -> None:
+    async def check_ownership(self) -> None:
         """Returns if it is still ours in the store. Raises StoreError."""
-        await self._history.ledger.confirm()
+        await self._unit_of_work.session_writer.confirm()
 
     @property
-    def lost(self) -> bool:
+    def is_lost_in_store(self) -> bool:
         """Whether the store is found to have lost the session, and must be given it again."""
-        return self._history.ledger.lost
+        return self._unit_of_work.session_writer.needs_full_write
 
-    async def give_again(self) -> None:
+    async def rewrite_to_store(self) -> None:
         """Write all of it, though nothing has changed. Raises StoreError."""
-        await self._history.write_all()
+        await self._unit_of_work.write_all()
 
-    async def _residency(self) -> Residency:
+    async def _kv_residency(self) -> KVResidency:
         """Where the KV is now."""
-        strand = self._history.strand
+        strand = self._unit_of_work.engine_session
         try:
-            async with asyncio.timeout(_LOOK_S):
-                info = await self._door.info(strand.session)
+            async with asyncio.timeout(_RESIDENCY_TIMEOUT_S):
+                info = await self._engine.info(strand.session_id)
         except (EngineError, TimeoutError):
             info = None
-        return KV.of(self.conversation, info).residency
+        return KVStatus.of(self.conversation, info).residency
 
-    async def _kept(self, write: Awaitable[None]) -> None:
+    async def _write_or_refuse(self, write: Awaitable[None]) -> None:
         """Raises Refusal where the store does."""
         try:
             await write
         except StoreError as error:
-            raise self._refused(error) from error
+            raise self._refusal_of_store_error(error) from error
 
-    def _refused(self, error: StoreError) -> Refusal:
-        if isinstance(error, StaleFence):
-            self._history.ledger.on_replaced()
-        return not_kept(error)
+    def _refusal_of_store_error(self, error: StoreError) -> Refusal:
+        if isinstance(error, OwnershipLost):
+            self._unit_of_work.session_writer.on_replaced()
+        return map_store_error(error)
 
-    def fork(self, at: str | None) -> Origin:
+    def fork(self, item_id: str | None) -> SessionOrigin:
         """What a session begins with that shares this one's history and KV up to and including an
         item (None: all). Raises Refusal."""
-        return Origin.of(self.settings, self.conversation, at, self._history.strand)
+        return SessionOrigin.of(
+            self.settings, self.conversation, item_id, self._unit_of_work.engine_session
+        )
 
-    async def do(self, ask: Ask, once: Once | None = None) -> None:
+    async def execute(
+        self, command: ConversationCommand, idempotent_request: IdempotentRequest | None = None
+    ) -> None:
         """`once`: the client's id for it; under the same id the same is done once. Raises
         Refusal."""
         try:
-            async with asyncio.timeout(self._limits.ask_s_max) as timeout:
-                self._until_s = timeout.when()
-                if once is not None:
-                    result = await self._requests.result(once)
-                    if result is not None and self._say_again(ask, result):
+            async with asyncio.timeout(self._limits.command_timeout_s) as timeout:
+                self._deadline_s = timeout.when()
+                if idempotent_request is not None:
+                    result = await self._idempotency_keys.find_result(idempotent_request)
+                    if result is not None and self._replay(command, result):
                         return
-                self._once = once
-                await self._do(ask)
+                self._idempotent_request = idempotent_request
+                await self._dispatch(command)
         except EngineError as error:
             if isinstance(error, EngineLost):
-                self._forget_strand()
+                self._invalidate_engine_session()
             if isinstance(error, OtherFront):
-                self._history.ledger.on_replaced()
-            raise refusal_of(error) from error
+                self._unit_of_work.session_writer.on_replaced()
+            raise map_engine_error(error) from error
         except StoreError as error:
-            raise self._refused(error) from error
+            raise self._refusal_of_store_error(error) from error
         except TimeoutError:
-            self._forget_strand()
-            raise no_answer(self._limits.ask_s_max) from None
+            self._invalidate_engine_session()
+            raise make_timeout_refusal(self._limits.command_timeout_s) from None
         finally:
-            self._once = None
+            self._idempotent_request = None
 
-    def _is_ours(self, error: BaseException) -> bool:
+    def _is_server_fault(self, error: BaseException) -> bool:
         """Whether the present command failed by a fault of the server; a timeout counts as one."""
-        if isinstance(error, asyncio.CancelledError) and self._until_s is not None:
-            return asyncio.get_running_loop().time() >= self._until_s
-        return is_ours(error)
+        if isinstance(error, asyncio.CancelledError) and self._deadline_s is not None:
+            return asyncio.get_running_loop().time() >= self._deadline_s
+        return is_server_fault(error)
 
-    def _text(self, chars: int) -> AbstractContextManager[None]:
+    def _charge_text(self, chars: int) -> AbstractContextManager[None]:
         """Around the tokenisation of so much text."""
-        return self._allowance.text(chars, self._texts.tokens_max, self._is_ours)
+        return self._tenant_rate_limits.charge_text(
+            chars, self._text_limits.request_tokens_max, self._is_server_fault
+        )
 
-    def _forget_strand(self) -> None:
+    def _invalidate_engine_session(self) -> None:
         """It is not known what the engine has done. While an answer is being made nothing else is
         asked of it."""
-        if self._answers.main is None:
-            self._history.strand.forget()
+        if self._active_responses.main is None:
+            self._unit_of_work.engine_session.invalidate()
 
-    async def status(self) -> Status:
+    async def status(self) -> SessionStatus:
         """How it is. Raises Refusal."""
         try:
-            async with asyncio.timeout(self._limits.ask_s_max):
-                info = await self._door.info(self._history.strand.session)
+            async with asyncio.timeout(self._limits.command_timeout_s):
+                info = await self._engine.info(self._unit_of_work.engine_session.session_id)
         except TimeoutError:
-            raise no_answer(self._limits.ask_s_max) from None
-        except UnknownSession:
+            raise make_timeout_refusal(self._limits.command_timeout_s) from None
+        except UnknownEngineSession:
             info = None
         except EngineError as error:
-            raise refusal_of(error) from error
-        return self.status_with({} if info is None else {info.session: info})
+            raise map_engine_error(error) from error
+        return self.status_from({} if info is None else {info.session: info})
 
-    def status_with(self, infos: Mapping[str, SessionInfo]) -> Status:
+    def status_from(self, infos: Mapping[str, SessionInfo]) -> SessionStatus:
         """How it is, by what the engine says of its sessions."""
-        info = infos.get(self._history.strand.session)
-        return Status.of(self.state.value, self.conversation, info)
+        info = infos.get(self._unit_of_work.engine_session.session_id)
+        return SessionStatus.of(self.state.value, self.conversation, info)
 
     async def close(self) -> None:
         """Ends it: it was never there. Stops what runs, within a step. Never raises; where engine
         or store do not answer, they are told when they are back, or let go of it in time."""
-        await self._release()
+        await self._release_engine_sessions()
         try:
-            await self._history.ledger.close()
+            await self._unit_of_work.session_writer.delete()
         except StoreError as error:
             log.warning("session %s stays in the store until its time is over: %s", self.id, error)
 
-    async def leave(self, *, taken: bool = False) -> None:
+    async def unload(self, *, is_taken_over: bool = False) -> None:
         """Lets go of it here: it goes on from the store. Never raises. `taken`: somebody else has
         it; what is being made only pauses in the engine, since they may not have come there yet to
         go on with it."""
-        await self._answers.flush()
-        self._history.ledger.leave()
+        await self._active_responses.flush_journals()
+        self._unit_of_work.session_writer.stop()
         self.detach()
-        if not (taken and list(self._answers)):
-            await self._release()
+        if not (is_taken_over and list(self._active_responses)):
+            await self._release_engine_sessions()
             return
-        self._standing.step(Event.CLOSE)
+        self._state_machine.advance(Trigger.CLOSE)
         with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(self._limits.close_s_max):
-                await self._answers.pause()
-        self._answers.give_up()
+            async with asyncio.timeout(self._limits.close_timeout_s):
+                await self._active_responses.pause_all()
+        self._active_responses.abandon_all()
 
-    async def _release(self) -> None:
+    async def _release_engine_sessions(self) -> None:
         """Stops what runs, and lets go of the engine."""
-        self._standing.step(Event.CLOSE)
-        strands = {self._history.strand, *(answering.strand for answering in self._answers)}
+        self._state_machine.advance(Trigger.CLOSE)
+        strands = {
+            self._unit_of_work.engine_session,
+            *(answering.engine_session for answering in self._active_responses),
+        }
         try:
-            async with asyncio.timeout(self._limits.close_s_max):
-                await self._answers.stop()
-                await _release(strands)
+            async with asyncio.timeout(self._limits.close_timeout_s):
+                await self._active_responses.cancel_all()
+                await _close_engine_sessions(strands)
         except TimeoutError:
             log.warning("session %s: closed without the engine, which does not answer", self.id)
-            self._answers.give_up()
-            self._releasing = asyncio.create_task(_release(strands), name=f"release {self.id}")
+            self._active_responses.abandon_all()
+            self._release_task = asyncio.create_task(
+                _close_engine_sessions(strands), name=f"release {self.id}"
+            )
 
-    async def pause(self) -> None:
+    async def pause_generation(self) -> None:
         """What is being made pauses until somebody listens again."""
-        self._paused = True
+        self._is_paused = True
         with contextlib.suppress(EngineError):
-            await self._answers.pause()
+            await self._active_responses.pause_all()
 
-    async def _unpause(self) -> None:
-        if self._paused:
-            self._paused = False
+    async def _resume_generation(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
             with contextlib.suppress(EngineError):
-                await self._answers.resume()
+                await self._active_responses.resume_all()
 
     # ------------------------------------------------------------ asks
 
-    async def _do(self, ask: Ask) -> None:
-        match ask:
-            case Configure(settings=settings):
+    async def _dispatch(self, command: ConversationCommand) -> None:
+        match command:
+            case ConfigureSession(settings=settings):
                 await self._configure(settings)
             case AddItem():
-                await self._add(ask)
+                await self._add_item(command)
             case FetchItem(item_id=item_id):
-                self._standing.may(Event.LOOK)
-                item = self._history.find(item_id, "item_retrieve_invalid_item_id")
-                self._transcript.aside(ItemFetched(item))
-            case DropItem(item_id=item_id):
-                self._standing.may(Event.EDIT)
-                self._history.find_whole(item_id, "item_delete_invalid_item_id")
+                self._state_machine.check(Trigger.RETRIEVE_ITEM)
+                item = self._unit_of_work.find(item_id, "item_retrieve_invalid_item_id")
+                self._event_log.emit_unlogged(ItemFetched(item))
+            case DeleteItem(item_id=item_id):
+                self._state_machine.check(Trigger.EDIT)
+                self._unit_of_work.find_complete(item_id, "item_delete_invalid_item_id")
                 await self._change(
-                    lambda now: now.drop(item_id),
-                    tells=lambda now, rewind: [ItemDropped(item_id, rewind)],
+                    lambda now: now.delete_item(item_id),
+                    make_events=lambda now, rewind: [ItemDeleted(item_id, rewind)],
                     param="item_id",
                 )
             case TruncateItem():
-                await self._truncate(ask)
-            case Respond():
-                await self._respond(ask)
-            case Cancel(answer_id=answer_id):
-                await self._cancel(answer_id)
+                await self._truncate(command)
+            case CreateSessionResponse():
+                await self._create_response(command)
+            case CancelResponse(response_id=answer_id):
+                await self._cancel_response(answer_id)
             case AppendText() | ReplaceText() | ClearText() | CommitText():
-                await self._draft(ask)
+                await self._edit_draft(command)
             case _:
-                assert_never(ask)
+                assert_never(command)
 
-    async def _configure(self, settings: Settings) -> None:
-        self._standing.may(Event.CONFIGURE)
-        self._texts.check_head(settings, "session.")
+    async def _configure(self, settings: GenerationSettings) -> None:
+        self._state_machine.check(Trigger.CONFIGURE)
+        self._text_limits.check_head(settings, "session.")
         was = self.settings
-        chars = chars_of_head(settings)
+        chars = count_head_chars(settings)
         replaced = (settings.instructions, settings.tools) != (was.instructions, was.tools)
-        with self._text(chars if replaced else 0):
-            await vet(settings, self.conversation.template, "session.")
+        with self._charge_text(chars if replaced else 0):
+            await check_enforceable(settings, self.conversation.template, "session.")
             await self._change(
-                lambda now: now.configured(settings),
-                tells=lambda now, rewind: [Configured(settings, rewind)],
+                lambda now: now.with_settings(settings),
+                make_events=lambda now, rewind: [SessionConfigured(settings, rewind)],
                 settings=settings,
-                window=Window(self._door.ready.max_model_len, settings.truncation),
+                context_window=ContextWindow(self._engine.ready.max_model_len, settings.truncation),
                 param="session.instructions",
                 chars=chars,
             )
         if replaced:
-            self._allowance.charge(len(self.conversation.head.ids))
+            self._tenant_rate_limits.charge_tokens(len(self.conversation.head.ids))
 
-    def _pushes(self) -> bool:
+    def _should_sync_engine(self) -> bool:
         """Whether what changes now goes to the engine at once."""
-        return Action.PUSH in self._standing.may(Event.EDIT)
+        return Action.SYNC_ENGINE in self._state_machine.check(Trigger.EDIT)
 
-    async def _truncate(self, ask: TruncateItem) -> None:
-        self._standing.may(Event.LOOK)
+    async def _truncate(self, command: TruncateItem) -> None:
+        self._state_machine.check(Trigger.RETRIEVE_ITEM)
         code = "item_truncate_invalid_item_id"
-        item = self._history.find(ask.item_id, code)
-        end = ask.text_end
-        told = ItemTruncated(ask.item_id, ask.content_index, ask.audio_end_ms, end)
-        spoken(item)
+        item = self._unit_of_work.find(command.item_id, code)
+        end = command.text_end
+        told = ItemTruncated(command.item_id, command.content_index, command.audio_end_ms, end)
+        require_assistant_message(item)
         if end is not None:
-            if self.state is State.CANCELLING and self.conversation.is_open(ask.item_id):
-                await self._answers.settled()
-            self._standing.may(Event.EDIT)
-            item = spoken(self._history.find_whole(ask.item_id, code))
-            short = shortened(item, ask, end)
+            if self.state is SessionState.CANCELLING and self.conversation.is_in_open_response(
+                command.item_id
+            ):
+                await self._active_responses.wait_until_committed()
+            self._state_machine.check(Trigger.EDIT)
+            item = require_assistant_message(
+                self._unit_of_work.find_complete(command.item_id, code)
+            )
+            short = truncate_message(item, command, end)
             if short is not item:
                 await self._change(
-                    lambda now: now.truncate(short, self._door.text),
-                    tells=lambda now, rewind: [msgspec.structs.replace(told, rewind=rewind)],
+                    lambda now: now.truncate_item(short, self._engine.text),
+                    make_events=lambda now, rewind: [msgspec.structs.replace(told, rewind=rewind)],
                     param="text_end",
-                    chars=chars_of(short),
+                    chars=count_chars(short),
                 )
                 return
-        self._transcript.aside(told)
+        self._event_log.emit_unlogged(told)
 
-    async def _draft(self, ask: TextBuffer) -> None:
-        self._standing.may(Event.EDIT)
-        match ask:
+    async def _edit_draft(self, command: TextBufferCommand) -> None:
+        self._state_machine.check(Trigger.EDIT)
+        match command:
             case AppendText(text=text):
-                await self._set_draft(self._history.draft + text)
+                await self._set_draft(self._unit_of_work.draft + text)
             case ReplaceText(text=text):
                 await self._set_draft(text)
             case ClearText():
                 await self._change(
-                    _same,
-                    tells=lambda now, rewind: [TextCleared()],
+                    _unchanged,
+                    make_events=lambda now, rewind: [TextCleared()],
                     param="text",
                     draft="",
                 )
             case CommitText(item_id=item_id):
-                text = self._history.draft
+                text = self._unit_of_work.draft
                 if not text.strip():
                     raise Refusal(
                         "Error committing input text buffer: it is empty.",
                         code="input_text_buffer_commit_empty",
                     )
-                part = Part("input_text", text)
+                part = ContentPart("input_text", text)
                 item = MessageItem(id=item_id, role="user", parts=(part,))
 
-                def tells(now: Conversation, rewind: Rewind | None) -> list[Tell]:
-                    previous = now.previous(item_id)
+                def tells(now: Conversation, rewind: Rewind | None) -> list[ConversationEvent]:
+                    previous = now.previous_item_id(item_id)
                     return [
                         TextCommitted(item_id, previous),
                         ItemAdded(item, previous, rewind),
                     ]
 
-                self._texts.check(len(text), "text")
-                with self._text(len(text)):
+                self._text_limits.check(len(text), "text")
+                with self._charge_text(len(text)):
                     await self._change(
-                        lambda now: now.add(item),
+                        lambda now: now.add_item(item),
                         item_id,
-                        tells=tells,
+                        make_events=tells,
                         param="text",
                         chars=len(text),
                         draft="",
                     )
             case _:
-                assert_never(ask)
+                assert_never(command)
 
     async def _set_draft(self, text: str) -> None:
         if len(text) > TEXT_CHARS_MAX:
@@ -494,14 +527,16 @@ class Session:
                 code="string_above_max_length",
                 param="text",
             )
-        self._texts.check(len(text), "text")
+        self._text_limits.check(len(text), "text")
         told = TextAppended(len(text))
-        with self._text(len(text)):
-            await self._change(_same, tells=lambda now, rewind: [told], param="text", draft=text)
+        with self._charge_text(len(text)):
+            await self._change(
+                _unchanged, make_events=lambda now, rewind: [told], param="text", draft=text
+            )
 
-    async def _add(self, ask: AddItem) -> None:
-        item, after = ask.item, ask.after
-        self._standing.may(Event.EDIT)
+    async def _add_item(self, command: AddItem) -> None:
+        item, after = command.item, command.after
+        self._state_machine.check(Trigger.EDIT)
         known = self.conversation.find(item.id)
         if known is not None and known != item:
             raise Refusal(
@@ -516,96 +551,121 @@ class Session:
                 param="previous_item_id",
             )
         if known is not None:
-            self._transcript.aside(ItemAdded(item, self.conversation.previous(item.id)))
+            self._event_log.emit_unlogged(
+                ItemAdded(item, self.conversation.previous_item_id(item.id))
+            )
             return
-        self._texts.check(chars_of(item), "item")
-        with self._text(chars_of(item)):
+        self._text_limits.check(count_chars(item), "item")
+        with self._charge_text(count_chars(item)):
             await self._change(
-                lambda now: now.add(item, after),
+                lambda now: now.add_item(item, after),
                 item.id,
-                tells=lambda now, rewind: [ItemAdded(item, now.previous(item.id), rewind)],
+                make_events=lambda now, rewind: [
+                    ItemAdded(item, now.previous_item_id(item.id), rewind)
+                ],
                 param="item",
-                chars=chars_of(item),
+                chars=count_chars(item),
             )
 
-    async def _respond(self, ask: Respond) -> None:
-        event = Event.RESPOND_APART if ask.apart else Event.RESPOND
-        self._standing.may(event)
-        context = written(ask.context or ())
-        chars = chars_of_head(ask.settings) + sum(map(chars_of, context))
-        with self._allowance.request(self._is_ours), self._text(chars):
-            self._texts.check_response(ask.settings, context)
-            await vet(ask.settings, self.conversation.template, "response.")
-            await self._requests.settle(self._history.remember)
-            answer_id = await self._answers.begin(ask, self._once)
-        self._standing.step(event)  # another one may have ended meanwhile
-        self._done(answer_id)
+    async def _create_response(self, command: CreateSessionResponse) -> None:
+        event = (
+            Trigger.CREATE_OUT_OF_BAND_RESPONSE
+            if command.is_out_of_band
+            else Trigger.CREATE_RESPONSE
+        )
+        self._state_machine.check(event)
+        context = inline_items(command.context or ())
+        chars = count_head_chars(command.settings) + sum(map(count_chars, context))
+        with (
+            self._tenant_rate_limits.charge_request(self._is_server_fault),
+            self._charge_text(chars),
+        ):
+            self._text_limits.check_response(command.settings, context)
+            await check_enforceable(command.settings, self.conversation.template, "response.")
+            await self._idempotency_keys.write_pending(self._unit_of_work.record_request)
+            answer_id = await self._active_responses.create(command, self._idempotent_request)
+        self._state_machine.advance(event)  # another one may have ended meanwhile
+        self._record_result(answer_id)
 
-    async def _cancel(self, answer_id: str | None) -> None:
+    async def _cancel_response(self, response_id: str | None) -> None:
         try:
-            stopped = await self._stop(answer_id)
+            stopped = await self._stop_response(response_id)
         except Refusal:
-            self._owe("")
+            self._defer_result("")
             raise
-        self._owe(stopped)
+        self._defer_result(stopped)
 
-    async def _stop(self, answer_id: str | None) -> str:
+    async def _stop_response(self, response_id: str | None) -> str:
         """Gives the id of the answer. Raises Refusal where there is none."""
-        apart = None if answer_id is None else self._answers.apart(answer_id)
+        apart = (
+            None if response_id is None else self._active_responses.find_out_of_band(response_id)
+        )
         if apart is not None:
             await apart.cancel()
-            return apart.answer.id
-        running = self._answers.main
-        if answer_id is not None and running is not None and answer_id != running.answer.id:
+            return apart.response.id
+        running = self._active_responses.main
+        if response_id is not None and running is not None and response_id != running.response.id:
             raise Refusal(
-                f"Cancellation failed: response '{answer_id}' is not active.",
+                f"Cancellation failed: response '{response_id}' is not active.",
                 code="response_cancel_not_active",
                 param="response_id",
             )
-        self._standing.step(Event.CANCEL)
+        self._state_machine.advance(Trigger.CANCEL)
         assert running is not None, "answering is what the state says"
         await running.cancel()
-        return running.answer.id
+        return running.response.id
 
-    def go_on(self, answers: Sequence[Answer]) -> None:
+    def resume_responses(self, stored_responses: Sequence[RunningResponse]) -> None:
         """With what was being made when the session was left."""
-        self._answers.go_on(answers)
-        if self._answers.main is not None:
-            self._standing.state = State.ANSWERING
+        self._active_responses.resume_stored(stored_responses)
+        if self._active_responses.main is not None:
+            self._state_machine.state = SessionState.RESPONDING
 
     # ------------------------------------------------------------ asked twice
 
-    async def _change(self, edit: Edit, result: str = "", **more: Unpack[Change]) -> None:
+    async def _change(
+        self, edit: ConversationEdit, result: str = "", **more: Unpack[ChangeOptions]
+    ) -> None:
         """`result`: what to remember of it, should it be asked again."""
-        await self._requests.settle(self._history.remember)
-        once = self._once
+        await self._idempotency_keys.write_pending(self._unit_of_work.record_request)
+        once = self._idempotent_request
         if once is not None:
-            self._once = once = msgspec.structs.replace(once, result=result.encode()[:255])
-        await self._history.change(edit, push=self._pushes, once=once, **more)
-        self._done(result)
+            self._idempotent_request = once = msgspec.structs.replace(
+                once, result=result.encode()[:255]
+            )
+        await self._unit_of_work.change(
+            edit, should_sync=self._should_sync_engine, idempotent_request=once, **more
+        )
+        self._record_result(result)
 
-    def _done(self, result: str) -> None:
-        if self._once is not None:
-            self._requests.done(msgspec.structs.replace(self._once, result=result.encode()[:255]))
+    def _record_result(self, result: str) -> None:
+        if self._idempotent_request is not None:
+            self._idempotency_keys.record(
+                msgspec.structs.replace(self._idempotent_request, result=result.encode()[:255])
+            )
 
-    def _say_again(self, ask: Ask, result: bytes) -> bool:
-        return say_again(ask, result.decode(errors="ignore"), self._history, self._answers)
+    def _replay(self, command: ConversationCommand, result: bytes) -> bool:
+        return replay(
+            command, result.decode(errors="ignore"), self._unit_of_work, self._active_responses
+        )
 
-    def _owe(self, result: str) -> None:
+    def _defer_result(self, result: str) -> None:
         """It has changed nothing that is written: the store hears of it before it changes again."""
-        if self._once is not None:
-            self._requests.owe(msgspec.structs.replace(self._once, result=result.encode()))
+        if self._idempotent_request is not None:
+            self._idempotency_keys.record_unwritten(
+                msgspec.structs.replace(self._idempotent_request, result=result.encode())
+            )
 
 
-async def _release(strands: Iterable[Strand]) -> None:
-    for strand in strands:
+async def _close_engine_sessions(engine_sessions: Iterable[EngineSession]) -> None:
+    for strand in engine_sessions:
         with contextlib.suppress(EngineError):
             await strand.close()
 
 
-def _nothing() -> None:
+def _no_op() -> None:
     pass
 
 
-def _same(conversation: Conversation) -> Conversation:
+def _unchanged(conversation: Conversation) -> Conversation:
     return conversation

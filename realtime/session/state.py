@@ -13,72 +13,105 @@ from enum import Enum
 from continuo.realtime.errors import Refusal
 
 
-class State(Enum):
+class SessionState(Enum):
     IDLE = "idle"
-    ANSWERING = "answering"
+    RESPONDING = "answering"
     CANCELLING = "cancelling"
     CLOSED = "closed"
 
 
-class Event(Enum):
+class Trigger(Enum):
     CONFIGURE = "session.update"
     EDIT = "an edit of the conversation"
-    LOOK = "conversation.item.retrieve"
-    RESPOND = "response.create"
-    RESPOND_APART = 'response.create with conversation "none"'
+    RETRIEVE_ITEM = "conversation.item.retrieve"
+    CREATE_RESPONSE = "response.create"
+    CREATE_OUT_OF_BAND_RESPONSE = 'response.create with conversation "none"'
     CANCEL = "response.cancel"
-    ENDED = "the end of the answer"
+    RESPONSE_ENDED = "the end of the answer"
     CLOSE = "the end of the session"
 
 
 class Action(Enum):
     CHANGE = "change the conversation"
-    PUSH = "bring the engine's log up to it"
-    SHOW = "show an item"
-    START = "start the answer"
-    START_APART = "start an answer beside the conversation"
-    STOP = "stop the answer"
-    SETTLE = "put the answer into the conversation"
+    SYNC_ENGINE = "bring the engine's log up to it"
+    SHOW_ITEM = "show an item"
+    START_RESPONSE = "start the answer"
+    START_OUT_OF_BAND_RESPONSE = "start an answer beside the conversation"
+    STOP_RESPONSE = "stop the answer"
+    COMMIT_RESPONSE = "put the answer into the conversation"
     RELEASE = "let go of the engine's sessions"
 
 
-TABLE: dict[tuple[State, Event], tuple[State, tuple[Action, ...]]] = {
-    (State.IDLE, Event.CONFIGURE): (State.IDLE, (Action.PUSH, Action.CHANGE)),
-    (State.IDLE, Event.EDIT): (State.IDLE, (Action.PUSH, Action.CHANGE)),
-    (State.IDLE, Event.LOOK): (State.IDLE, (Action.SHOW,)),
-    (State.IDLE, Event.RESPOND): (State.ANSWERING, (Action.START,)),
-    (State.IDLE, Event.RESPOND_APART): (State.IDLE, (Action.START_APART,)),
-    (State.IDLE, Event.CLOSE): (State.CLOSED, (Action.RELEASE,)),
-    (State.ANSWERING, Event.CONFIGURE): (State.ANSWERING, (Action.CHANGE,)),
-    (State.ANSWERING, Event.EDIT): (State.ANSWERING, (Action.CHANGE,)),
-    (State.ANSWERING, Event.LOOK): (State.ANSWERING, (Action.SHOW,)),
-    (State.ANSWERING, Event.RESPOND_APART): (State.ANSWERING, (Action.START_APART,)),
-    (State.ANSWERING, Event.CANCEL): (State.CANCELLING, (Action.STOP,)),
-    (State.ANSWERING, Event.ENDED): (State.IDLE, (Action.SETTLE, Action.PUSH)),
-    (State.ANSWERING, Event.CLOSE): (State.CLOSED, (Action.STOP, Action.RELEASE)),
-    (State.CANCELLING, Event.CONFIGURE): (State.CANCELLING, (Action.CHANGE,)),
-    (State.CANCELLING, Event.EDIT): (State.CANCELLING, (Action.CHANGE,)),
-    (State.CANCELLING, Event.LOOK): (State.CANCELLING, (Action.SHOW,)),
-    (State.CANCELLING, Event.RESPOND_APART): (State.CANCELLING, (Action.START_APART,)),
-    (State.CANCELLING, Event.ENDED): (State.IDLE, (Action.SETTLE, Action.PUSH)),
-    (State.CANCELLING, Event.CLOSE): (State.CLOSED, (Action.RELEASE,)),
-    (State.CLOSED, Event.ENDED): (State.CLOSED, ()),
-    (State.CLOSED, Event.CLOSE): (State.CLOSED, ()),
+TRANSITIONS: dict[tuple[SessionState, Trigger], tuple[SessionState, tuple[Action, ...]]] = {
+    (SessionState.IDLE, Trigger.CONFIGURE): (
+        SessionState.IDLE,
+        (Action.SYNC_ENGINE, Action.CHANGE),
+    ),
+    (SessionState.IDLE, Trigger.EDIT): (SessionState.IDLE, (Action.SYNC_ENGINE, Action.CHANGE)),
+    (SessionState.IDLE, Trigger.RETRIEVE_ITEM): (SessionState.IDLE, (Action.SHOW_ITEM,)),
+    (SessionState.IDLE, Trigger.CREATE_RESPONSE): (
+        SessionState.RESPONDING,
+        (Action.START_RESPONSE,),
+    ),
+    (SessionState.IDLE, Trigger.CREATE_OUT_OF_BAND_RESPONSE): (
+        SessionState.IDLE,
+        (Action.START_OUT_OF_BAND_RESPONSE,),
+    ),
+    (SessionState.IDLE, Trigger.CLOSE): (SessionState.CLOSED, (Action.RELEASE,)),
+    (SessionState.RESPONDING, Trigger.CONFIGURE): (SessionState.RESPONDING, (Action.CHANGE,)),
+    (SessionState.RESPONDING, Trigger.EDIT): (SessionState.RESPONDING, (Action.CHANGE,)),
+    (SessionState.RESPONDING, Trigger.RETRIEVE_ITEM): (
+        SessionState.RESPONDING,
+        (Action.SHOW_ITEM,),
+    ),
+    (SessionState.RESPONDING, Trigger.CREATE_OUT_OF_BAND_RESPONSE): (
+        SessionState.RESPONDING,
+        (Action.START_OUT_OF_BAND_RESPONSE,),
+    ),
+    (SessionState.RESPONDING, Trigger.CANCEL): (SessionState.CANCELLING, (Action.STOP_RESPONSE,)),
+    (SessionState.RESPONDING, Trigger.RESPONSE_ENDED): (
+        SessionState.IDLE,
+        (Action.COMMIT_RESPONSE, Action.SYNC_ENGINE),
+    ),
+    (SessionState.RESPONDING, Trigger.CLOSE): (
+        SessionState.CLOSED,
+        (Action.STOP_RESPONSE, Action.RELEASE),
+    ),
+    (SessionState.CANCELLING, Trigger.CONFIGURE): (SessionState.CANCELLING, (Action.CHANGE,)),
+    (SessionState.CANCELLING, Trigger.EDIT): (SessionState.CANCELLING, (Action.CHANGE,)),
+    (SessionState.CANCELLING, Trigger.RETRIEVE_ITEM): (
+        SessionState.CANCELLING,
+        (Action.SHOW_ITEM,),
+    ),
+    (SessionState.CANCELLING, Trigger.CREATE_OUT_OF_BAND_RESPONSE): (
+        SessionState.CANCELLING,
+        (Action.START_OUT_OF_BAND_RESPONSE,),
+    ),
+    (SessionState.CANCELLING, Trigger.RESPONSE_ENDED): (
+        SessionState.IDLE,
+        (Action.COMMIT_RESPONSE, Action.SYNC_ENGINE),
+    ),
+    (SessionState.CANCELLING, Trigger.CLOSE): (SessionState.CLOSED, (Action.RELEASE,)),
+    (SessionState.CLOSED, Trigger.RESPONSE_ENDED): (SessionState.CLOSED, ()),
+    (SessionState.CLOSED, Trigger.CLOSE): (SessionState.CLOSED, ()),
 }
 
 _ACTIVE = "conversation_already_has_active_response"
 _NONE_ACTIVE = "response_cancel_not_active"
-_REFUSALS: dict[tuple[State, Event], tuple[str, str]] = {
-    (State.ANSWERING, Event.RESPOND): (
+_REFUSALS: dict[tuple[SessionState, Trigger], tuple[str, str]] = {
+    (SessionState.RESPONDING, Trigger.CREATE_RESPONSE): (
         _ACTIVE,
         "Conversation already has an active response in progress. Wait for its end or cancel it.",
     ),
-    (State.CANCELLING, Event.RESPOND): (
+    (SessionState.CANCELLING, Trigger.CREATE_RESPONSE): (
         _ACTIVE,
         "Conversation already has an active response in progress: it is being cancelled.",
     ),
-    (State.IDLE, Event.CANCEL): (_NONE_ACTIVE, "Cancellation failed: no active response found."),
-    (State.CANCELLING, Event.CANCEL): (
+    (SessionState.IDLE, Trigger.CANCEL): (
+        _NONE_ACTIVE,
+        "Cancellation failed: no active response found.",
+    ),
+    (SessionState.CANCELLING, Trigger.CANCEL): (
         _NONE_ACTIVE,
         "Cancellation failed: the response is being cancelled already.",
     ),
@@ -86,29 +119,29 @@ _REFUSALS: dict[tuple[State, Event], tuple[str, str]] = {
 """Where the wire has words of its own for what the table lacks."""
 
 
-def step(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
+def transition(state: SessionState, trigger: Trigger) -> tuple[SessionState, tuple[Action, ...]]:
     """Raises Refusal for what the table does not hold; it names both."""
-    found = TABLE.get((state, event))
+    found = TRANSITIONS.get((state, trigger))
     if found is not None:
         return found
     code, message = _REFUSALS.get(
-        (state, event),
-        ("invalid_state", f"{event.value} is not possible while the session is {state.value}."),
+        (state, trigger),
+        ("invalid_state", f"{trigger.value} is not possible while the session is {state.value}."),
     )
     raise Refusal(message, code=code)
 
 
-class Standing:
+class StateMachine:
     """Where one session is in the table."""
 
     def __init__(self) -> None:
-        self.state = State.IDLE
+        self.state = SessionState.IDLE
 
-    def may(self, event: Event) -> tuple[Action, ...]:
+    def check(self, trigger: Trigger) -> tuple[Action, ...]:
         """What is to be done about it. Raises Refusal."""
-        return step(self.state, event)[1]
+        return transition(self.state, trigger)[1]
 
-    def step(self, event: Event) -> tuple[Action, ...]:
+    def advance(self, trigger: Trigger) -> tuple[Action, ...]:
         """The same, and it is where that leads. Raises Refusal."""
-        self.state, actions = step(self.state, event)
+        self.state, actions = transition(self.state, trigger)
         return actions

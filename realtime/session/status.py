@@ -6,10 +6,10 @@ import msgspec
 
 from continuo.engine import SessionInfo
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.protocol.response import Residency
+from continuo.realtime.protocol.response import KVResidency
 
 
-class KV(msgspec.Struct, frozen=True, kw_only=True):
+class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Where the KV of a conversation is, in tokens and pages of the engine."""
 
     place: Literal["device", "host", "none"]
@@ -23,7 +23,7 @@ class KV(msgspec.Struct, frozen=True, kw_only=True):
     """Their KV was there, and is computed again."""
 
     @classmethod
-    def of(cls, conversation: Conversation, info: SessionInfo | None) -> "KV":
+    def of(cls, conversation: Conversation, info: SessionInfo | None) -> "KVStatus":
         """`info`: what the engine says of it, if one has it."""
         if info is None:
             lost = conversation.length if conversation.spans else 0
@@ -40,29 +40,31 @@ class KV(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def residency(self) -> Residency:
+    def residency(self) -> KVResidency:
         """What the next answer would say of it."""
         if self.lost_tokens:
             return "recomputed"
         return "hot" if self.place == "device" else self.place
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     tokens: int
     items: int
     dropped_items: int
-    kv: KV
+    kv: KVStatus
 
     @classmethod
-    def of(cls, state: str, conversation: Conversation, info: SessionInfo | None) -> "Status":
+    def of(
+        cls, state: str, conversation: Conversation, info: SessionInfo | None
+    ) -> "SessionStatus":
         """`info`: what the engine says of it, if one has it."""
         return cls(
             state=state,
             tokens=conversation.length,
             items=sum(1 for _ in conversation.items()),
-            dropped_items=len(conversation.dropped),
-            kv=KV.of(conversation, info),
+            dropped_items=len(conversation.out_of_window),
+            kv=KVStatus.of(conversation, info),
         )
 
     def fields(self) -> dict[str, object]:

@@ -35,20 +35,20 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the resume token and, where a client secret began the session, that one's digest
     behind it; the store sees neither."""
     state: bytes = b""
-    hold_s: float
+    ttl_s: float
 
 
-class Lease(msgspec.Struct, frozen=True):
+class SessionLease(msgspec.Struct, frozen=True):
     """The right to write. `fence` only grows from owner to owner."""
 
     session: str
     owner: str
     fence: int
-    store: str
+    store_epoch: str
     """Epoch of the store that gave it."""
 
 
-class Card(msgspec.Struct, frozen=True, kw_only=True):
+class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """A session at a glance."""
 
     id: str
@@ -58,15 +58,15 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     fence: int
     epoch: int
     """Stepped by its owner when positions told before mean nothing any more."""
-    position: int
+    entry_count: int
     """Entries in the log."""
-    parked: bool
+    is_parked: bool
     created_ms: int
     deadline_ms: int
     """By the store's clock."""
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
+class ResponseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     """An answer as it was when it began: with the log, enough to go on with it elsewhere."""
 
     id: str
@@ -78,33 +78,33 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    begun: Begun
+class RunningResponse(msgspec.Struct, frozen=True):
+    checkpoint: ResponseCheckpoint
     ids: tuple[int, ...] = ()
 
 
-class Events(msgspec.Struct, frozen=True):
+class StoredEvents(msgspec.Struct, frozen=True):
     """Events numbered `first`, `first + 1`, … Those before `first` may be gone."""
 
-    first: int = 0
+    first_offset: int = 0
     bodies: tuple[bytes, ...] = ()
 
     @property
-    def next(self) -> int:
-        return self.first + len(self.bodies)
+    def next_offset(self) -> int:
+        return self.first_offset + len(self.bodies)
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Everything needed to go on with a session on another gateway."""
 
-    card: Card
+    metadata: SessionMetadata
     state: bytes
-    log: tuple[Entry, ...]
-    answers: tuple[Answer, ...]
-    events: Events
+    entries: tuple[Entry, ...]
+    running_responses: tuple[RunningResponse, ...]
+    events: StoredEvents
 
 
-class Once(msgspec.Struct, frozen=True):
+class IdempotentRequest(msgspec.Struct, frozen=True):
     """A client's id for what it asks. `content` is what it asked, `result` (at most 255 bytes) what
     to answer if it asks again."""
 
@@ -113,47 +113,47 @@ class Once(msgspec.Struct, frozen=True):
     result: bytes = b""
 
 
-class Change(msgspec.Struct, frozen=True, kw_only=True):
+class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What an owner writes in one atomic step. What is None stays."""
 
-    at: int | None = None
+    kept_entries: int | None = None
     """The log's first `at` entries stand, `entries` follow. At `position` it is an append; before,
     a cut; an answer is put into its place the same way."""
     entries: tuple[Entry, ...] = ()
     epoch: int | None = None
     state: bytes | None = None
-    once: Once | None = None
-    undone: tuple[str, ...] = ()
+    request: IdempotentRequest | None = None
+    revoked_keys: tuple[str, ...] = ()
     """Keys that were written and have no effect after all: they are forgotten, before `once`."""
-    again: tuple[Once, ...] = ()
+    restored_requests: tuple[IdempotentRequest, ...] = ()
     """Keys of what was done before, given again to a store that has lost some; not that of
     `once`."""
-    ends: tuple[str, ...] = ()
+    ended_responses: tuple[str, ...] = ()
     """Answers that are not being made any more; their ids so far are forgotten."""
-    begins: tuple[Begun, ...] = ()
+    started_responses: tuple[ResponseCheckpoint, ...] = ()
     """Answers that are being made from now on, without ids so far."""
-    events: Events | None = None
+    events: StoredEvents | None = None
 
 
-class Written(msgspec.Struct, frozen=True):
-    position: int
-    next_event: int
+class WriteResult(msgspec.Struct, frozen=True):
+    entry_count: int
+    next_offset: int
 
 
-class Swept(msgspec.Struct, frozen=True):
-    looked: int
+class SweepResult(msgspec.Struct, frozen=True):
+    examined: int
     """At so many, if what is left of ended sessions is counted as well."""
     expired: list[str]
     """Sessions that are gone now."""
 
 
-class Repeated(msgspec.Struct, frozen=True):
+class DuplicateWrite(msgspec.Struct, frozen=True):
     """Was written before, under the same key: `result` is what came of it. Nothing changed now."""
 
     result: bytes
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A finished response that others may go on from (`previous_response_id`), in any session. Its
     history is its parent's, then `entries`."""
 
@@ -164,11 +164,11 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes = b""
 
 
-class Spoken(NamedTuple):
+class TokenBatch(NamedTuple):
     """Ids [first, first + len) of an answer being made."""
 
-    lease: Lease
-    answer: str
+    lease: SessionLease
+    response_id: str
     first: int
     ids: tuple[int, ...]
 
@@ -183,13 +183,13 @@ class Store(Protocol):
         ...
 
     @property
-    def there(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the store takes writes, as far as is known: the outcome of the last one, or of a
         health probe since (`pulse`)."""
         ...
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         """Whether other gateways write to the store as well."""
         ...
 
@@ -197,11 +197,11 @@ class Store(Protocol):
         """Is it there, and still the same?"""
         ...
 
-    async def create(self, new: NewSession) -> Lease:
+    async def create(self, new: NewSession) -> SessionLease:
         """Raises SessionExists, SessionEnded."""
         ...
 
-    async def find(self, session: str) -> Card | None: ...
+    async def find(self, session: str) -> SessionMetadata | None: ...
 
     async def load(self, session: str) -> Snapshot | None: ...
 
@@ -210,56 +210,58 @@ class Store(Protocol):
         session: str,
         owner: str,
         *,
-        hold_s: float,
-        seen: int | None = None,
+        ttl_s: float,
+        expected_fence: int | None = None,
         secret: bytes | None = None,
-    ) -> Lease:
+    ) -> SessionLease:
         """Takes the session from whoever has it. `seen`: only if this is its fence still, else it
         raises StaleFence. `secret`: the hash of a new one. Raises UnknownSession."""
         ...
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         """Raises Conflict."""
         ...
 
-    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
+    async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         """The result of what was written under this key; None: nothing was. Raises Conflict."""
         ...
 
-    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
+    async def journal(
+        self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
+    ) -> int:
         """Ids [first, first + len) of an answer being made; gives how many it has now. Raises
         UnknownAnswer."""
         ...
 
-    async def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
+    async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
         """As `journal`, of many answers. None: by itself it would raise. Raises StoreUnavailable,
         where it is not known which were written."""
         ...
 
-    async def confirm(self, lease: Lease) -> None:
+    async def confirm(self, lease: SessionLease) -> None:
         """Returns if it still holds."""
         ...
 
-    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
+    async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
         """The session lives at least that long from now on: parked without a client, or not."""
         ...
 
-    async def close(self, lease: Lease) -> None:
+    async def delete(self, lease: SessionLease) -> None:
         """It was never there, but that nobody who had it can bring it back: that it was ended is
         remembered for `ENDED_S`. Closing twice is closing once."""
         ...
 
-    async def end(self, session: str) -> int:
+    async def force_delete(self, session: str) -> int:
         """Closes it, whoever has it. Gives a fence above all of its own. Raises UnknownSession."""
         ...
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         """Looks at up to `limit` sessions whose time seems to be over, at SWEEP_MAX at most, and
         removes those of which it is. Fewer looked at than that: there are no more."""
         ...
 
-    async def keep(self, kept: Kept, for_s: float) -> None: ...
+    async def put_response(self, response: StoredResponse, ttl_s: float) -> None: ...
 
-    async def kept(self, response: str) -> Kept | None: ...
+    async def find_response(self, response_id: str) -> StoredResponse | None: ...
 
     async def aclose(self) -> None: ...

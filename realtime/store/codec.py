@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from continuo.realtime.store.base import Entry, Kept
+from continuo.realtime.store.base import Entry, StoredResponse
 
 _DICTIONARY = (
     b" able about above after again against ago all almost already also although always am "
@@ -56,17 +56,17 @@ _DICTIONARY = (
     b'"parts":[{"kind":"output_text","text":"","role":"user","parts":[{"kind":"input_text",'
     b'"text":"I "}],"status":"completed"}]'
 )
-_QUICK_BYTES = 16 * 1024
+_FAST_DEFLATE_BYTES = 16 * 1024
 """Longer ones are deflated with less effort: under 10 ms for the largest item there may be."""
 _SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
 _UTF16_IDS = 0x110000 - _SURROGATES_COUNT
-_TYPES = {2: "H", 4: "I"}
+_ARRAY_TYPES = {2: "H", 4: "I"}
 _BITS_MIN = 9
 """More than the bits of padding that may follow: so the length tells how many ids there are."""
 
 
 def pack(data: bytes) -> bytes:
-    level = 6 if len(data) <= _QUICK_BYTES else 1
+    level = 6 if len(data) <= _FAST_DEFLATE_BYTES else 1
     deflate = zlib.compressobj(level, wbits=-15, zdict=_DICTIONARY)
     small = deflate.compress(data) + deflate.flush()
     return b"\1" + small if len(small) < len(data) else b"\0" + data
@@ -86,10 +86,10 @@ def pack_entry(entry: Entry) -> bytes:
     width = 2 if top < 1 << 16 else 3 if top < 1 << 24 else 4
     packed = pack_ids(ids, width)
     if width > 2 and top < _UTF16_IDS:
-        short = _as_utf16(ids)
+        short = _encode_utf16(ids)
         if len(short) < len(packed):
             width, packed = 1, short
-    tight = _as_bits(ids, max(top.bit_length(), _BITS_MIN))
+    tight = _encode_bits(ids, max(top.bit_length(), _BITS_MIN))
     if len(tight) < len(packed):
         width, packed = 0, tight
     size = (len(packed).bit_length() + 7) // 8
@@ -106,20 +106,20 @@ def unpack_entry(data: bytes) -> Entry:
     start = 1 + size
     end = start + int.from_bytes(data[1:start], "little")
     packed = data[start:end]
-    return Entry(unpack(data[end:]), _ids_of(packed, width))
+    return Entry(unpack(data[end:]), _decode_ids(packed, width))
 
 
-def _ids_of(packed: bytes, width: int) -> tuple[int, ...]:
+def _decode_ids(packed: bytes, width: int) -> tuple[int, ...]:
     match width:
         case 0:
-            return _from_bits(packed)
+            return _decode_bits(packed)
         case 1:
-            return _from_utf16(packed)
+            return _decode_utf16(packed)
         case _:
             return unpack_ids(packed, width)
 
 
-def _as_bits(ids: Sequence[int], bits: int) -> bytes:
+def _encode_bits(ids: Sequence[int], bits: int) -> bytes:
     size = -(-len(ids) * bits // 8)
     if not ids:
         return b""
@@ -127,27 +127,27 @@ def _as_bits(ids: Sequence[int], bits: int) -> bytes:
     return bytes((bits,)) + int(digits, 2).to_bytes(size, "big")
 
 
-def _from_bits(packed: bytes) -> tuple[int, ...]:
+def _decode_bits(packed: bytes) -> tuple[int, ...]:
     bits, size = packed[0], len(packed) - 1
     digits = f"{int.from_bytes(packed[1:], 'big'):0{8 * size}b}"
     count = 8 * size // bits
     return tuple([int(digits[n * bits : (n + 1) * bits], 2) for n in range(count)])
 
 
-def _as_utf16(ids: Sequence[int]) -> bytes:
+def _encode_utf16(ids: Sequence[int]) -> bytes:
     """Surrogates are no characters: ids from there on are moved behind them."""
     return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
         "utf-16-le"
     )
 
 
-def _from_utf16(data: bytes) -> tuple[int, ...]:
+def _decode_utf16(data: bytes) -> tuple[int, ...]:
     codes = map(ord, data.decode("utf-16-le"))
     return tuple([code if code < _SURROGATES else code - _SURROGATES_COUNT for code in codes])
 
 
 def pack_ids(ids: Sequence[int], width: int = 4) -> bytes:
-    packed = bytearray(_little(array(_TYPES.get(width, "I"), ids)).tobytes())
+    packed = bytearray(_to_little_endian(array(_ARRAY_TYPES.get(width, "I"), ids)).tobytes())
     if width == 3:
         del packed[3::4]
     return bytes(packed)
@@ -159,9 +159,9 @@ def unpack_ids(data: bytes, width: int = 4) -> tuple[int, ...]:
         for byte in range(3):
             wide[byte::4] = data[byte::3]
         data = bytes(wide)
-    ids: array[int] = array(_TYPES.get(width, "I"))
+    ids: array[int] = array(_ARRAY_TYPES.get(width, "I"))
     ids.frombytes(data)
-    return tuple(_little(ids))
+    return tuple(_to_little_endian(ids))
 
 
 def join_ids(chunks: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
@@ -169,16 +169,16 @@ def join_ids(chunks: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
     return unpack_ids(b"".join(data for _, data in sorted(chunks)))
 
 
-def pack_kept(kept: Kept) -> bytes:
-    entries = [pack_entry(entry) for entry in kept.entries]
-    return msgspec.msgpack.encode((kept.tenant, kept.parent, entries, pack(kept.body)))
+def pack_response(response: StoredResponse) -> bytes:
+    entries = [pack_entry(entry) for entry in response.entries]
+    return msgspec.msgpack.encode((response.tenant, response.parent, entries, pack(response.body)))
 
 
-def unpack_kept(response: str, data: bytes) -> Kept:
+def unpack_response(response_id: str, data: bytes) -> StoredResponse:
     kind = tuple[str, str | None, list[bytes], bytes]
     tenant, parent, entries, body = msgspec.msgpack.decode(data, type=kind)
-    return Kept(
-        id=response,
+    return StoredResponse(
+        id=response_id,
         tenant=tenant,
         parent=parent,
         entries=tuple(unpack_entry(entry) for entry in entries),
@@ -191,7 +191,7 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=8).digest()
 
 
-def _little(ids: "array[int]") -> "array[int]":
+def _to_little_endian(ids: "array[int]") -> "array[int]":
     if sys.byteorder == "big":
         ids.byteswap()
     return ids

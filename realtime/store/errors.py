@@ -25,15 +25,15 @@ class StoreUnavailable(StoreError):
     retryable = True
 
 
-class StoreLost(StoreError):
+class StoreReplaced(StoreError):
     pass
 
 
-class StoreRefused(StoreError):
+class StoreUnusable(StoreError):
     pass
 
 
-class UnknownSession(StoreError):
+class SessionNotFound(StoreError):
     def __init__(self, session: str) -> None:
         super().__init__(f"session {session} is not in the store")
         self.session = session
@@ -45,31 +45,31 @@ class SessionExists(StoreError):
         self.session = session
 
 
-class StaleFence(StoreError):
+class OwnershipLost(StoreError):
     def __init__(self, session: str, owner: str) -> None:
         super().__init__(f"session {session} is owned by {owner} now")
         self.session = session
         self.owner = owner
 
 
-class SessionEnded(StaleFence):
+class SessionEnded(OwnershipLost):
     def __init__(self, session: str) -> None:
         super().__init__(session, "nobody")
 
 
-class SessionBehind(StoreError):
-    def __init__(self, session: str, what: str) -> None:
-        super().__init__(f"the store has lost the end of session {session}: {what}")
+class SessionDataLost(StoreError):
+    def __init__(self, session: str, detail: str) -> None:
+        super().__init__(f"the store has lost the end of session {session}: {detail}")
         self.session = session
 
 
-class Conflict(StoreError):
+class IdempotencyConflict(StoreError):
     def __init__(self, key: str) -> None:
         super().__init__(f"id '{key}' was used before with other content")
         self.key = key
 
 
-class UnknownAnswer(StoreError):
-    def __init__(self, answer: str) -> None:
-        super().__init__(f"answer {answer} is not being made")
-        self.answer = answer
+class ResponseNotFound(StoreError):
+    def __init__(self, response_id: str) -> None:
+        super().__init__(f"answer {response_id} is not being made")
+        self.response_id = response_id

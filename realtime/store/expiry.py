@@ -12,5 +12,5 @@ async def sweep_overdue(store: Store) -> AsyncGenerator[list[str]]:
     while True:
         swept = await store.sweep(keys.SWEEP_MAX)
         yield swept.expired
-        if swept.looked < keys.SWEEP_MAX:
+        if swept.examined < keys.SWEEP_MAX:
             return

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from continuo.realtime.store.base import Store
 from continuo.realtime.store.durability import Durability
-from continuo.realtime.store.errors import StoreRefused
+from continuo.realtime.store.errors import StoreUnusable
 from continuo.realtime.store.redis.store import RedisStore
 from continuo.realtime.store.sqlite.store import SqliteStore
 
 
-def default_url() -> str:
+def default_store_url() -> str:
     """One file under the user's state folder."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return f"sqlite:///{Path(home) / 'continuo' / 'store.db'}"
@@ -32,12 +32,12 @@ async def open_store(url: str, durability: Durability = "normal") -> Store:
             return await SqliteStore.open(Path(rest[1:]), durability)
     if slashes and scheme in ("redis", "rediss", "redis+sentinel"):
         return await RedisStore.open(url, durability)
-    raise StoreRefused(
-        f"'{_without_password(url)}' is no store: sqlite:///FILE, redis://HOST, rediss://HOST or "
+    raise StoreUnusable(
+        f"'{_redact_password(url)}' is no store: sqlite:///FILE, redis://HOST, rediss://HOST or "
         "redis+sentinel://HOST,HOST/SERVICE"
     )
 
 
-def _without_password(url: str) -> str:
+def _redact_password(url: str) -> str:
     head, at, tail = url.rpartition("@")
     return f"{head.partition('://')[0]}://…@{tail}" if at else url

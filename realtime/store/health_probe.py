@@ -15,80 +15,87 @@ from collections.abc import Awaitable, Callable
 
 log = logging.getLogger(__name__)
 
-PROBE_S_MAX = 5.0
+PROBE_TIMEOUT_S = 5.0
 """A probe that takes longer has failed: a disk may hang as a network does."""
-PULSE_S = 0.1
+UNHEALTHY_INTERVAL_S = 0.1
 """Between two probes of an unhealthy store, besides the time that each takes."""
-IDLE_S = 5.0
+HEALTHY_INTERVAL_S = 5.0
 """Between two probes of a healthy one: the bound on what readiness may be behind the truth."""
 
 
-class Pulse:
+class HealthProbe:
     """One log line at each change between healthy and unhealthy, however many calls fail."""
 
-    def __init__(self, store: str, probe: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, store_name: str, probe: Callable[[], Awaitable[None]]) -> None:
         """`store`: its name in log lines. `probe` writes, within a bounded time; it raises where
         that fails."""
-        self.late = False
+        self.is_circuit_open = False
         """Whether a call has waited in vain for an answer: then calls fail fast, as a circuit
         breaker has them fail, until the probe is answered."""
         self.cause: str | None = None
         """Why the last write failed; None while the store is healthy."""
-        self._store = store
+        self._store_name = store_name
         self._probe = probe
-        self._since_s = 0.0
+        self._unhealthy_since_s = 0.0
         self._recovering: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._over = False
+        self._is_closed = False
 
     @property
-    def there(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether the store takes writes, as far as is known."""
         return self.cause is None
 
-    def watch(self) -> None:
+    def start(self) -> None:
         """Probe at once, and then as long as the store is open."""
-        self._watching = asyncio.create_task(self._watch(), name="watch over the store")
+        self._watching = asyncio.create_task(
+            self._probe_while_healthy(), name="watch over the store"
+        )
 
-    def lost(self, cause: str, *, late: bool = False) -> None:
+    def report_failure(self, cause: str, *, is_timeout: bool = False) -> None:
         """A call has failed; `late`: as it was not answered in time."""
-        if self._over:
+        if self._is_closed:
             return
-        self.late = late
+        self.is_circuit_open = is_timeout
         if self.cause is None:
-            log.warning("%s cannot be written: %s", self._store, cause)
-            self._since_s = time.monotonic()
-            self._recovering = asyncio.create_task(self._recover(), name="pulse of the store")
+            log.warning("%s cannot be written: %s", self._store_name, cause)
+            self._unhealthy_since_s = time.monotonic()
+            self._recovering = asyncio.create_task(
+                self._probe_until_healthy(), name="pulse of the store"
+            )
         self.cause = cause
 
-    async def _watch(self) -> None:
+    async def _probe_while_healthy(self) -> None:
         while True:
-            if self.there:
-                await self._writes()
-            await asyncio.sleep(IDLE_S)
+            if self.is_healthy:
+                await self._run_probe()
+            await asyncio.sleep(HEALTHY_INTERVAL_S)
 
-    async def _recover(self) -> None:
-        while not await self._writes():
-            await asyncio.sleep(PULSE_S)
-        self.cause, self.late = None, False
-        down_s = time.monotonic() - self._since_s
-        log.warning("%s can be written again, after %.1f s", self._store, down_s)
+    async def _probe_until_healthy(self) -> None:
+        while not await self._run_probe():
+            await asyncio.sleep(UNHEALTHY_INTERVAL_S)
+        self.cause, self.is_circuit_open = None, False
+        down_s = time.monotonic() - self._unhealthy_since_s
+        log.warning("%s can be written again, after %.1f s", self._store_name, down_s)
 
-    async def _writes(self) -> bool:
+    async def _run_probe(self) -> bool:
         try:
-            async with asyncio.timeout(PROBE_S_MAX):
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
                 await self._probe()
         except TimeoutError:
-            self.lost(f"a write has not ended within {PROBE_S_MAX:g} s", late=self.late)
+            self.report_failure(
+                f"a write has not ended within {PROBE_TIMEOUT_S:g} s",
+                is_timeout=self.is_circuit_open,
+            )
             return False
         except Exception as error:
-            if self.there:
-                self.lost(str(error) or type(error).__name__)
+            if self.is_healthy:
+                self.report_failure(str(error) or type(error).__name__)
             return False
         return True
 
     async def aclose(self) -> None:
-        self._over = True
+        self._is_closed = True
         tasks = [task for task in (self._watching, self._recovering) if task is not None]
         for task in tasks:
             task.cancel()

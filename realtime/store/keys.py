@@ -13,31 +13,31 @@ CONNECT_TIMEOUT_S = 0.5
 CONNECTIONS_MAX = 32
 """To one Redis, of one gateway; more calls wait their turn within their time."""
 
-ONCE_BYTES_MAX = 48 * 1024
+IDEMPOTENCY_BYTES_MAX = 48 * 1024
 """Of a session's idempotency window: over 1,000 keys with results of 25 bytes. Over it the oldest
 eighth is forgotten."""
-ONCE_RESULT_BYTES_MAX = 255
+IDEMPOTENCY_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
 """Of a session, kept for replay; the oldest are dropped."""
 EVENTS_BYTES_MAX = 960
-ENDED_S = 3600.0
+TOMBSTONE_S = 3600.0
 """How long it is remembered that a session was ended, so that whoever had it before, and slept,
 does not make it again."""
 SWEEP_MAX = 500
 """Sessions looked at in one sweep."""
 
-EPOCH = "continuo:epoch"
+EPOCH_KEY = "continuo:epoch"
 """string: 128 random bits in hex. Never expires."""
-DEADLINES = "continuo:deadlines"
+DEADLINES_KEY = "continuo:deadlines"
 """sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
 
-PROBES = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
+PROBE_KEYS = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
 """One of each kind, written and deleted in one step by a health probe: none of them lasts."""
 
-ENGINES = "continuo:engines"
+ENGINES_KEY = "continuo:engines"
 """sorted set: HOST:PORT of the engines that are announced, scored by when each is forgotten (ms of
 Redis's clock). Never expires."""
-ENGINE_FORGOTTEN_MS = 5_000
+ENGINE_EXPIRY_MS = 5_000
 """After an engine was announced last."""
 
 
@@ -64,9 +64,9 @@ def session_keys(session: str) -> SessionKeys:
     return SessionKeys(*(f"continuo:{{{session}}}:{name}" for name in SessionKeys._fields))
 
 
-def kept_key(response: str) -> str:
+def response_key(response_id: str) -> str:
     """string: a packed Kept. Expires as its keeper says."""
-    return f"continuo:{{{response}}}:kept"
+    return f"continuo:{{{response_id}}}:kept"
 
 
 def engine_key(address: str) -> str:

@@ -2,7 +2,7 @@
 and a session (`connection`)."""
 
 from continuo.realtime.transport.connection import Connection
-from continuo.realtime.transport.pacing import paced
+from continuo.realtime.transport.pacing import run_paced
 from continuo.realtime.transport.socket import Socket, SocketClosed, StarletteSocket
 
-__all__ = ["Connection", "Socket", "SocketClosed", "StarletteSocket", "paced"]
+__all__ = ["Connection", "Socket", "SocketClosed", "StarletteSocket", "run_paced"]

@@ -16,7 +16,7 @@ class Backlog:
     def __init__(self, codec: Codec = JSON) -> None:
         self._codec = codec
         self._waiting: list[bytes | TextDelta | ArgumentsDelta] = []  # small while empty
-        self.bytes = 0
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -27,24 +27,24 @@ class Backlog:
                 merged = _merge(self._waiting[-1], event) if self._waiting else None
                 if merged is None:
                     self._waiting.append(event)
-                    self.bytes += _ENVELOPE_BYTES
+                    self.size_bytes += _ENVELOPE_BYTES
                 else:
                     self._waiting[-1] = merged
-                self.bytes += len(event.delta)
+                self.size_bytes += len(event.delta)
             case _:
                 frame = self._codec.encode(event)
                 self._waiting.append(frame)
-                self.bytes += len(frame)
+                self.size_bytes += len(frame)
 
-    def take(self) -> bytes | None:
+    def pop(self) -> bytes | None:
         """The oldest frame; None if there is none."""
         if not self._waiting:
             return None
         oldest = self._waiting.pop(0)
         if isinstance(oldest, bytes):
-            self.bytes -= len(oldest)
+            self.size_bytes -= len(oldest)
             return oldest
-        self.bytes -= _ENVELOPE_BYTES + len(oldest.delta)
+        self.size_bytes -= _ENVELOPE_BYTES + len(oldest.delta)
         return self._codec.encode(oldest)
 
 

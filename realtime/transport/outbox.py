@@ -2,14 +2,14 @@
 
 import asyncio
 
-from continuo.realtime.errors import Hangup
+from continuo.realtime.errors import ConnectionCloseError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
 from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.socket import Socket
 
-_HARD = 4
+_HARD_LIMIT_FACTOR = 4
 """Times the bound, at which we do not wait any longer."""
 
 
@@ -21,7 +21,7 @@ class Outbox:
     def __init__(self, socket: Socket, limits: Limits, codec: Codec = JSON) -> None:
         self._socket = socket
         self._codec = codec
-        self._binary = codec.binary
+        self._is_binary = codec.is_binary
         self._limits = limits
         self._backlog = Backlog(codec)
         self._filled = asyncio.Event()
@@ -29,34 +29,36 @@ class Outbox:
         """While something waits: that nothing does. Most have nothing that waits, for hours."""
         self._room: asyncio.Event | None = None
         """While more than the bound waits: that less does."""
-        self._patience: asyncio.TimerHandle | None = None
+        self._slow_timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
-        self._too_slow = False
+        self._is_too_slow = False
 
     def put(self, *events: ServerEvent) -> None:
         """One or several that belong together."""
         if self._sent is None:
             frames = [self._codec.encode(event) for event in events]
-            if self._socket.send_now(frames, self._binary):
+            if self._socket.send_now(frames, self._is_binary):
                 return
             self._sent = asyncio.Event()
         for event in events:
             self._backlog.put(event)
         self._filled.set()
-        over = self._backlog.bytes / self._limits.outbox_bytes_max
-        if over > 1 and self._patience is None:
+        over = self._backlog.size_bytes / self._limits.outbox_bytes_max
+        if over > 1 and self._slow_timer is None:
             self._room = asyncio.Event()
             loop = asyncio.get_running_loop()
-            self._patience = loop.call_later(self._limits.outbox_over_s_max, self._give_up)
-        if over > _HARD:
-            self._give_up()
+            self._slow_timer = loop.call_later(
+                self._limits.outbox_over_limit_s_max, self._disconnect_slow_reader
+            )
+        if over > _HARD_LIMIT_FACTOR:
+            self._disconnect_slow_reader()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Returns while less than the bound waits."""
         if self._room is not None:
             await self._room.wait()
 
-    async def sent(self) -> None:
+    async def wait_until_sent(self) -> None:
         """Returns when nothing waits."""
         if self._sent is not None:
             await self._sent.wait()
@@ -67,17 +69,19 @@ class Outbox:
         try:
             await self._send()
         except asyncio.CancelledError:
-            if self._too_slow:
-                raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
+            if self._is_too_slow:
+                raise ConnectionCloseError(
+                    CloseCode.TRY_AGAIN_LATER, "the client reads too slowly"
+                ) from None
             raise
         finally:
             self._sender = None
-            if self._patience is not None:
-                self._patience.cancel()
+            if self._slow_timer is not None:
+                self._slow_timer.cancel()
 
     async def _send(self) -> None:
         while True:
-            frame = self._backlog.take()
+            frame = self._backlog.pop()
             if frame is None:
                 self._filled.clear()
                 if self._sent is not None:
@@ -85,15 +89,18 @@ class Outbox:
                     self._sent = None
                 await self._filled.wait()
                 continue
-            await self._socket.send(frame if self._binary else frame.decode())
-            if self._patience is not None and self._backlog.bytes <= self._limits.outbox_bytes_max:
-                self._patience.cancel()
-                self._patience = None
+            await self._socket.send(frame if self._is_binary else frame.decode())
+            if (
+                self._slow_timer is not None
+                and self._backlog.size_bytes <= self._limits.outbox_bytes_max
+            ):
+                self._slow_timer.cancel()
+                self._slow_timer = None
                 if self._room is not None:
                     self._room.set()
                     self._room = None
 
-    def _give_up(self) -> None:
-        self._too_slow = True
+    def _disconnect_slow_reader(self) -> None:
+        self._is_too_slow = True
         if self._sender is not None:
             self._sender.cancel()

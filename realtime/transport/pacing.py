@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 
-async def paced(pieces: Iterable[None]) -> None:
+async def run_paced(pieces: Iterable[None]) -> None:
     """Raises what they do."""
     for _ in pieces:
         await asyncio.sleep(0)

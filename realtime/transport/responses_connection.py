@@ -15,36 +15,36 @@ from functools import partial
 
 import msgspec
 
-from continuo.realtime.errors import BadFrame, Hangup, Refusal, bug
-from continuo.realtime.ids import fresh
+from continuo.realtime.errors import BadFrame, ConnectionCloseError, Refusal, internal_error
+from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.complexity_limits import weigh
+from continuo.realtime.protocol.complexity_limits import check_complexity
 from continuo.realtime.protocol.responses_api import (
-    Cancel,
-    Create,
+    Encoder,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseSteer,
     ServerEvent,
-    Steer,
-    Voice,
-    decode,
-    encode,
-    error_out,
-    hear,
-    stream_id_of,
+    decode_command,
+    decode_frame,
+    encode_error,
+    encode_frame,
+    extract_stream_id,
 )
-from continuo.realtime.responses.run import Making, Visitor
-from continuo.realtime.responses.service import Responses
-from continuo.realtime.transport.pacing import paced
+from continuo.realtime.responses.run import Requester, ResponseRun
+from continuo.realtime.responses.service import ResponseService
+from continuo.realtime.transport.pacing import run_paced
 from continuo.realtime.transport.socket import Socket, SocketClosed
 from continuo.realtime.transport.steering import Steering
-from continuo.realtime.transport.stream_queues import Lanes
+from continuo.realtime.transport.stream_queues import StreamQueues
 
 log = logging.getLogger(__name__)
 
-CheckModel = Callable[[str | None], str]
+ResolveModel = Callable[[str | None], str]
 """The name to answer under. Raises Refusal for a model that is not served."""
 
 
-class Sender:
+class EventSender:
     def __init__(self, socket: Socket, send_s_max: float) -> None:
         self._socket = socket
         self._send_s_max = send_s_max
@@ -53,25 +53,27 @@ class Sender:
         """Raises SocketClosed, or Hangup over a reader that does not read."""
         try:
             async with asyncio.timeout(self._send_s_max):
-                await self._socket.send(encode(event).decode())
+                await self._socket.send(encode_frame(event).decode())
         except TimeoutError:
-            raise Hangup(CloseCode.TRY_LATER, "the client reads too slowly") from None
+            raise ConnectionCloseError(
+                CloseCode.TRY_AGAIN_LATER, "the client reads too slowly"
+            ) from None
 
 
 class ResponsesConnection:
     def __init__(
-        self, socket: Socket, responses: Responses, tenant: str, check_model: CheckModel
+        self, socket: Socket, responses: ResponseService, tenant: str, resolve_model: ResolveModel
     ) -> None:
         self._socket = socket
         self._responses = responses
         self._limits = responses.limits
-        self._id = responses.enter()
-        self._visitor = Visitor(tenant, self._id)
-        self._check_model = check_model
-        self._lanes = Lanes(self._limits)
-        self._running: dict[str, Making] = {}
-        self._send = Sender(socket, self._limits.send_s_max).send
-        self._steering = Steering(responses, self._visitor, self._running, self._send)
+        self._id = responses.open_connection()
+        self._requester = Requester(tenant, self._id)
+        self._resolve_model = resolve_model
+        self._queues = StreamQueues(self._limits)
+        self._runs: dict[str, ResponseRun] = {}
+        self._send = EventSender(socket, self._limits.send_timeout_s).send
+        self._steering = Steering(responses, self._requester, self._runs, self._send)
         self._bad_frames = 0
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str] | None] = loop.create_future()
@@ -79,22 +81,22 @@ class ResponsesConnection:
     async def run(self) -> None:
         """To the close."""
         reading = asyncio.create_task(self._read(), name=f"read {self._id}")
-        reading.add_done_callback(self._reading_ended)
-        end: tuple[CloseCode, str] | None = (CloseCode.RESTART, "the server stops")
+        reading.add_done_callback(self._on_reading_ended)
+        end: tuple[CloseCode, str] | None = (CloseCode.SERVICE_RESTART, "the server stops")
         try:
-            end = await self._end()
+            end = await self._wait_for_end()
         finally:
             reading.cancel()
-            await self._lanes.close()
-            self._responses.leave(self._id)
+            await self._queues.close()
+            self._responses.close_connection(self._id)
             await asyncio.gather(reading, return_exceptions=True)
-            await self._socket.close(*(end or (CloseCode.NORMAL, "")))
+            await self._socket.close(*(end or (CloseCode.NORMAL_CLOSURE, "")))
 
     # ------------------------------------------------------------ how it ends
 
-    async def _end(self) -> tuple[CloseCode, str] | None:
+    async def _wait_for_end(self) -> tuple[CloseCode, str] | None:
         """None: the other side is gone."""
-        lifetime_s = self._limits.session_s_max
+        lifetime_s = self._limits.connection_lifetime_s
         try:
             async with asyncio.timeout(lifetime_s):
                 return await self._ending
@@ -104,29 +106,29 @@ class ResponsesConnection:
             f"The connection has reached its maximum duration of {lifetime_s / 60:,.0f} minutes.",
             code="websocket_connection_limit_reached",
         )
-        with contextlib.suppress(SocketClosed, Hangup):
-            await self._send(error_out(refusal))
-        return CloseCode.NORMAL, "the connection has reached its maximum duration"
+        with contextlib.suppress(SocketClosed, ConnectionCloseError):
+            await self._send(encode_error(refusal))
+        return CloseCode.NORMAL_CLOSURE, "the connection has reached its maximum duration"
 
-    def _hang_up(self, end: tuple[CloseCode, str] | None) -> None:
+    def _request_close(self, end: tuple[CloseCode, str] | None) -> None:
         if not self._ending.done():
             self._ending.set_result(end)
 
-    def _reading_ended(self, reading: asyncio.Task[None]) -> None:
+    def _on_reading_ended(self, reading: asyncio.Task[None]) -> None:
         if not reading.cancelled():
             error = reading.exception()
             assert error is not None, "one reads until something happens"
-            self._broke(error)
+            self._on_error(error)
 
-    def _broke(self, error: BaseException) -> None:
+    def _on_error(self, error: BaseException) -> None:
         match error:
             case SocketClosed():
-                self._hang_up(None)
-            case Hangup(code=code, reason=reason):
-                self._hang_up((CloseCode(code), reason))
+                self._request_close(None)
+            case ConnectionCloseError(code=code, reason=reason):
+                self._request_close((CloseCode(code), reason))
             case _:
                 log.error("connection %s broke", self._id, exc_info=error)
-                self._hang_up((CloseCode.SERVER_BUG, "a fault of the server"))
+                self._request_close((CloseCode.INTERNAL_ERROR, "a fault of the server"))
 
     # ------------------------------------------------------------ what comes in
 
@@ -134,32 +136,34 @@ class ResponsesConnection:
         while True:
             frame = await self._socket.recv()
             if isinstance(frame, bytes):
-                raise Hangup(CloseCode.BINARY, "binary frames are not used by this protocol")
+                raise ConnectionCloseError(
+                    CloseCode.UNSUPPORTED_DATA, "binary frames are not used by this protocol"
+                )
             try:
-                await self._take(frame)
+                await self._handle_frame(frame)
             except Refusal as refusal:
-                await self._send(error_out(refusal, stream_id_of(frame)))
+                await self._send(encode_error(refusal, extract_stream_id(frame)))
                 self._count_bad_frame(refusal)
             del frame  # else the last one stays for as long as the client is idle
 
-    async def _take(self, frame: str) -> None:
+    async def _handle_frame(self, frame: str) -> None:
         self._check_size(frame)
-        await paced(weigh(frame, "frame"))
-        event = decode(frame)
+        await run_paced(check_complexity(frame, "frame"))
+        event = decode_frame(frame)
         self._bad_frames = 0
         match event:
-            case Create():
-                self._lanes.put(event.stream_id, partial(self._serve, event), len(frame))
-            case Cancel():
+            case ResponseCreate():
+                self._queues.put(event.stream_id, partial(self._run_to_end, event), len(frame))
+            case ResponseCancel():
                 await self._cancel(event)
-            case Steer():
-                await self._steering.take(event)
+            case ResponseSteer():
+                await self._steering.handle(event)
 
     def _check_size(self, frame: str) -> None:
         limit = self._limits.response_frame_bytes_max
         size = len(frame) if len(frame) * 4 <= limit else len(frame.encode(errors="replace"))
         if size > 2 * limit:
-            raise Hangup(CloseCode.TOO_BIG, f"a frame of {size:,} bytes")
+            raise ConnectionCloseError(CloseCode.MESSAGE_TOO_BIG, f"a frame of {size:,} bytes")
         if size > limit:
             raise Refusal(
                 f"The frame is {size:,} bytes; the limit is {limit:,} bytes.",
@@ -171,10 +175,12 @@ class ResponsesConnection:
             return
         self._bad_frames += 1
         if self._bad_frames >= self._limits.bad_frames_max:
-            raise Hangup(CloseCode.NOT_JSON, f"{self._bad_frames} frames in a row were not JSON")
+            raise ConnectionCloseError(
+                CloseCode.INVALID_DATA, f"{self._bad_frames} frames in a row were not JSON"
+            )
 
-    async def _cancel(self, event: Cancel) -> None:
-        running = list(self._running.values())
+    async def _cancel(self, event: ResponseCancel) -> None:
+        running = list(self._runs.values())
         if event.response_id is not None:
             running = [making for making in running if making.id == event.response_id]
         if len(running) != 1:
@@ -186,47 +192,47 @@ class ResponsesConnection:
                 code="response_not_active",
                 param="response_id",
             )
-        running[0].steered = False
+        running[0].is_steered = False
         await running[0].cancel()
 
     # ------------------------------------------------------------ a response
 
-    async def _serve(self, create: Create) -> None:
+    async def _run_to_end(self, create: ResponseCreate) -> None:
         """As `_answer`; what that raises ends the connection."""
         try:
-            await self._answer(create)
+            await self._respond(create)
         except Exception as error:
-            self._broke(error)
+            self._on_error(error)
 
-    async def _answer(self, create: Create) -> None:
+    async def _respond(self, create: ResponseCreate) -> None:
         """To its end, and that of those that follow from what was said to it meanwhile."""
         try:
-            model = self._check_model(create.model)
+            model = self._resolve_model(create.model)
             create = msgspec.structs.replace(create, background=None)
-            ask = hear(create, self._responses.settings, model, fresh)
-            waiting = self._steering.said_to(ask.previous)
+            ask = decode_command(create, self._responses.settings, model, generate_id)
+            waiting = self._steering.pending_input(ask.previous_response_id)
             ask = msgspec.structs.replace(ask, input=waiting + ask.input)
-            making = await self._responses.begin(ask, self._visitor)
+            making = await self._responses.create(ask, self._requester)
         except Refusal as refusal:
-            await self._send(error_out(refusal, create.stream_id))
+            await self._send(encode_error(refusal, create.stream_id))
             return
         except Exception:
             log.exception("connection %s", self._id)
-            await self._send(error_out(bug(), create.stream_id))
+            await self._send(encode_error(internal_error(), create.stream_id))
             return
-        self._steering.used(ask.previous)
-        following: Making | None = making
+        self._steering.clear(ask.previous_response_id)
+        following: ResponseRun | None = making
         while following is not None:
-            following = await self._follow(following, Voice(create.stream_id))
+            following = await self._follow(following, Encoder(create.stream_id))
 
-    async def _follow(self, making: Making, voice: Voice) -> Making | None:
+    async def _follow(self, run: ResponseRun, encoder: Encoder) -> ResponseRun | None:
         """To its end. Gives its successor, if it was steered."""
-        self._running[making.id] = making
+        self._runs[run.id] = run
         try:
-            async with contextlib.aclosing(making.recording.follow()) as recording:
+            async with contextlib.aclosing(run.event_stream.follow()) as recording:
                 async for told in recording:
-                    for event in voice.say(told):
+                    for event in encoder.encode(told):
                         await self._send(event)
         finally:
-            del self._running[making.id]
-        return await self._steering.follow_up(making, voice)
+            del self._runs[run.id]
+        return await self._steering.start_successor(run, encoder)

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from continuo.realtime.protocol.close_codes import CloseCode
 
-_CLOSE_S = 3.0
+_CLOSE_TIMEOUT_S = 3.0
 """How long a close may wait for a peer that does not read."""
 
 
@@ -28,12 +28,12 @@ class Socket(Protocol):
         does not read. Raises SocketClosed."""
         ...
 
-    def send_now(self, frames: Sequence[bytes], binary: bool, /) -> bool:
+    def send_now(self, frames: Sequence[bytes], is_binary: bool, /) -> bool:
         """Frames that need not wait are on their way. False: none is sent, `send` would wait, or
         raise."""
         ...
 
-    async def there(self, wait_s: float) -> bool:
+    async def ping(self, timeout_s: float) -> bool:
         """Asks the other side, and says whether it has answered in time. What it sends meanwhile is
         received later."""
         ...
@@ -43,13 +43,13 @@ class Socket(Protocol):
         ...
 
 
-SEND_NOW = "continuo.send_now"
+SEND_NOW_EXTENSION = "continuo.send_now"
 """ASGI extension of a server that can send frames at once: `write(frames, binary) -> bool`. Of the
 work for a delta, the layers between an application and its server were the largest part."""
-ASK = "continuo.ask"
+PING_EXTENSION = "continuo.ask"
 """ASGI extension of a server that can ask its peer: `ask() -> Future[bool]` sends a ping. True: it
 is answered. False: the connection has ended."""
-_AHEAD_BYTES_MAX = 1024 * 1024
+_READ_AHEAD_BYTES_MAX = 1024 * 1024
 """Received before it is wanted: an answer may stand behind it."""
 
 
@@ -57,16 +57,18 @@ class StarletteSocket:
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         extensions = websocket.scope.get("extensions", {})
-        self.send_now: Callable[[Sequence[bytes], bool], bool] = extensions.get(SEND_NOW, {}).get(
-            "write", _never
-        )
-        self._ask: Callable[[], asyncio.Future[bool]] = extensions.get(ASK, {}).get(
-            "ask", _answered
-        )
-        self._ahead: list[Message] = []
+        self.send_now: Callable[[Sequence[bytes], bool], bool] = extensions.get(
+            SEND_NOW_EXTENSION, {}
+        ).get("write", _refuse_send_now)
+        self._send_ping: Callable[[], asyncio.Future[bool]] = extensions.get(
+            PING_EXTENSION, {}
+        ).get("ask", _pong_at_once)
+        self._received_ahead: list[Message] = []
 
     async def recv(self) -> str | bytes:
-        message = self._ahead.pop(0) if self._ahead else await self._websocket.receive()
+        message = (
+            self._received_ahead.pop(0) if self._received_ahead else await self._websocket.receive()
+        )
         if message["type"] != "websocket.receive":
             raise SocketClosed
         text: str | None = message.get("text")
@@ -81,11 +83,11 @@ class StarletteSocket:
         except (WebSocketDisconnect, RuntimeError) as error:
             raise SocketClosed from error
 
-    async def there(self, wait_s: float) -> bool:
-        answer = self._ask()
+    async def ping(self, timeout_s: float) -> bool:
+        answer = self._send_ping()
         reading = asyncio.create_task(self._read_ahead(), name="read ahead")
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(timeout_s):
                 return await answer
         except TimeoutError:
             return False
@@ -95,9 +97,9 @@ class StarletteSocket:
 
     async def _read_ahead(self) -> None:
         size = 0
-        while size <= _AHEAD_BYTES_MAX:
+        while size <= _READ_AHEAD_BYTES_MAX:
             message = await self._websocket.receive()
-            self._ahead.append(message)
+            self._received_ahead.append(message)
             if message["type"] != "websocket.receive":
                 return
             size += len(message.get("text") or message.get("bytes") or "")
@@ -108,15 +110,15 @@ class StarletteSocket:
         if self._websocket.application_state is not WebSocketState.CONNECTED:
             return
         with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._websocket.close(code, reason)
 
 
-def _answered() -> "asyncio.Future[bool]":
+def _pong_at_once() -> "asyncio.Future[bool]":
     answer = asyncio.get_running_loop().create_future()
     answer.set_result(True)
     return answer
 
 
-def _never(frames: Sequence[bytes], binary: bool) -> bool:
+def _refuse_send_now(frames: Sequence[bytes], is_binary: bool) -> bool:
     return False

@@ -6,109 +6,115 @@ from collections.abc import Awaitable, Callable, Mapping
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
-from continuo.realtime.protocol.events import Steered as ResponseSteered
-from continuo.realtime.protocol.items import CallItem, Item
-from continuo.realtime.protocol.response import Answer
+from continuo.realtime.ids import generate_id
+from continuo.realtime.protocol.events import ResponseSteered
+from continuo.realtime.protocol.items import FunctionCallItem, Item
+from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.responses_api import (
+    Encoder,
+    ResponseSteer,
     ServerEvent,
-    Steer,
-    Voice,
     decode_input,
-    steering,
+    decode_steering_input,
 )
-from continuo.realtime.responses.run import Making, Visitor
-from continuo.realtime.responses.service import Responses
+from continuo.realtime.responses.run import Requester, ResponseRun
+from continuo.realtime.responses.service import ResponseService
 
 Send = Callable[[ServerEvent], Awaitable[None]]
 
 
-class Steered(msgspec.Struct, frozen=True):
+class PendingSteer(msgspec.Struct, frozen=True):
     """Accepted, and not yet part of a response. `given` is the input as it came."""
 
     id: str
     items: tuple[Item, ...]
-    given: msgspec.Raw
+    raw_input: msgspec.Raw
 
 
 class Steering:
     """Of one connection; `running` are its responses."""
 
     def __init__(
-        self, responses: Responses, visitor: Visitor, running: Mapping[str, Making], send: Send
+        self,
+        responses: ResponseService,
+        requester: Requester,
+        runs: Mapping[str, ResponseRun],
+        send: Send,
     ) -> None:
         self._responses = responses
-        self._visitor = visitor
-        self._running = running
+        self._requester = requester
+        self._runs = runs
         self._send = send
-        self._waiting: dict[str, list[Steered]] = {}
+        self._pending: dict[str, list[PendingSteer]] = {}
         """By the response it was said to."""
 
-    def said_to(self, previous: str | None) -> tuple[Item, ...]:
+    def pending_input(self, response_id: str | None) -> tuple[Item, ...]:
         """What waits for who goes on from this response."""
-        waiting = self._waiting.get(previous or "", ())
+        waiting = self._pending.get(response_id or "", ())
         return tuple(item for steer in waiting for item in steer.items)
 
-    def used(self, previous: str | None) -> None:
+    def clear(self, response_id: str | None) -> None:
         """It is part of a response now."""
-        self._waiting.pop(previous or "", None)
+        self._pending.pop(response_id or "", None)
 
-    async def take(self, event: Steer) -> None:
+    async def handle(self, event: ResponseSteer) -> None:
         """Answered by `accepted` or `failed`."""
         answer_id = event.previous_response_id
         try:
             making, items = self._check(event)
         except Refusal as refusal:
-            await self._send(Voice().steer_failed(answer_id, event.input, refusal))
+            await self._send(Encoder().encode_steer_failed(answer_id, event.input, refusal))
             return
-        steer = Steered(fresh("steer"), items, event.input)
-        self._waiting.setdefault(answer_id, []).append(steer)
-        making.recording.tell(ResponseSteered(answer_id, steer.id))
-        if not making.calls and making.ask.generate:
-            making.steered = True
+        steer = PendingSteer(generate_id("steer"), items, event.input)
+        self._pending.setdefault(answer_id, []).append(steer)
+        making.event_stream.append(ResponseSteered(answer_id, steer.id))
+        if not making.has_tool_call and making.command.generate:
+            making.is_steered = True
             await making.cancel()
 
-    async def follow_up(self, making: Making, voice: Voice) -> Making | None:
+    async def start_successor(self, run: ResponseRun, encoder: Encoder) -> ResponseRun | None:
         """Of a response that has ended: its successor, if more was said to it."""
-        steers, answer = self._waiting.get(making.id), making.recording.answer
+        steers, answer = self._pending.get(run.id), run.event_stream.response
         if not steers:
             return None
         owed = [
             item
             for item in answer.items
-            if isinstance(item, CallItem) and item.status == "completed"
+            if isinstance(item, FunctionCallItem) and item.status == "completed"
         ]
         if owed:
             for steer in steers:
-                await self._send(voice.pending(steer.id, answer.id, owed))
+                await self._send(encoder.encode_steer_pending(steer.id, answer.id, owed))
             return None
         try:
-            successor = await self._succeed(making, answer)
+            successor = await self._create_successor(run, answer)
         except Refusal as refusal:
             for steer in steers:
-                await self._send(voice.steer_failed(answer.id, steer.given, refusal, steer.id))
+                await self._send(
+                    encoder.encode_steer_failed(answer.id, steer.raw_input, refusal, steer.id)
+                )
             successor = None
-        self.used(answer.id)
+        self.clear(answer.id)
         return successor
 
-    async def _succeed(self, making: Making, answer: Answer) -> Making:
+    async def _create_successor(self, run: ResponseRun, response: Response) -> ResponseRun:
         """Raises Refusal."""
-        if answer.status == "failed" or answer.reason == "client_cancelled":
+        if response.status == "failed" or response.reason == "client_cancelled":
             raise Refusal("The response has ended otherwise.", code="response_not_active")
-        input = self.said_to(answer.id)
-        ask = msgspec.structs.replace(making.ask, previous=answer.id, input=input)
+        input = self.pending_input(response.id)
+        ask = msgspec.structs.replace(run.command, previous=response.id, input=input)
         try:
-            return await self._responses.begin(ask, self._visitor)
+            return await self._responses.create(ask, self._requester)
         except Refusal as refusal:
             raise Refusal(refusal.message, code="successor_creation_failed") from refusal
 
-    def _check(self, event: Steer) -> tuple[Making, tuple[Item, ...]]:
+    def _check(self, event: ResponseSteer) -> tuple[ResponseRun, tuple[Item, ...]]:
         """Raises Refusal."""
         answer_id = event.previous_response_id
-        making = self._running.get(answer_id)
-        if making is None or making.recording.ended:
-            visitor = self._visitor
-            if making or self._responses.lineage.find(
+        making = self._runs.get(answer_id)
+        if making is None or making.event_stream.is_ended:
+            visitor = self._requester
+            if making or self._responses.continuations.find(
                 answer_id, visitor.tenant, visitor.connection
             ):
                 raise Refusal(
@@ -120,22 +126,22 @@ class Steering:
                 f"Response with id '{answer_id}' is not on this connection.",
                 code="response_not_found",
             )
-        limit = self._responses.limits.steers_max
-        if sum(map(len, self._waiting.values())) >= limit:
+        limit = self._responses.limits.pending_steers_max
+        if sum(map(len, self._pending.values())) >= limit:
             raise Refusal(
                 f"{limit} steering inputs wait on this connection, which is the most.",
                 code="too_many_pending_steers",
             )
         self._check_bytes(event)
         try:
-            return making, steering(decode_input(event.input), fresh)
+            return making, decode_steering_input(decode_input(event.input), generate_id)
         except Refusal as refusal:
             raise Refusal(refusal.message, code="invalid_input") from refusal
 
-    def _check_bytes(self, event: Steer) -> None:
+    def _check_bytes(self, event: ResponseSteer) -> None:
         """Raises Refusal when too much would wait."""
         limit = self._responses.limits.waiting_response_chars_max
-        waiting = [steer.given for steers in self._waiting.values() for steer in steers]
+        waiting = [steer.raw_input for steers in self._pending.values() for steer in steers]
         size = sum(memoryview(given).nbytes for given in (*waiting, event.input))
         if size > limit:
             raise Refusal(

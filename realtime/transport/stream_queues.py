@@ -12,45 +12,45 @@ Job = Callable[[], Awaitable[None]]
 """Raises nothing: its lane goes on."""
 
 
-class Lanes:
+class StreamQueues:
     """A lane is there while it has work. None names the one that has no name."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._lanes: dict[str | None, deque[tuple[Job, int]]] = {}
-        self._running = asyncio.Semaphore(limits.running_responses_max)
+        self._queues: dict[str | None, deque[tuple[Job, int]]] = {}
+        self._slots = asyncio.Semaphore(limits.running_responses_max)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._waiting_chars = 0
+        self._queued_chars = 0
 
-    def put(self, lane: str | None, job: Job, chars: int = 0) -> None:
+    def put(self, stream_id: str | None, job: Job, chars: int = 0) -> None:
         """`chars`: length of the frame that asked for it. Raises Refusal when too much waits."""
-        limits, waiting = self._limits, self._lanes.get(lane)
-        named = sum(name is not None for name in self._lanes)
-        if waiting is None and lane is not None and named >= limits.lanes_max:
+        limits, waiting = self._limits, self._queues.get(stream_id)
+        named = sum(name is not None for name in self._queues)
+        if waiting is None and stream_id is not None and named >= limits.stream_queues_max:
             raise Refusal(
                 f"This connection has {named} lanes with work, which is the most.",
                 code="websocket_stream_limit_reached",
                 param="stream_id",
             )
-        if sum(map(len, self._lanes.values())) >= limits.waiting_responses_max:
+        if sum(map(len, self._queues.values())) >= limits.waiting_responses_max:
             raise Refusal(
                 f"{limits.waiting_responses_max} responses wait on this connection, which is the "
                 "most.",
                 code="websocket_stream_limit_reached",
             )
-        if self._waiting_chars + chars > limits.waiting_response_chars_max:
+        if self._queued_chars + chars > limits.waiting_response_chars_max:
             raise Refusal(
-                f"Responses of {self._waiting_chars:,} characters wait on this connection; with "
+                f"Responses of {self._queued_chars:,} characters wait on this connection; with "
                 f"this one it would be over {limits.waiting_response_chars_max:,}, which is the "
                 "most.",
                 code="websocket_stream_limit_reached",
             )
-        self._waiting_chars += chars
+        self._queued_chars += chars
         if waiting is not None:
             waiting.append((job, chars))
             return
-        self._lanes[lane] = deque([(job, chars)])
-        task = asyncio.create_task(self._run(lane), name=f"lane {lane or '-'}")
+        self._queues[stream_id] = deque([(job, chars)])
+        task = asyncio.create_task(self._run(stream_id), name=f"lane {stream_id or '-'}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -60,13 +60,13 @@ class Lanes:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _run(self, lane: str | None) -> None:
-        jobs = self._lanes[lane]
+    async def _run(self, stream_id: str | None) -> None:
+        jobs = self._queues[stream_id]
         try:
             while jobs:
-                async with self._running:
+                async with self._slots:
                     job, chars = jobs.popleft()
-                    self._waiting_chars -= chars
+                    self._queued_chars -= chars
                     await job()
         finally:
-            del self._lanes[lane]
+            del self._queues[stream_id]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from continuo.bench import main
-from continuo.bench.resume_storm import QUESTIONS
+from continuo.bench.resume_storm import QUESTION_COUNT
 from tests.realtime.store.redis_process import needs_redis
 
 pytestmark = [needs_redis, pytest.mark.timeout(200)]
@@ -36,7 +36,7 @@ def test_a_storm_loses_nothing(tmp_path: Path) -> None:
     (row,) = measured(tmp_path, "resume-storm", *words)
     assert row["in_an_answer"] == row["exact"] == 40
     assert row["not_resumed"] == row["lost_or_doubled"] == 0
-    assert row["different_answers"] == QUESTIONS
+    assert row["different_answers"] == QUESTION_COUNT
 
 
 def test_recovery_is_timed(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_recovery_is_timed(tmp_path: Path) -> None:
 
 
 def test_every_bench_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in main.NAMES:
+    for name in main.BENCHES:
         with pytest.raises(SystemExit) as left:
             main.main([name, "--help"])
         assert left.value.code == 0

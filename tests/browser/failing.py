@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
 from tests.realtime.served import serving
@@ -31,7 +31,7 @@ async def main(port: int, limits: Limits, folder: Path) -> None:
         step_s=STEP_S,
         vocabulary=IDS,
     )
-    settings = Settings(limits=limits)
+    settings = GatewaySettings(limits=limits)
     store = await open_store("sqlite://:memory:", "normal")
     async with device as bench, serving(bench.engine, settings, store, port):
         here, stopped = asyncio.get_running_loop(), asyncio.Event()

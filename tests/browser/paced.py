@@ -7,5 +7,5 @@ from continuo.engine.client import engine_process
 from continuo.realtime.server.cli import main
 
 if __name__ == "__main__":
-    engine_process.MODULE = "tests.browser.paced_boot"
+    engine_process.ENGINE_MODULE = "tests.browser.paced_boot"
     sys.exit(main())

@@ -4,25 +4,25 @@ import time
 from collections.abc import Callable
 
 from continuo.engine import __main__
-from continuo.engine.batch import Batch, Sampled
+from continuo.engine.batch import Batch, BatchResult
 from continuo.engine.config import EngineConfig
-from continuo.engine.device.runner import Ticket, TorchRunner
+from continuo.engine.device.runner import PendingStep, TorchRunner
 from continuo.engine.server import process
-from continuo.engine.wire.messages import Ready
+from continuo.engine.wire.messages import EngineReady
 
 STEP_S = 0.001
 
 
 class Paced(TorchRunner):
-    def collect(self, ticket: Ticket | Batch) -> Sampled:
+    def collect(self, ticket: PendingStep | Batch) -> BatchResult:
         time.sleep(STEP_S)
         return super().collect(ticket)
 
 
 def build(
     config: EngineConfig, progress: Callable[[str, float], None]
-) -> tuple[TorchRunner, Ready]:
-    runner, ready = __main__._build(config, progress)  # pyright: ignore[reportPrivateUsage]
+) -> tuple[TorchRunner, EngineReady]:
+    runner, ready = __main__._build_runner(config, progress)  # pyright: ignore[reportPrivateUsage]
     runner.__class__ = Paced
     return runner, ready
 

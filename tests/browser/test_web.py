@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.realtime.server.http.page import BUILT
+from continuo.realtime.server.http.page import ASSETS_DIR
 
 WEB = Path(__file__).parents[2] / "web"
 CHROMIUM = os.environ.get("CONTINUO_CHROMIUM", "/usr/bin/chromium")
@@ -20,7 +20,9 @@ fetched = pytest.mark.skipif(
     reason="the page's tools are not here: make web fetches them, with Node.js 20",
 )
 seen = pytest.mark.skipif(not Path(CHROMIUM).exists(), reason=f"{CHROMIUM} is not here")
-built = pytest.mark.skipif(not (BUILT / "index.html").exists(), reason="make web has not been run")
+built = pytest.mark.skipif(
+    not (ASSETS_DIR / "index.html").exists(), reason="make web has not been run"
+)
 
 
 def run(script: str, file: Path, timeout_s: float) -> None:
@@ -61,5 +63,5 @@ def test_the_page(file: Path) -> None:
 
 @built
 def test_the_page_is_small() -> None:
-    files = [file for file in BUILT.rglob("*") if file.is_file()]
+    files = [file for file in ASSETS_DIR.rglob("*") if file.is_file()]
     assert sum(len(gzip.compress(file.read_bytes(), 9)) for file in files) < 150_000

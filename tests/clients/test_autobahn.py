@@ -16,8 +16,8 @@ from starlette.applications import Starlette
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.process.web_server import Server, bind
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.process.web_server import WebServer, bind
 
 PYTHON = os.environ.get("CONTINUO_AUTOBAHN")
 RUN = """
@@ -55,7 +55,7 @@ async def test_autobahn(tmp_path: Path) -> None:
     listening = asyncio.Event()
     with bind("127.0.0.1", 0) as sock:
         app = Starlette(routes=[WebSocketRoute("/", echo)])
-        server = Server(app, Settings(), listening.set)
+        server = WebServer(app, GatewaySettings(), listening.set)
         serving = asyncio.create_task(server.serve([sock]))
         await listening.wait()
         url = f"ws://127.0.0.1:{sock.getsockname()[1]}"

@@ -16,14 +16,14 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from continuo.engine import Engine
-from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.engine import EngineClient
+from continuo.engine.batch import Batch, BatchResult, Geometry
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import replies
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
-from continuo.realtime.server.http.readiness import Entrance
-from continuo.realtime.store import Kept, Store
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.store import Store, StoredResponse
 from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
 from tests.clients.cutting import Wire
@@ -39,7 +39,7 @@ from tests.support.engines import Bench, engine_on
 class Fragile(DigestRunner):
     """A step that reads the same id twice, one behind the other, fails, if the id is `poison`."""
 
-    def launch(self, batch: Batch) -> Sampled:
+    def launch(self, batch: Batch) -> BatchResult:
         for row in batch.rows:
             pairs = zip(row.ids, row.ids[1:], strict=False)
             if any(first == second and first in self.poison for first, second in pairs):
@@ -47,10 +47,12 @@ class Fragile(DigestRunner):
         return super().launch(batch)
 
 
-class Opening(Entrance):
+class Opening(ReadinessGate):
     """Opens itself when it has sent away so many."""
 
-    def __init__(self, behind: Starlette, engine: Engine, store: Store, sent_away: int) -> None:
+    def __init__(
+        self, behind: Starlette, engine: EngineClient, store: Store, sent_away: int
+    ) -> None:
         super().__init__(wait_s_max=0.01)
         self._behind = behind
         self._engine = engine
@@ -61,7 +63,7 @@ class Opening(Entrance):
         await super().__call__(scope, receive, send)
         self._left -= 1
         if self._left == 0:
-            self.open(self._behind, self._engine, self._kept)
+            self.set_app(self._behind, self._engine, self._kept)
 
 
 class WithoutWebSockets:
@@ -72,7 +74,7 @@ class WithoutWebSockets:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
-            refusal = replies.error(426, "use_http", "WebSockets do not get through here.")
+            refusal = replies.error_response(426, "use_http", "WebSockets do not get through here.")
             await WebSocket(scope, receive, send).send_denial_response(refusal)
         else:
             await self._app(scope, receive, send)
@@ -96,13 +98,13 @@ class BuggyStore:
     """A store that has a bug where it is asked for one response."""
 
     def __init__(self, store: Store) -> None:
-        self._kept = store.kept
-        store.kept = self.kept
+        self._find_response = store.find_response
+        store.find_response = self.find_response
 
-    async def kept(self, response: str) -> Kept | None:
-        if response == "resp_bug":
+    async def find_response(self, response_id: str) -> StoredResponse | None:
+        if response_id == "resp_bug":
             raise ZeroDivisionError
-        return await self._kept(response)
+        return await self._find_response(response_id)
 
 
 class Street:
@@ -118,13 +120,13 @@ class Street:
         engine = engine_on(self._folder, lambda: Fragile(geometry, step_s=0.002))
         bench = await self._stack.enter_async_context(engine)
         store = await store_of(bench)
-        return build(bench.engine, self._settings(limits or Limits()), store), bench, store
+        return build_app(bench.engine, self._settings(limits or Limits()), store), bench, store
 
     async def open(
         self,
         name: str,
         app: Starlette,
-        front: Entrance | None = None,
+        front: ReadinessGate | None = None,
         cuts: list[int] | None = None,
     ) -> None:
         serving = listening(front or app, app.state.registry, self._settings(Limits()))
@@ -133,8 +135,8 @@ class Street:
             port = await self._stack.enter_async_context(Wire(port, cuts).open())
         self.servers.append(f"{name}=http://127.0.0.1:{port}/v1")
 
-    def _settings(self, limits: Limits) -> Settings:
-        return Settings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
+    def _settings(self, limits: Limits) -> GatewaySettings:
+        return GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
 
 
 @contextlib.asynccontextmanager
@@ -152,7 +154,7 @@ async def street(folder: Path) -> AsyncIterator[list[str]]:
         await street.open("broken", app)
         app, _, _ = await street.build(Limits(tokens_per_minute=1))
         await street.open("limited", app)
-        app, _, _ = await street.build(Limits(session_s_max=0.2))
+        app, _, _ = await street.build(Limits(connection_lifetime_s=0.2))
         app.add_middleware(OnlyTheFirstIsBrief)
         await street.open("brief", app)
         app, _, _ = await street.build()

@@ -16,8 +16,8 @@ import pytest_asyncio
 
 from continuo.engine.batch import Geometry
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
 from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
 from tests.clients.parallel_rows import PARALLEL
@@ -52,9 +52,9 @@ async def heard(request: pytest.FixtureRequest) -> tuple[str, dict[str, Told]]:
     text = family(FAMILY)
     device = ScriptedRunner(Geometry(800, 4, 3200, text.vocab_size, 256, 0), text, SAYS)
     limits = Limits(requests_per_minute=1_000_000, tokens_per_minute=1_000_000_000)
-    settings = Settings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
+    settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
     async with engine_on(family_folder(FAMILY), lambda: device) as bench:
-        app = build(bench.engine, settings, await store_of(bench))
+        app = build_app(bench.engine, settings, await store_of(bench))
         async with listening(app, app.state.registry, settings, tls=tls) as running:
             url = f"http{'s' if tls else ''}://127.0.0.1:{running.port}/v1"
             process = await asyncio.create_subprocess_exec(

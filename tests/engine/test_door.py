@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.client.engine_client import Engine, Turn
-from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownSession
+from continuo.engine.client.engine_client import EngineClient, TurnStream
+from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine
@@ -18,11 +18,11 @@ from tests.support.engines import digest_engine
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
-async def read(turn: Turn) -> list[int]:
+async def read(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def say(engine: Engine, session: str, ids: list[int], count: int) -> list[int]:
+async def say(engine: EngineClient, session: str, ids: list[int], count: int) -> list[int]:
     await engine.append(session, ids)
     return await read(await engine.generate(session, Sampling(max_tokens=count)))
 
@@ -147,13 +147,15 @@ async def test_the_prompt_of_a_running_turn_is_forked_at_once(
         await engine.append(session, log)
         turn = await engine.generate(session, Sampling(max_tokens=120))
         reading = asyncio.create_task(read(turn))
-        while turn.said < 5:
+        while turn.received < 5:
             await asyncio.sleep(0.001)
         before = bench.runner.tokens_run
         child = await engine.fork(session, at)
         assert await say(engine, child, [8], 4) == oracle([*log[:at], 8], 4)
         assert turn.ended is None, "nobody waited for the turn"
-        assert bench.runner.tokens_run - before <= turn.said + 5 + 2 * ahead, "nor computed again"
+        assert bench.runner.tokens_run - before <= turn.received + 5 + 2 * ahead, (
+            "nor computed again"
+        )
         waiting = asyncio.create_task(engine.fork(session, 40))
         assert await reading == oracle(log, 120)
         await engine.close(await waiting)
@@ -168,7 +170,7 @@ async def test_a_prompt_that_is_being_prefilled_is_forked(letters: Path, ahead: 
         await engine.append(session, log)
         turn = await engine.generate(session, Sampling(max_tokens=3))
         children = [await engine.fork(session, at) for at in (10, 45, 89)]
-        assert turn.said == 0
+        assert turn.received == 0
         for child, at in zip(children, (10, 45, 89), strict=True):
             assert await say(engine, child, [8], 2) == oracle([*log[:at], 8], 2)
         assert await read(turn) == oracle(log, 3)
@@ -199,7 +201,7 @@ async def test_cancel_can_drop_the_turn(letters: Path) -> None:
         session = await bench.engine.open()
         await bench.engine.append(session, [1, 2, 3])
         turn = await bench.engine.generate(session, Sampling())
-        assert await bench.engine.cancel(session, turn.id, drop=True) == 3
+        assert await bench.engine.cancel(session, turn.id, discard_output=True) == 3
         await read(turn)
         assert await say(bench.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
 
@@ -333,7 +335,7 @@ async def test_what_is_refused_changes_nothing(letters: Path) -> None:
             await engine.open(session)
         with pytest.raises(BadRequest, match="capacity_tokens is 21; it must be from 1 to 20"):
             await engine.open(capacity_tokens=21)
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownEngineSession):
             await engine.append("nobody", [1])
         empty = await engine.open()
         with pytest.raises(BadRequest, match="empty"):
@@ -367,9 +369,9 @@ async def test_closing_ends_the_turn_and_what_waits(letters: Path) -> None:
         await read(turn)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownEngineSession):
             await waiting
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownEngineSession):
             await bench.engine.info(session)
 
 

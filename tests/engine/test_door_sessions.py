@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.client.engine_client import Engine, Turn
-from continuo.engine.errors import BadRequest, Busy, StaleFence, TooLong, UnknownSession
+from continuo.engine.client.engine_client import EngineClient, TurnStream
+from continuo.engine.errors import BadRequest, Busy, StaleEngineFence, TooLong, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
@@ -14,11 +14,11 @@ from tests.support.engines import Bench, digest_engine
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
-async def read(turn: Turn) -> list[int]:
+async def read(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def answer(engine: Engine, session: str, count: int) -> list[int]:
+async def answer(engine: EngineClient, session: str, count: int) -> list[int]:
     return await read(await engine.generate(session, Sampling(max_tokens=count)))
 
 
@@ -174,12 +174,12 @@ async def test_a_paused_turn_gives_back_the_span(letters: Path, cancelled: bool)
         await engine.append(session, [8], "provisional")
         if cancelled:
             await engine.cancel(session, "t")
-            assert await read(turn) == oracle([1, 2], turn.said)
+            assert await read(turn) == oracle([1, 2], turn.received)
         length = (await engine.info(session)).length
         bench.kill()
         info = await engine.info(session)
         assert (info.length, info.provisional) == (length, 1)
-        assert length == 2 + turn.said
+        assert length == 2 + turn.received
 
 
 async def test_a_provisional_span_is_never_shared(letters: Path) -> None:
@@ -306,7 +306,7 @@ async def test_one_shot_requests_find_each_others_prefix(letters: Path) -> None:
             before = bench.runner.tokens_run
             log += await read(turn)
         assert bench.runner.tokens_run - before <= 8 + 8
-        assert await bench.engine.list() == []
+        assert await bench.engine.list_sessions() == []
         assert (await bench.engine.stats()).pages_leased == 0
 
 
@@ -330,7 +330,7 @@ async def test_a_timeout_counts_from_the_end_of_the_turn(letters: Path) -> None:
             while not expired:
                 await asyncio.sleep(0.01)
         assert expired == [session]
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownEngineSession):
             await engine.append(session, [1])
         assert (await engine.stats()).pages_leased == 0
 
@@ -460,7 +460,7 @@ async def test_a_session_is_one_without_its_engine(letters: Path) -> None:
             await engine.open(name)
             await engine.append(name, ids)
         bench.kill()
-        infos = {info.session: info for info in await engine.list()}
+        infos = {info.session: info for info in await engine.list_sessions()}
         assert bench.launches == 2
         assert {name: (i.length, i.lost_tokens) for name, i in infos.items()} == {
             "a": (3, 3),
@@ -474,7 +474,7 @@ async def test_a_session_is_one_without_its_engine(letters: Path) -> None:
             await engine.fork("b", child="a")
         assert caught.value.field == "child"
         assert (await engine.info("a")).length == 3
-        assert sorted(info.session for info in await engine.list()) == ["a", "b"]
+        assert sorted(info.session for info in await engine.list_sessions()) == ["a", "b"]
         assert (await engine.stats()).sessions == 2
         closing = asyncio.create_task(engine.close("b"))
         await asyncio.sleep(0)
@@ -484,7 +484,7 @@ async def test_a_session_is_one_without_its_engine(letters: Path) -> None:
         bench.kill()
         await engine.open("a", fence=1)
         assert (await engine.info("a")).length == 0
-        with pytest.raises(StaleFence):
+        with pytest.raises(StaleEngineFence):
             await engine.open("a")
 
 
@@ -511,7 +511,7 @@ async def test_a_session_times_out_without_its_engine(letters: Path) -> None:
         await engine.resume(paused)
         assert await read(resting) == oracle([1, 2], 50)
         assert await read(turn) == oracle([1, 2], 100)
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownEngineSession):
             await engine.append(idle, [1])
         assert await engine.append(lasting, [1]) == 1
 

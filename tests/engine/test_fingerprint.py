@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from continuo.engine import fingerprint as module
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import EngineLost, ModelError
-from continuo.engine.fingerprint import fingerprint
-from continuo.engine.wire.messages import Attach, Done, Open, Refused
+from continuo.engine.fingerprint import compute_fingerprint
+from continuo.engine.wire.messages import AttachSession, CommandDone, CommandRefused, OpenSession
 from tests.engine.test_outside_ids import stranger
 from tests.support.engines import digest_engine
 
@@ -42,7 +42,7 @@ def folder(letters: Path, tmp_path: Path) -> Path:
 def test_a_copy_is_the_same_model(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "README.md").write_text("not read")
-    assert fingerprint(str(folder)) == fingerprint(str(tmp_path / "copy"))
+    assert compute_fingerprint(str(folder)) == compute_fingerprint(str(tmp_path / "copy"))
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
@@ -69,9 +69,9 @@ def test_another_model_has_another_digest(
     """Also where the weights are too large to be read whole."""
     if not whole:
         monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 1000)
-    before = fingerprint(str(folder))
+    before = compute_fingerprint(str(folder))
     CHANGES[name](folder)
-    assert fingerprint(str(folder)) != before
+    assert compute_fingerprint(str(folder)) != before
 
 
 @pytest.mark.parametrize("change", [20_000, 70_000, 100_050])
@@ -79,9 +79,9 @@ def test_each_tensor_of_large_weights_counts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, change: int
 ) -> None:
     monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 1000)
-    before = fingerprint(str(folder))
+    before = compute_fingerprint(str(folder))
     weights(folder / "model.safetensors", change)
-    assert fingerprint(str(folder)) != before
+    assert compute_fingerprint(str(folder)) != before
 
 
 def test_weights_that_are_none_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,20 +89,22 @@ def test_weights_that_are_none_are_named(folder: Path, monkeypatch: pytest.Monke
     for content in (b"\xff" * 100, struct.pack("<Q", 2) + b"[]" + b"0" * 100):
         (folder / "model.safetensors").write_bytes(content)
         with pytest.raises(ModelError, match="cannot be identified"):
-            fingerprint(str(folder))
+            compute_fingerprint(str(folder))
 
 
 async def test_an_engine_refuses_the_session_of_another_model(letters: Path) -> None:
     async with digest_engine(letters) as bench, stranger(bench, await bench.listen()) as front:
         ours = bench.engine.ready.digest
         for digest, code in (("0123456789abcdef", "other_model"), (ours, None), ("", None)):
-            opened = Open(1, f"opened {digest}", digest=digest)
-            attach = Attach(2, msgspec.structs.replace(opened, session=f"attached {digest}"), [1])
+            opened = OpenSession(1, f"opened {digest}", digest=digest)
+            attach = AttachSession(
+                2, msgspec.structs.replace(opened, session=f"attached {digest}"), [1]
+            )
             for command in (opened, attach):
                 front.events.clear()
                 answer = await front.answer(command)
-                assert isinstance(answer, Refused if code else Done)
-                if isinstance(answer, Refused):
+                assert isinstance(answer, CommandRefused if code else CommandDone)
+                if isinstance(answer, CommandRefused):
                     assert (answer.code, answer.field) == (code, "digest")
                     assert digest in answer.message
                     assert ours in answer.message
@@ -115,15 +117,15 @@ async def test_a_front_takes_no_second_engine_of_another_model(
     """Though it has the same name, vocabulary and context."""
     async with digest_engine(letters) as one, digest_engine(folder) as two:
         ports = [await bench.listen() for bench in (one, two)]
-        engine = Engine()
-        engine.add("127.0.0.1", ports[0])
+        engine = EngineClient()
+        engine.add_engine("127.0.0.1", ports[0])
         async with asyncio.timeout(20):
-            await engine.when_ready()
-        engine.add("127.0.0.1", ports[1])
+            await engine.wait_until_ready()
+        engine.add_engine("127.0.0.1", ports[1])
         async with asyncio.timeout(20):
             while "its digest is" not in caplog.text:
                 await asyncio.sleep(0.01)
-        assert not engine.answers_at("127.0.0.1", ports[1])
+        assert not engine.is_responsive_at("127.0.0.1", ports[1])
         await engine.open("s")
         await engine.stop()
         with pytest.raises(EngineLost):

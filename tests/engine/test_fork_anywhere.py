@@ -3,7 +3,7 @@ the parent both go on from what is theirs, and next to nothing is computed again
 
 import pytest
 
-from continuo.engine.wire.messages import Fork
+from continuo.engine.wire.messages import ForkSession
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words
@@ -113,8 +113,8 @@ def test_fork_of_what_a_turn_says_waits_for_its_end() -> None:
     desk.generate("parent", 6)
     for _ in range(3):
         desk.step()
-    assert desk.tell(Fork(desk.n(), "parent", "child", 10)) is None
-    assert desk.tell(Fork(desk.n(), "parent", "all", None)) is None
+    assert desk.tell(ForkSession(desk.n(), "parent", "child", 10)) is None
+    assert desk.tell(ForkSession(desk.n(), "parent", "all", None)) is None
     desk.run()
     assert desk.sequence("child").log.length == 10
     assert desk.sequence("all").log.length == 15

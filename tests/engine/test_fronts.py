@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.client.connection import Security
-from continuo.engine.client.engine_client import Engine, Turn, Unfinished
+from continuo.engine.client.connection import LinkSecurity
+from continuo.engine.client.engine_client import EngineClient, TurnStream, UnfinishedTurn
 from continuo.engine.config import EngineConfig
-from continuo.engine.errors import EngineLost, StaleFence, UnknownSession
-from continuo.engine.wire.messages import Files, Sampling
+from continuo.engine.errors import EngineLost, StaleEngineFence, UnknownEngineSession
+from continuo.engine.wire.messages import GetModelFiles, Sampling
 from tests.faults.proxy import Proxy
 from tests.support.certificates import certificate as make_certificate
 from tests.support.digest_runner import oracle
@@ -29,12 +29,12 @@ SECRET = b"a secret of the right length"
 @contextlib.asynccontextmanager
 async def front(
     port: int, secret: bytes = b"", tls: ssl.SSLContext | None = None
-) -> AsyncIterator[Engine]:
-    engine = Engine()
-    engine.add("127.0.0.1", port, Security(secret, tls))
+) -> AsyncIterator[EngineClient]:
+    engine = EngineClient()
+    engine.add_engine("127.0.0.1", port, LinkSecurity(secret, tls))
     try:
         async with asyncio.timeout(20):
-            await engine.when_ready()
+            await engine.wait_until_ready()
         yield engine
     finally:
         await engine.stop()
@@ -52,7 +52,9 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-async def begin(engine: Engine, count: int, after: int, fence: int) -> tuple[Turn, list[int]]:
+async def begin(
+    engine: EngineClient, count: int, after: int, fence: int
+) -> tuple[TurnStream, list[int]]:
     """A turn of `count` ids in session `s`, read to at least `after`."""
     await engine.open("s", fence=fence)
     await engine.append("s", PROMPT)
@@ -65,11 +67,11 @@ async def begin(engine: Engine, count: int, after: int, fence: int) -> tuple[Tur
     return turn, said
 
 
-def unfinished(count: int, said: int) -> Unfinished:
-    return Unfinished("t", Sampling(max_tokens=count, seed=1), said)
+def unfinished(count: int, said: int) -> UnfinishedTurn:
+    return UnfinishedTurn("t", Sampling(max_tokens=count, seed=1), said)
 
 
-async def read(turn: Turn | None) -> list[int]:
+async def read(turn: TurnStream | None) -> list[int]:
     assert turn is not None
     return [id async for piece in turn for id in piece.ids]
 
@@ -81,7 +83,7 @@ async def test_a_turn_goes_on_with_another_front(bench: Bench) -> None:
         drawn = (await two.stats()).tokens_drawn
         journalled = said[:3]
         taken = await two.attach("s", PROMPT + journalled, unfinished=unfinished(60, 3), fence=2)
-        with pytest.raises(StaleFence):
+        with pytest.raises(StaleEngineFence):
             await read(turn)
         assert drawn < 60, "it ran while it changed hands"
         assert await read(taken) == oracle(PROMPT, 60), "whole, nothing twice"
@@ -98,12 +100,12 @@ async def test_a_stale_front_can_neither_write_nor_hear(bench: Bench) -> None:
         waiting = asyncio.create_task(one.append("s", [9, 9, 9]))
         await asyncio.sleep(0.01)
         taken = await two.attach("s", PROMPT + said, unfinished=unfinished(100, len(said)), fence=6)
-        with pytest.raises(StaleFence):
+        with pytest.raises(StaleEngineFence):
             await waiting
-        heard = turn.said
-        with pytest.raises(StaleFence):
+        heard = turn.received
+        with pytest.raises(StaleEngineFence):
             await read(turn)
-        one.fence("s", 5)
+        one.set_fence("s", 5)
         for late in (
             one.append("s", [8]),
             one.rewind("s", 0),
@@ -111,14 +113,14 @@ async def test_a_stale_front_can_neither_write_nor_hear(bench: Bench) -> None:
             one.cancel("s"),
             one.close("s"),
         ):
-            with pytest.raises((StaleFence, UnknownSession)):
+            with pytest.raises((StaleEngineFence, UnknownEngineSession)):
                 await late
-        with pytest.raises(StaleFence, match="fence"):
+        with pytest.raises(StaleEngineFence, match="fence"):
             await one.attach("s", PROMPT, fence=5)
-        with pytest.raises(StaleFence):
+        with pytest.raises(StaleEngineFence):
             await one.open("s", fence=5)
         assert await read(taken) == oracle(PROMPT, 100)
-        assert turn.said == heard, "nothing was heard after it was taken over"
+        assert turn.received == heard, "nothing was heard after it was taken over"
 
 
 async def test_of_many_racers_one_has_it(bench: Bench) -> None:
@@ -139,7 +141,7 @@ async def test_of_many_racers_one_has_it(bench: Bench) -> None:
         whole = [result for result in results if isinstance(result, list)]
         assert whole == [oracle(PROMPT, 40)]
         assert results[order.index(11)] == whole[0], "the highest fence has it"
-        assert all(isinstance(r, StaleFence) for r in results if not isinstance(r, list))
+        assert all(isinstance(r, StaleEngineFence) for r in results if not isinstance(r, list))
 
 
 async def test_a_turn_that_ended_meanwhile_is_told_whole(bench: Bench) -> None:
@@ -187,7 +189,7 @@ async def test_a_turn_that_was_dropped_is_made_anew(bench: Bench, paused: bool) 
         turn, _ = await begin(one, 150, 4, fence=1)
         if paused:
             await one.pause("s")
-        assert await one.cancel("s", "t", drop=True) == len(PROMPT)
+        assert await one.cancel("s", "t", discard_output=True) == len(PROMPT)
         await read(turn)
         taken = await two.attach("s", PROMPT, unfinished=unfinished(150, 0), fence=2)
         async with asyncio.timeout(20):
@@ -207,7 +209,7 @@ async def test_a_lost_link_pauses_the_turn_after_a_grace(bench: Bench) -> None:
                 await asyncio.sleep(0.005)
         drawn = (await two.stats()).tokens_drawn
         assert drawn < 190
-        assert (await two.list())[0].session == "s"
+        assert (await two.list_sessions())[0].session == "s"
         computed = bench.runner.tokens_run
         taken = await two.attach("s", PROMPT + said, unfinished=unfinished(190, len(said)), fence=2)
         assert await read(taken) == oracle(PROMPT, 190)
@@ -222,7 +224,7 @@ async def test_a_session_nobody_wants_is_closed(bench: Bench) -> None:
     async with front(port) as one:
         await begin(one, 190, 1, fence=1)
     async with asyncio.timeout(20):
-        while await bench.engine.list():
+        while await bench.engine.list_sessions():
             await asyncio.sleep(0.005)
     assert (await bench.engine.stats()).pages_leased == 0
 
@@ -270,7 +272,7 @@ async def test_attach_goes_on_where_the_engine_knows_nothing(bench: Bench) -> No
     for said in (0, 1, 7, 12):
         sampling = Sampling(max_tokens=12, temperature=1.0, seed=99)
         name = f"s{said}"
-        unfinished = Unfinished("t", sampling, said)
+        unfinished = UnfinishedTurn("t", sampling, said)
         turn = await bench.engine.attach(name, PROMPT + whole[:said], unfinished=unfinished)
         told = await read(turn)
         whole = whole or told
@@ -283,7 +285,7 @@ async def test_attach_goes_on_where_the_engine_knows_nothing(bench: Bench) -> No
     end = whole.index(stop) + 1
     sampling = Sampling(max_tokens=12, temperature=1.0, seed=99, stop_ids=(stop,))
     turn = await bench.engine.attach(
-        "s", PROMPT + whole[:end], unfinished=Unfinished("t", sampling, end)
+        "s", PROMPT + whole[:end], unfinished=UnfinishedTurn("t", sampling, end)
     )
     assert await read(turn) == whole[:end]
     assert turn is not None
@@ -324,8 +326,8 @@ async def test_a_paused_turn_ends_though_its_engine_has_died(bench: Bench, how: 
     if how == "close":
         await bench.engine.close("s")
     else:
-        length = await bench.engine.cancel("s", "t", drop=how == "drop")
-        assert length == len(PROMPT) + (0 if how == "drop" else turn.said)
+        length = await bench.engine.cancel("s", "t", discard_output=how == "drop")
+        assert length == len(PROMPT) + (0 if how == "drop" else turn.received)
         assert (await bench.engine.info("s")).length == length
     said += await read(turn)
     assert turn.ended is not None
@@ -343,12 +345,12 @@ async def test_a_front_must_know_the_secret(bench: Bench, tmp_path: Path) -> Non
     async with front(port, SECRET) as one:
         await one.open("s")
         for wrong in (b"another secret of some length", b""):
-            stranger = Engine()
-            stranger.add("127.0.0.1", port, Security(secret=wrong))
+            stranger = EngineClient()
+            stranger.add_engine("127.0.0.1", port, LinkSecurity(secret=wrong))
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(stranger.when_ready(), 0.3)
+                await asyncio.wait_for(stranger.wait_until_ready(), 0.3)
             await stranger.stop()
-        assert len(await one.list()) == 1
+        assert len(await one.list_sessions()) == 1
 
 
 async def test_an_engine_must_know_it_too(bench: Bench) -> None:
@@ -362,10 +364,10 @@ async def test_an_engine_must_know_it_too(bench: Bench) -> None:
         writer.close()
 
     server = await asyncio.start_server(pretend, "127.0.0.1", 0)
-    engine = Engine()
-    engine.add("127.0.0.1", server.sockets[0].getsockname()[1], Security(secret=SECRET))
+    engine = EngineClient()
+    engine.add_engine("127.0.0.1", server.sockets[0].getsockname()[1], LinkSecurity(secret=SECRET))
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(engine.when_ready(), 0.3)
+        await asyncio.wait_for(engine.wait_until_ready(), 0.3)
     await engine.stop()
     server.close()
     assert SECRET not in heard
@@ -380,7 +382,7 @@ async def test_numbers_of_two_fronts_do_not_mix(bench: Bench) -> None:
             *(e.append(n, ids) for e, n, ids in ((one, "a", [1]), (two, "b", [1, 2, 3])))
         )
         assert lengths == [1, 3]
-        with pytest.raises(UnknownSession):
+        with pytest.raises(UnknownEngineSession):
             await two.append("a", [1])
 
 
@@ -393,13 +395,13 @@ async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
         digest_engine(letters, step_s=0.002) as two,
     ):
         ports = [await one.listen(), await two.listen()]
-        engine = Engine()
+        engine = EngineClient()
         for port in ports:
-            engine.add("127.0.0.1", port)
-        await engine.when_ready()
+            engine.add_engine("127.0.0.1", port)
+        await engine.wait_until_ready()
         await until(lambda: len(engine.loads()) == 2)
         names = [await engine.open() for _ in range(6)]
-        assert len({engine.place(name) for name in names}) == 2, "both have some"
+        assert len({engine.incarnation_of(name) for name in names}) == 2, "both have some"
         for name in names:
             await engine.append(name, PROMPT)
         turns = [await engine.generate(name, Sampling(max_tokens=80)) for name in names]
@@ -423,7 +425,7 @@ async def test_sessions_of_a_lost_engine_go_on_elsewhere(letters: Path) -> None:
         with pytest.raises(EngineLost):
             await engine.append(names[1], [4])
         two.may_launch.set()
-        await until(lambda: one.engine.up and two.engine.up)
+        await until(lambda: one.engine.is_available and two.engine.is_available)
 
 
 async def test_a_new_session_goes_where_there_is_room(letters: Path) -> None:
@@ -435,23 +437,23 @@ async def test_a_new_session_goes_where_there_is_room(letters: Path) -> None:
         front(await other.listen()) as engine,
     ):
         await engine.open("first")
-        roomy = engine.place("first")
+        roomy = engine.incarnation_of("first")
         await filling.open("long")
         await filling.append("long", [n % 50 + 1 for n in range(199)])
-        loaded = filling.place("long")
-        engine.add("127.0.0.1", await full.listen())
+        loaded = filling.incarnation_of("long")
+        engine.add_engine("127.0.0.1", await full.listen())
         await until(lambda: sum(load.pages_leased > 45 for load in engine.loads().values()) == 1)
         names = [await engine.open() for _ in range(6)]
         assert loaded in engine.loads()
-        assert {engine.place(name) for name in names} == {roomy}
+        assert {engine.incarnation_of(name) for name in names} == {roomy}
 
 
 async def is_only_on(bench: Bench, *, not_on: Bench) -> None:
     """The session, soon, and nothing of it is left."""
     async with asyncio.timeout(20):
-        while await not_on.engine.list():
+        while await not_on.engine.list_sessions():
             await asyncio.sleep(0.005)
-    assert [info.session for info in await bench.engine.list()] == ["s"]
+    assert [info.session for info in await bench.engine.list_sessions()] == ["s"]
     assert (await not_on.engine.stats()).pages_leased == 0
 
 
@@ -464,14 +466,14 @@ async def test_a_session_that_went_elsewhere_is_ended_where_it_was(letters: Path
         front(proxy.port) as engine,
     ):
         turn, said = await begin(engine, 150, 3, fence=5)
-        engine.add("127.0.0.1", await two.listen())
+        engine.add_engine("127.0.0.1", await two.listen())
         await until(lambda: len(engine.loads()) == 2)
         proxy.refusing = True
         proxy.cut()
         said += await read(turn)
         assert said == oracle(PROMPT, 150)
         for bench in (one, two):
-            assert [info.session for info in await bench.engine.list()] == ["s"]
+            assert [info.session for info in await bench.engine.list_sessions()] == ["s"]
         proxy.refusing = False
         await is_only_on(two, not_on=one)
 
@@ -486,13 +488,13 @@ async def test_a_session_taken_up_elsewhere_is_ended_where_it_was(letters: Path)
         Proxy(await one.listen()).running() as proxy,
     ):
         proxy.refusing = True
-        heir.add("127.0.0.1", proxy.port)
+        heir.add_engine("127.0.0.1", proxy.port)
         _, said = await begin(owner, 150, 3, fence=5)
         await owner.stop()
         log = PROMPT + said
         taken = await heir.attach("s", log, unfinished=unfinished(150, len(said)), fence=6)
         assert await read(taken) == oracle(PROMPT, 150)
-        assert [info.session for info in await one.engine.list()] == ["s"]
+        assert [info.session for info in await one.engine.list_sessions()] == ["s"]
         proxy.refusing = False
         await is_only_on(two, not_on=one)
 
@@ -505,16 +507,16 @@ async def test_a_session_is_attached_where_it_is(letters: Path) -> None:
             for fullness in range(3):
                 await one.open(f"full{fullness}")
             _, said = await begin(one, 100, 3, fence=1)
-            place = one.place("s")
-            two = Engine()
+            place = one.incarnation_of("s")
+            two = EngineClient()
             for port in ports:
-                two.add("127.0.0.1", port)
-            await two.when_ready()
+                two.add_engine("127.0.0.1", port)
+            await two.wait_until_ready()
             await until(lambda: len(two.loads()) == 2)
             taken = await two.attach(
                 "s", PROMPT + said, unfinished=unfinished(100, len(said)), fence=2
             )
-            assert two.place("s") == place
+            assert two.incarnation_of("s") == place
             assert await read(taken) == oracle(PROMPT, 100)
             await two.stop()
 
@@ -535,10 +537,10 @@ async def test_a_link_with_tls(bench: Bench, certificate: tuple[Path, Path]) -> 
     unknown = ssl.create_default_context()
     unknown.check_hostname = False
     for tls in (None, unknown):
-        stranger = Engine()
-        stranger.add("127.0.0.1", port, Security(tls=tls))
+        stranger = EngineClient()
+        stranger.add_engine("127.0.0.1", port, LinkSecurity(tls=tls))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(stranger.when_ready(), 0.3)
+            await asyncio.wait_for(stranger.wait_until_ready(), 0.3)
         await stranger.stop()
 
 
@@ -549,10 +551,10 @@ async def test_a_front_needs_no_folder_of_the_model(letters: Path, tmp_path: Pat
     (folder / "model.safetensors").write_bytes(b"not for fronts")
     async with digest_engine(folder) as bench:
         port = await bench.listen()
-        engine = Engine()
-        engine.add("127.0.0.1", port)
-        await engine.when_ready()
-        files = (await engine._routing.ask(Files(engine._routing.next()))).files
+        engine = EngineClient()
+        engine.add_engine("127.0.0.1", port)
+        await engine.wait_until_ready()
+        files = (await engine._router.request(GetModelFiles(engine._router.next_number()))).files
         assert files is not None
         assert sorted(files) == ["config.json", "tokenizer.json", "tokenizer_config.json"]
         assert engine.text.decode([0, 1, 2]) == "abc"

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, EngineError
-from continuo.engine.text import Text
+from continuo.engine.text import ModelText
 from continuo.engine.text.grammar import SOURCE_BYTES_MAX
 from continuo.engine.wire.messages import Grammar, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
@@ -35,11 +35,15 @@ def sampling(grammar: Grammar, **options: Any) -> Sampling:
 
 
 def expected(folder: Path, log: list[int], grammar: Grammar, count: int = 40) -> list[int]:
-    matcher = Text(str(folder)).grammars(VOCABULARY, lambda: None).matcher(grammar, (END,))
+    matcher = (
+        ModelText(str(folder))
+        .create_grammar_compiler(VOCABULARY, lambda: None)
+        .create_matcher(grammar, (END,))
+    )
     return oracle(log, count, (END,), matcher)
 
 
-async def say(engine: Engine, session: str, ids: list[int], wish: Sampling) -> list[int]:
+async def say(engine: EngineClient, session: str, ids: list[int], wish: Sampling) -> list[int]:
     await engine.append(session, ids)
     return await read(await engine.generate(session, wish))
 
@@ -183,4 +187,4 @@ async def test_a_session_can_be_closed_while_it_waits(folder: Path) -> None:
         await engine.close(session)
         with pytest.raises(EngineError, match="closed"):
             await waiting
-        assert await engine.list() == []
+        assert await engine.list_sessions() == []

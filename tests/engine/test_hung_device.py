@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.engine.batch import Batch, BatchResult, Geometry
 from continuo.engine.client import connection, router
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, DigestRunner, oracle
@@ -23,7 +23,7 @@ class Hanging(DigestRunner):
         self.goes_on = threading.Event()
         self.goes_on.set()
 
-    def launch(self, batch: Batch) -> Sampled:
+    def launch(self, batch: Batch) -> BatchResult:
         self.goes_on.wait()
         return super().launch(batch)
 
@@ -31,8 +31,8 @@ class Hanging(DigestRunner):
 @pytest.fixture
 async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     """Asked often, so that a test takes no minute."""
-    monkeypatch.setattr(router, "PING_S", 0.05)
-    monkeypatch.setattr(connection, "STEP_S_MAX", 0.5)
+    monkeypatch.setattr(router, "PING_INTERVAL_S", 0.05)
+    monkeypatch.setattr(connection, "DEVICE_HANG_S", 0.5)
     async with engine_on(letters, lambda: Hanging(GEOMETRY, step_s=0.01)) as bench:
         try:
             yield bench
@@ -64,14 +64,14 @@ async def begun(bench: Bench, sampling: Sampling) -> "asyncio.Task[list[int]]":
 async def test_it_is_as_good_as_silent(bench: Bench) -> None:
     saying = await begun(bench, Sampling(max_tokens=60))
     async with asyncio.timeout(30):
-        while bench.engine.takes_sessions:
+        while bench.engine.is_accepting_sessions:
             await asyncio.sleep(0.01)
-    assert not bench.engine.up
+    assert not bench.engine.is_available
     assert not saying.done()
     bench.runner.goes_on.set()
     assert await saying == oracle(PROMPT, 60)
     async with asyncio.timeout(30):
-        while not bench.engine.takes_sessions:
+        while not bench.engine.is_accepting_sessions:
             await asyncio.sleep(0.01)
     assert bench.launches == 1
 
@@ -79,14 +79,14 @@ async def test_it_is_as_good_as_silent(bench: Bench) -> None:
 async def test_one_that_hangs_for_long_is_started_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "HUNG_S", 2.0)
+    monkeypatch.setattr(connection, "DISCONNECT_AFTER_S", 2.0)
     saying = await begun(bench, Sampling(max_tokens=60))
     hung = bench.runner
-    (child,) = bench.engine._routing.peers
+    (child,) = bench.engine._router.connections
     async with asyncio.timeout(30):
-        while child.up:
+        while child.is_connected:
             await asyncio.sleep(0.01)
     hung.goes_on.set()  # a process would be killed; a thread can not
     assert await saying == oracle(PROMPT, 60), "it goes on where it was"
     assert bench.launches == 2
-    assert bench.engine.takes_sessions
+    assert bench.engine.is_accepting_sessions

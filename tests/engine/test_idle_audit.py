@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.batch import Geometry, Sampled
+from continuo.engine.batch import BatchResult, Geometry
 from continuo.engine.config import EngineConfig
-from continuo.engine.server.assembly import Parts, assemble
-from continuo.engine.text import Text
+from continuo.engine.server.assembly import EngineCore, assemble
+from continuo.engine.text import ModelText
 from continuo.engine.wire.messages import (
-    AnyEvent,
-    Append,
-    Done,
+    AppendIds,
+    CommandDone,
+    EngineEvent,
     Generate,
+    GetStats,
     LoopCommand,
-    Open,
+    OpenSession,
     Sampling,
-    Stats,
-    Tokens,
     TurnEnded,
+    TurnTokens,
 )
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 
@@ -34,12 +34,14 @@ class House:
 
     def __init__(self, folder: Path, ahead: int) -> None:
         runner = DigestRunner(Geometry(64, 4, 200, VOCABULARY, 16, ahead, 0))
-        self.parts: Parts[Sampled] = assemble(runner, Text(str(folder)), EngineConfig())
-        self.events: list[AnyEvent] = []
+        self.parts: EngineCore[BatchResult] = assemble(
+            runner, ModelText(str(folder)), EngineConfig()
+        )
+        self.events: list[EngineEvent] = []
         self._came = asyncio.Event()
         self._n = 0
 
-    def hear(self, events: list[AnyEvent]) -> None:
+    def hear(self, events: list[EngineEvent]) -> None:
         self.events += events
         self._came.set()
 
@@ -47,11 +49,11 @@ class House:
         self._n += 1
         return self._n
 
-    async def ask(self, command: LoopCommand) -> Done:
-        self.parts.loop.tell([command])
+    async def ask(self, command: LoopCommand) -> CommandDone:
+        self.parts.loop.enqueue([command])
         while True:
             for event in self.events:
-                if isinstance(event, Done) and event.n == command.n:
+                if isinstance(event, CommandDone) and event.n == command.n:
                     return event
             self._came.clear()
             await self._came.wait()
@@ -59,8 +61,8 @@ class House:
     async def talk(self) -> None:
         """One turn, to its end."""
         for command in (
-            Open(self.n(), "s"),
-            Append(self.n(), "s", [1, 2, 3]),
+            OpenSession(self.n(), "s"),
+            AppendIds(self.n(), "s", [1, 2, 3]),
             Generate(self.n(), "s", "turn", Sampling(max_tokens=30)),
         ):
             await self.ask(command)
@@ -69,7 +71,7 @@ class House:
             await self._came.wait()
 
     async def failed_audits(self) -> int:
-        stats = (await self.ask(Stats(self.n()))).stats
+        stats = (await self.ask(GetStats(self.n()))).stats
         assert stats is not None
         return stats.failed_audits
 
@@ -98,11 +100,11 @@ async def test_a_fault_is_found_when_it_is_idle(letters: Path, ahead: int) -> No
     async with living(house):
         await house.talk()
         assert await house.failed_audits() == 0
-        lost = house.parts.cache.pool.take()
+        lost = house.parts.cache.pool.allocate()
         while not await house.failed_audits():
             await asyncio.sleep(0.001)
-        house.parts.cache.pool.give([lost])
-        await house.ask(Append(house.n(), "s", [4]))
+        house.parts.cache.pool.release([lost])
+        await house.ask(AppendIds(house.n(), "s", [4]))
 
 
 @AHEAD
@@ -112,14 +114,14 @@ async def test_a_turn_is_not_held_up_by_an_audit(letters: Path, ahead: int) -> N
     class Spoilt(House):
         lost = -1
 
-        def hear(self, events: list[AnyEvent]) -> None:
+        def hear(self, events: list[EngineEvent]) -> None:
             super().hear(events)
             pool = self.parts.cache.pool
             for event in events:
-                if isinstance(event, Tokens) and self.lost < 0:
-                    self.lost = pool.take()
+                if isinstance(event, TurnTokens) and self.lost < 0:
+                    self.lost = pool.allocate()
                 if isinstance(event, TurnEnded):
-                    pool.give([self.lost])
+                    pool.release([self.lost])
 
     house = Spoilt(letters, ahead)
     async with living(house):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.errors import TurnFailed
-from continuo.engine.wire.messages import Attach, Cancel, Generate, Open, Sampling
+from continuo.engine.wire.messages import AttachSession, CancelTurn, Generate, OpenSession, Sampling
 from tests.support.desk import Desk
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import digest_engine
@@ -164,7 +164,7 @@ def test_suspects_that_end_while_the_bad_row_is_searched_for(ahead: int, way: st
         if way == "close":
             desk.close(f"s{n}")
         else:
-            desk.do(Cancel(desk.n(), f"s{n}", None, way == "drop"))
+            desk.do(CancelTurn(desk.n(), f"s{n}", None, way == "drop"))
     desk.run(ahead=ahead)
     for n, log in enumerate(logs):
         if n in (0, 1, 12):
@@ -201,8 +201,8 @@ def test_others_go_on_while_the_bad_row_is_searched_for() -> None:
         apart, together = desk.step(), desk.step()
         assert apart is not None
         assert together is not None
-        assert all(int(work.sequence.id[1:]) < 8 for work in apart.works)
-        assert {f"s{n}" for n in range(8, SESSIONS)} <= {w.sequence.id for w in together.works}
+        assert all(int(work.sequence.id[1:]) < 8 for work in apart.rows)
+        assert {f"s{n}" for n in range(8, SESSIONS)} <= {w.sequence.id for w in together.rows}
 
 
 def test_a_session_that_is_attached_apart_shares_no_step_until_it_has_proved_itself() -> None:
@@ -211,10 +211,10 @@ def test_a_session_that_is_attached_apart_shares_no_step_until_it_has_proved_its
     for n in range(3):
         desk.generate(f"s{n}", 40)
     generate = Generate(0, "x", "turn", Sampling(max_tokens=10))
-    desk.do(Attach(desk.n(), Open(0, "x"), logs[3], generate=generate, apart=4))
+    desk.do(AttachSession(desk.n(), OpenSession(0, "x"), logs[3], generate=generate, apart=4))
     steps: list[set[str]] = []
     while (order := desk.step()) is not None:
-        steps.append({work.sequence.id for work in order.works})
+        steps.append({work.sequence.id for work in order.rows})
     own = [step for step in steps if "x" in step]
     assert own[:5] == [{"x"}] * 5, "its prompt, and four ids"
     assert own[5:] == [{"s0", "s1", "s2", "x"}] * 5

@@ -37,4 +37,4 @@ def test_a_session_that_never_spoke_leaves_its_pages_or_none(keep: bool) -> None
     desk.append("s", words(21))
     desk.run()
     desk.close("s", keep_prefix=keep)
-    assert (desk.cache.tree.size, desk.cache.leased) == (5 if keep else 0, 0)
+    assert (desk.cache.tree.size, desk.cache.leased_pages) == (5 if keep else 0, 0)

@@ -7,7 +7,7 @@ import threading
 import msgspec
 
 from continuo.engine.wire.link import Link
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Tokens
+from continuo.engine.wire.messages import EngineCommand, EngineEvent, TurnTokens
 
 MESSAGES = 20_000
 
@@ -16,15 +16,15 @@ async def test_messages_keep_their_order_when_the_socket_is_full() -> None:
     ours, theirs = socket.socketpair()
     ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     lost = asyncio.Event()
-    link: Link[AnyEvent, AnyCommand] = Link(
-        msgspec.msgpack.Decoder(list[AnyCommand]), lambda _: None, lost.set
+    link: Link[EngineEvent, EngineCommand] = Link(
+        msgspec.msgpack.Decoder(list[EngineCommand]), lambda _: None, lost.set
     )
     heard: list[int] = []
     reader = threading.Thread(target=_read, args=(theirs, heard))
     reader.start()
     await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
     for number in range(MESSAGES):
-        message = Tokens("s" * (number * 37 % 3000), "t", number, [1, 2, 3])
+        message = TurnTokens("s" * (number * 37 % 3000), "t", number, [1, 2, 3])
         if number % 7:
             link.send_now([message])
         else:
@@ -40,7 +40,7 @@ async def test_messages_keep_their_order_when_the_socket_is_full() -> None:
 
 def _read(end: socket.socket, heard: list[int]) -> None:
     """In small bites, until it is closed."""
-    decoder = msgspec.msgpack.Decoder(list[Tokens])
+    decoder = msgspec.msgpack.Decoder(list[TurnTokens])
     buffer = bytearray()
     with end:
         while bite := end.recv(3000 + len(heard) % 5000):

@@ -9,19 +9,19 @@ import pytest
 
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.wire.messages import (
-    Append,
-    Cancel,
-    Done,
-    Fork,
+    AppendIds,
+    CancelTurn,
+    CommandDone,
+    CommandRefused,
+    ForkSession,
     Generate,
     LoopCommand,
-    Refused,
-    Rewind,
+    RewindSession,
     Sampling,
-    Tokens,
     TurnEnded,
+    TurnTokens,
 )
-from continuo.engine.wire.token_log import edits
+from continuo.engine.wire.token_log import regular_only_option
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.plain_log import PlainLog
@@ -63,36 +63,36 @@ class Lives:
         while self.step():
             pass
         self.check_turns()
-        for session in list(self.desk.sessions._table):
+        for session in list(self.desk.sessions._sequences):
             self.desk.close(session)
         cache = self.desk.cache
-        assert (cache.leased, cache.host.used) == (0, 0)
-        assert cache.tree.unheld == cache.tree.size
-        assert cache.pool.free + cache.tree.size == cache.pool.total
+        assert (cache.leased_pages, cache.host_tier.used_pages) == (0, 0)
+        assert cache.tree.unreferenced == cache.tree.size
+        assert cache.pool.free_count + cache.tree.size == cache.pool.total
 
     def deed(self) -> None:
         desk, source = self.desk, self.source
-        session = source.choice(list(desk.sessions._table))
+        session = source.choice(list(desk.sessions._sequences))
         length = len(desk.sequence(session).ids)
         few = [source.randint(0, 3) for _ in range(source.randint(1, 9))]
         match source.randint(0, 11):
             case 0 | 1:
-                self.ask(Append(desk.n(), session, few))
+                self.ask(AppendIds(desk.n(), session, few))
             case 2:
                 commit = source.random() < 0.5
-                self.ask(Append(desk.n(), session, few, "commit" if commit else "provisional"))
+                self.ask(AppendIds(desk.n(), session, few, "commit" if commit else "provisional"))
             case 3 | 4 | 5:
                 self.turns += 1
                 sampling = Sampling(max_tokens=source.randint(1, 12))
                 self.ask(Generate(desk.n(), session, f"t{self.turns}", sampling))
             case 6:
-                self.ask(Rewind(desk.n(), session, source.randint(0, length)))
+                self.ask(RewindSession(desk.n(), session, source.randint(0, length)))
             case 7:
-                self.ask(Cancel(desk.n(), session, drop=source.random() < 0.5))
+                self.ask(CancelTurn(desk.n(), session, drop=source.random() < 0.5))
             case 8:
                 self.children += 1
                 child, at = f"c{self.children}", source.randint(0, length)
-                self.ask(Fork(desk.n(), session, child, at))
+                self.ask(ForkSession(desk.n(), session, child, at))
             case 9:
                 self.use_a_name_again(session)
             case _:
@@ -102,7 +102,7 @@ class Lives:
         """What only a regular session takes."""
         desk, source = self.desk, self.source
         finished = list(self.logs[session].finished)
-        append = Append(
+        append = AppendIds(
             desk.n(),
             session,
             ids,
@@ -111,22 +111,22 @@ class Lives:
             drop_previous_output=source.random() < 0.5,
             offset=source.choice([0, 0, 0, -2, 5]),
         )
-        if desk.sequence(session).log.history is None and edits(append):
-            assert desk.refuse(append).field == edits(append)
+        if desk.sequence(session).log.turn_tree is None and regular_only_option(append):
+            assert desk.refuse(append).field == regular_only_option(append)
         else:
             self.ask(append)
 
     def use_a_name_again(self, session: str) -> None:
         desk, finished = self.desk, list(self.logs[session].finished)
         sequence = desk.sequence(session)
-        if finished and sequence.log.history is not None and not sequence.busy:
+        if finished and sequence.log.turn_tree is not None and not sequence.is_busy:
             used = Generate(desk.n(), session, self.source.choice(finished), Sampling())
             assert desk.refuse(used).field == "turn"
 
     def ask(self, command: LoopCommand) -> None:
         self.asked[command.n] = command
         self.desk.tell(command)
-        self.hear(dropping=isinstance(command, Cancel) and command.drop)
+        self.hear(dropping=isinstance(command, CancelTurn) and command.drop)
 
     def step(self) -> bool:
         """As the loop does it; now and then the device loses one."""
@@ -146,31 +146,31 @@ class Lives:
         events, self.heard = self.desk.events[self.heard :], len(self.desk.events)
         for event in events:
             match event:
-                case Tokens():
+                case TurnTokens():
                     self.logs[event.session].said(event.turn, event.ids)
                 case TurnEnded():
                     self.logs[event.session].ended(event.turn, dropped=dropping)
-                case Done() if event.n in self.asked:
+                case CommandDone() if event.n in self.asked:
                     self.done(self.asked.pop(event.n))
-                case Refused() if event.n in self.asked:
+                case CommandRefused() if event.n in self.asked:
                     command = self.asked.pop(event.n)
-                    if isinstance(command, Append) and event.code == "bad_request":
+                    if isinstance(command, AppendIds) and event.code == "bad_request":
                         assert self.logs[command.session].refuses(command)
                 case _:
                     pass
-        for session, sequence in self.desk.sessions._table.items():
+        for session, sequence in self.desk.sessions._sequences.items():
             assert list(sequence.ids[: sequence.log.length]) == self.logs[session].ids
 
     def done(self, command: LoopCommand) -> None:
         match command:
-            case Append() if command.span != "provisional":
+            case AppendIds() if command.span != "provisional":
                 self.logs[command.session].append(command)
             case Generate():
                 self.prompts[command.turn] = (command.session, self.logs[command.session].ids)
                 self.logs[command.session].began(command.turn)
-            case Rewind():
+            case RewindSession():
                 self.logs[command.session].rewind(command.to)
-            case Fork():
+            case ForkSession():
                 assert command.at is not None
                 self.logs[command.child] = self.logs[command.session].fork(command.at)
             case _:

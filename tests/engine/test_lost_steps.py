@@ -91,8 +91,8 @@ def test_pages_that_were_to_be_spilled_or_recalled(ahead: int, nth: int) -> None
             log += said
     assert all(end.reason == "length" for end in desk.heard(TurnEnded))
     assert desk.counters.failed_steps >= 1
-    assert desk.cache.host.spilled > 0
-    assert desk.cache.host.recalled > 0
+    assert desk.cache.host_tier.spilled_pages > 0
+    assert desk.cache.host_tier.recalled_pages > 0
 
 
 def test_turns_of_other_sessions_start_over_when_all_kv_is_forgotten() -> None:
@@ -107,7 +107,7 @@ def test_turns_of_other_sessions_start_over_when_all_kv_is_forgotten() -> None:
         desk.generate(name, 3)
     desk.runner.fail_at = {desk.counters.steps}
     desk.step()
-    assert desk.cache.leased == desk.cache.tree.size == 0
+    assert desk.cache.leased_pages == desk.cache.tree.size == 0
     desk.run()
     for name in ("a", "b"):
         assert desk.said(name) == oracle(PROMPT[:9], 3)

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_it_applies_and_is_still_python(mutant: Mutant) -> None:
     text = (ROOT / mutant.path).read_text()
-    planted = mutant.planted(text)
+    planted = mutant.mutate(text)
     assert planted != text
     ast.parse(planted)
 
@@ -27,4 +27,4 @@ def test_each_is_another_bug() -> None:
 def test_code_that_has_moved_on_is_reported() -> None:
     mutant = MUTANTS[0]
     with pytest.raises(ValueError, match="has 0 places for this bug, not one"):
-        mutant.planted("something else")
+        mutant.mutate("something else")

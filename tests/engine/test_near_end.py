@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.wire.messages import Append, Cancel, Pause, Sampling
+from continuo.engine.wire.messages import AppendIds, CancelTurn, PauseTurn, Sampling
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
@@ -74,10 +74,10 @@ def test_a_turn_that_is_paused_and_dropped_while_its_step_flies(ahead: int) -> N
         if desk.flying > ahead:
             desk.collect()
     desk.launch()
-    desk.do(Pause(desk.n(), "s"))
-    assert desk.do(Cancel(desk.n(), "s", drop=True)).length == 3
+    desk.do(PauseTurn(desk.n(), "s"))
+    assert desk.do(CancelTurn(desk.n(), "s", drop=True)).length == 3
     desk.run(ahead=ahead)
-    assert desk.sequence("s").reached <= 3
+    assert desk.sequence("s").committed_high_water <= 3
     desk.append("s", [1, 5])
     desk.generate("s", 4, "next")
     desk.run(ahead=ahead)
@@ -91,12 +91,12 @@ def test_what_is_to_be_read_is_read_in_each_step_beside_a_running_turn(ahead: in
     desk.append("talks", [7])
     desk.generate("talks", 60)
     desk.open("listens")
-    desk.tell(Append(desk.n(), "listens", [n % 90 for n in range(300)]))
+    desk.tell(AppendIds(desk.n(), "listens", [n % 90 for n in range(300)]))
     steps = list[int]()
     while desk.sequence("listens").owed:
         order = desk.launch()
         assert order is not None
-        steps.append(sum(w.tokens for w in order.works if w.sequence.id == "listens"))
+        steps.append(sum(w.tokens for w in order.rows if w.sequence.id == "listens"))
         if desk.flying > ahead:
             desk.collect()
     assert all(steps)

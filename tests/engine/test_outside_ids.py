@@ -11,27 +11,33 @@ import msgspec
 import numpy as np
 import pytest
 
-from continuo.engine.client.engine_client import Engine, Unfinished
-from continuo.engine.client.turn_stream import Turn
-from continuo.engine.config import BUNDLED, EngineConfig
-from continuo.engine.errors import BadRequest, CommandFailed, EngineError, TooLong, UnknownSession
-from continuo.engine.wire.handshake import FrontGreeting
+from continuo.engine.client.engine_client import EngineClient, UnfinishedTurn
+from continuo.engine.client.turn_stream import TurnStream
+from continuo.engine.config import BUNDLED_MODEL, EngineConfig
+from continuo.engine.errors import (
+    BadRequest,
+    CommandFailed,
+    EngineError,
+    TooLong,
+    UnknownEngineSession,
+)
+from continuo.engine.wire.handshake import ClientHandshake
 from continuo.engine.wire.link import Link
 from continuo.engine.wire.messages import (
-    AnyCommand,
-    AnyEvent,
-    Append,
-    Attach,
-    Done,
-    Fork,
+    AppendIds,
+    AttachSession,
+    CommandDone,
+    CommandRefused,
+    EngineCommand,
+    EngineEvent,
+    ForkSession,
     Generate,
     Grammar,
     ListSessions,
-    Open,
+    OpenSession,
     Ping,
     Pong,
-    Refused,
-    Rewind,
+    RewindSession,
     Sampling,
 )
 from tests.support.digest_runner import VOCABULARY, oracle
@@ -41,10 +47,10 @@ PROMPT = [1, 2, 3]
 BAD_IDS = [VOCABULARY, 1 << 30, 1 << 33, 1 << 70, -1]
 BAD_KINDS: list[Any] = [[1.5], [True], ["1"], [None], "abc", 7, None, [[1]]]
 
-Call = Callable[[Engine], Awaitable[object]]
+Call = Callable[[EngineClient], Awaitable[object]]
 
 
-async def read(turn: Turn) -> list[int]:
+async def read(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
@@ -67,8 +73,8 @@ async def bystander(bench: Bench) -> AsyncIterator[None]:
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)
 
 
-def unfinished(said: Any = 1, **sampling: Any) -> Unfinished:
-    return Unfinished("t", seeded(**sampling), said)
+def unfinished(said: Any = 1, **sampling: Any) -> UnfinishedTurn:
+    return UnfinishedTurn("t", seeded(**sampling), said)
 
 
 def seeded(**sampling: Any) -> Sampling:
@@ -98,7 +104,7 @@ async def test_an_id_the_model_does_not_have_is_refused_at_the_door(bench: Bench
                 await call
             assert refused.value.field == "stop_ids"
         assert await engine.append("s", PROMPT) == 3, "nothing of it was kept"
-        assert {info.session for info in await engine.list()} == {"s", "other"}
+        assert {info.session for info in await engine.list_sessions()} == {"s", "other"}
 
 
 @pytest.mark.parametrize("ids", BAD_KINDS)
@@ -166,7 +172,7 @@ async def test_arguments_are_checked_before_they_are_sent(bench: Bench, name: st
             await call(bench.engine)
         assert refused.value.field == field
         assert (await bench.engine.info("s")).length == 3
-        assert {info.session for info in await bench.engine.list()} == {"s", "other"}
+        assert {info.session for info in await bench.engine.list_sessions()} == {"s", "other"}
 
 
 async def test_too_many_ids_are_refused_before_they_are_sent(bench: Bench) -> None:
@@ -187,18 +193,21 @@ class Stranger:
     """A front of its own make, on a link over TCP."""
 
     def __init__(self) -> None:
-        self.events: list[AnyEvent] = []
+        self.events: list[EngineEvent] = []
         self.lost = asyncio.Event()
         self._new = asyncio.Event()
-        self.link: Link[AnyCommand, AnyEvent] = Link(
-            msgspec.msgpack.Decoder(list[AnyEvent]), self._hear, self.lost.set, FrontGreeting(b"")
+        self.link: Link[EngineCommand, EngineEvent] = Link(
+            msgspec.msgpack.Decoder(list[EngineEvent]),
+            self._hear,
+            self.lost.set,
+            ClientHandshake(b""),
         )
 
-    def _hear(self, events: list[AnyEvent]) -> None:
+    def _hear(self, events: list[EngineEvent]) -> None:
         self.events += events
         self._new.set()
 
-    async def until(self, true: Callable[[AnyEvent], bool]) -> AnyEvent:
+    async def until(self, true: Callable[[EngineEvent], bool]) -> EngineEvent:
         async with asyncio.timeout(20):
             while True:
                 for event in self.events:
@@ -207,10 +216,12 @@ class Stranger:
                 self._new.clear()
                 await self._new.wait()
 
-    async def answer(self, command: AnyCommand) -> Done | Refused:
+    async def answer(self, command: EngineCommand) -> CommandDone | CommandRefused:
         self.link.send(command)
-        found = await self.until(lambda e: isinstance(e, Done | Refused) and e.n == command.n)
-        assert isinstance(found, Done | Refused)
+        found = await self.until(
+            lambda e: isinstance(e, CommandDone | CommandRefused) and e.n == command.n
+        )
+        assert isinstance(found, CommandDone | CommandRefused)
         return found
 
     def send_raw(self, messages: list[object] | bytes) -> None:
@@ -229,17 +240,17 @@ async def stranger(bench: Bench, port: int) -> AsyncIterator[Stranger]:
     made.link.abort()
 
 
-def attach(n: int, session: str = "s", ids: list[int] | None = None, **more: Any) -> Attach:
-    return Attach(n, Open(n, session), PROMPT if ids is None else ids, **more)
+def attach(n: int, session: str = "s", ids: list[int] | None = None, **more: Any) -> AttachSession:
+    return AttachSession(n, OpenSession(n, session), PROMPT if ids is None else ids, **more)
 
 
 def turn_of(said: int, **sampling: Any) -> Generate:
     return Generate(9, "s", "t", seeded(**sampling), said)
 
 
-COMMANDS: dict[str, tuple[AnyCommand, str]] = {
+COMMANDS: dict[str, tuple[EngineCommand, str]] = {
     **{f"attach {id}": (attach(9, ids=[1, id]), "ids") for id in BAD_IDS[:3] + BAD_IDS[4:]},
-    **{f"append {id}": (Append(9, "old", [id]), "ids") for id in BAD_IDS[:3] + BAD_IDS[4:]},
+    **{f"append {id}": (AppendIds(9, "old", [id]), "ids") for id in BAD_IDS[:3] + BAD_IDS[4:]},
     "span": (attach(9, provisional=[1 << 33]), "provisional"),
     "long span": (attach(9, provisional=[1] * 201), "provisional"),
     "long log": (attach(9, ids=[1] * 201), "ids"),
@@ -255,8 +266,8 @@ COMMANDS: dict[str, tuple[AnyCommand, str]] = {
     "generate resumed": (Generate(9, "old", "t", Sampling(seed=1), -5), "resumed"),
     "generate top_k": (Generate(9, "old", "t", Sampling(seed=1, top_k=-5)), "top_k"),
     "generate stop": (Generate(9, "old", "t", Sampling(seed=1, stop_ids=(-1,))), "stop_ids"),
-    "fork": (Fork(9, "old", "s", -1), "at"),
-    "rewind": (Rewind(9, "old", 1 << 40), "to"),
+    "fork": (ForkSession(9, "old", "s", -1), "at"),
+    "rewind": (RewindSession(9, "old", 1 << 40), "to"),
 }
 
 
@@ -265,25 +276,25 @@ async def test_the_engine_checks_what_other_fronts_send(bench: Bench, name: str)
     """The refused command changes nothing: a session that it would have made is not there."""
     command, field = COMMANDS[name]
     async with bystander(bench), stranger(bench, await bench.listen()) as front:
-        assert isinstance(await front.answer(Open(1, "old")), Done)
-        assert isinstance(await front.answer(Append(2, "old", PROMPT)), Done)
+        assert isinstance(await front.answer(OpenSession(1, "old")), CommandDone)
+        assert isinstance(await front.answer(AppendIds(2, "old", PROMPT)), CommandDone)
         refused = await front.answer(command)
-        assert isinstance(refused, Refused), refused
+        assert isinstance(refused, CommandRefused), refused
         assert refused.field == field
         found = await front.answer(ListSessions(3))
-        assert isinstance(found, Done)
+        assert isinstance(found, CommandDone)
         lengths = {info.session: info.length for info in found.sessions or []}
         assert lengths.keys() == {"old", "other"}
         assert lengths["old"] == 3
-        assert isinstance(await front.answer(attach(4)), Done), "and can be made after it"
+        assert isinstance(await front.answer(attach(4)), CommandDone), "and can be made after it"
 
 
 async def test_a_refused_attach_leaves_a_session_that_was_there(bench: Bench) -> None:
     async with bystander(bench), stranger(bench, await bench.listen()) as front:
         await front.answer(attach(1))
-        assert isinstance(await front.answer(attach(2, ids=[1 << 30])), Refused)
-        appended = await front.answer(Append(3, "s", [4]))
-        assert isinstance(appended, Done)
+        assert isinstance(await front.answer(attach(2, ids=[1 << 30])), CommandRefused)
+        appended = await front.answer(AppendIds(3, "s", [4]))
+        assert isinstance(appended, CommandDone)
         assert appended.length == 4
 
 
@@ -303,15 +314,15 @@ async def test_a_command_that_cannot_be_read_is_refused_by_its_number(
 ) -> None:
     """What stands before and behind it in its frame takes effect."""
     async with bystander(bench), stranger(bench, await bench.listen()) as front:
-        front.send_raw([Open(4, "s"), message, Append(6, "s", PROMPT)])
+        front.send_raw([OpenSession(4, "s"), message, AppendIds(6, "s", PROMPT)])
         answers = {
             n: await front.until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
         }
         refused = answers[5]
-        assert isinstance(refused, Refused)
+        assert isinstance(refused, CommandRefused)
         assert refused.code == "bad_request"
-        assert isinstance(answers[4], Done)
-        assert isinstance(answers[6], Done)
+        assert isinstance(answers[4], CommandDone)
+        assert isinstance(answers[6], CommandDone)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +361,7 @@ async def test_a_fault_at_one_command_is_refused_and_its_session_closed(
             await engine.fork("s", child="c")
         assert caplog.text.count("Traceback") == 1
         for session in ("s", "c"):
-            with pytest.raises(UnknownSession):
+            with pytest.raises(UnknownEngineSession):
                 await engine.append(session, PROMPT)
         await engine.open("s")
         assert await engine.append("s", PROMPT) == 3
@@ -372,7 +383,7 @@ async def test_a_fault_at_an_attach_leaves_no_session(
             raise ZeroDivisionError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr("continuo.engine.core.sessions.common_prefix", fault)
+            patch.setattr("continuo.engine.core.sessions.common_prefix_length", fault)
             with pytest.raises(CommandFailed):
                 await engine.attach("s", [4, 5, 6])
         assert (await engine.stats()).sessions == 1, "the bystander's"
@@ -384,7 +395,7 @@ async def test_a_fault_at_an_attach_leaves_no_session(
 
 
 async def test_a_real_engine_outlives_all_of_it() -> None:
-    engine = await Engine.start(EngineConfig(model=BUNDLED, device="cpu", threads=1))
+    engine = await EngineClient.start(EngineConfig(model=BUNDLED_MODEL, device="cpu", threads=1))
     try:
         pid, vocabulary = engine.pid, engine.ready.vocab_size
         ids = engine.text.encode("Hello, ")

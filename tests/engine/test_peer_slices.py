@@ -8,17 +8,24 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 
-from continuo.engine.client.connection import SLICE, Peer
+from continuo.engine.client.connection import EVENTS_PER_SLICE, EngineConnection
 from continuo.engine.wire.link import Link
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Done, Ready, Tokens, TurnEnded
+from continuo.engine.wire.messages import (
+    CommandDone,
+    EngineCommand,
+    EngineEvent,
+    EngineReady,
+    TurnEnded,
+    TurnTokens,
+)
 
-COUNT = 5 * SLICE + 3
+COUNT = 5 * EVENTS_PER_SLICE + 3
 
 
 class Heard:
     """`Listener` of one peer."""
 
-    name = "front"
+    client_id = "front"
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -26,20 +33,20 @@ class Heard:
         self.slices: list[int] = []
         self.down_after: int | None = None
 
-    def on_events(self, peer: Peer, events: list[AnyEvent]) -> None:
+    def on_events(self, peer: EngineConnection, events: list[EngineEvent]) -> None:
         self.slices.append(len(events))
         self.order += [name_of(event) for event in events]
-        self.numbers += [event.first for event in events if isinstance(event, Tokens)]
+        self.numbers += [event.first for event in events if isinstance(event, TurnTokens)]
 
-    def on_ready(self, ready: Ready) -> None: ...
-    def on_up(self, peer: Peer) -> None: ...
-    def on_gone(self, peer: Peer) -> None: ...
+    def on_ready(self, ready: EngineReady) -> None: ...
+    def on_connected(self, peer: EngineConnection) -> None: ...
+    def on_given_up(self, peer: EngineConnection) -> None: ...
 
-    def on_down(self, peer: Peer) -> None:
+    def on_disconnected(self, peer: EngineConnection) -> None:
         self.down_after = len(self.numbers)
 
 
-READY = Ready(
+READY = EngineReady(
     folder="",
     model="none",
     architecture="-",
@@ -55,18 +62,18 @@ READY = Ready(
 
 
 @contextlib.asynccontextmanager
-async def connected(heard: Heard) -> AsyncIterator[Link[AnyEvent, AnyCommand]]:
+async def connected(heard: Heard) -> AsyncIterator[Link[EngineEvent, EngineCommand]]:
     """The engine's end of the link."""
     ours, theirs = socket.socketpair()
 
     async def launch() -> socket.socket:
         return ours
 
-    link: Link[AnyEvent, AnyCommand] = Link(
-        msgspec.msgpack.Decoder(list[AnyCommand]), lambda _: None, lambda: None
+    link: Link[EngineEvent, EngineCommand] = Link(
+        msgspec.msgpack.Decoder(list[EngineCommand]), lambda _: None, lambda: None
     )
     await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
-    peer = Peer("engine", launch, heard)
+    peer = EngineConnection("engine", launch, heard)
     link.send(READY)
     await peer.connect()
     yield link
@@ -74,9 +81,9 @@ async def connected(heard: Heard) -> AsyncIterator[Link[AnyEvent, AnyCommand]]:
     link.close()
 
 
-def name_of(event: AnyEvent) -> str:
+def name_of(event: EngineEvent) -> str:
     match event:
-        case Tokens(turn=turn, first=first):
+        case TurnTokens(turn=turn, first=first):
             return f"{turn}{first}"
         case TurnEnded(turn=turn):
             return f"{turn}."
@@ -88,16 +95,16 @@ def ended(turn: str) -> TurnEnded:
     return TurnEnded(f"of {turn}", turn, "stop", 9, 3, 0, 6, 7)
 
 
-def said(turn: str, first: int) -> Tokens:
-    return Tokens(f"of {turn}", turn, first, [1])
+def said(turn: str, first: int) -> TurnTokens:
+    return TurnTokens(f"of {turn}", turn, first, [1])
 
 
 async def test_beginnings_are_told_first_but_nothing_overtakes_what_it_stands_behind() -> None:
     heard = Heard()
     async with connected(heard) as link:
         first = [said("a", 7), said("b", 0), said("b", 1), ended("a")]
-        then = [said("c", 4), said("d", 0), Tokens("of a", "e", 0, [1]), said("f", 0)]
-        link.send_now([Done(1), *first, *then, Done(2), said("g", 3), said("h", 0)])
+        then = [said("c", 4), said("d", 0), TurnTokens("of a", "e", 0, [1]), said("f", 0)]
+        link.send_now([CommandDone(1), *first, *then, CommandDone(2), said("g", 3), said("h", 0)])
         async with asyncio.timeout(20):
             while len(heard.order) < 12:
                 await asyncio.sleep(0)
@@ -105,8 +112,8 @@ async def test_beginnings_are_told_first_but_nothing_overtakes_what_it_stands_be
     assert heard.order == ["Done", *before, *behind, "Done", "h0", "g3"]
 
 
-def burst() -> list[AnyEvent]:
-    return [Tokens("s", "t", number, [1]) for number in range(COUNT)]
+def burst() -> list[EngineEvent]:
+    return [TurnTokens("s", "t", number, [1]) for number in range(COUNT)]
 
 
 async def test_others_have_their_turn_between_slices() -> None:
@@ -118,8 +125,10 @@ async def test_others_have_their_turn_between_slices() -> None:
                 seen.append(len(heard.numbers))
                 await asyncio.sleep(0)
     assert heard.numbers == list(range(COUNT))
-    assert max(heard.slices) == SLICE
-    assert set(range(SLICE, COUNT, SLICE)) <= set(seen), "between any two slices"
+    assert max(heard.slices) == EVENTS_PER_SLICE
+    assert set(range(EVENTS_PER_SLICE, COUNT, EVENTS_PER_SLICE)) <= set(seen), (
+        "between any two slices"
+    )
 
 
 @pytest.mark.parametrize("waits", [0, 1, 2])

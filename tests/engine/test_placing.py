@@ -2,20 +2,20 @@
 
 import pytest
 
-from continuo.engine.client.placement import Candidate, choose
-from continuo.engine.wire.messages import Load
+from continuo.engine.client.placement import PlacementCandidate, choose_engine
+from continuo.engine.wire.messages import EngineLoad
 
 
 def engine(
     name: str = "", *, turns: int = 0, leased: int = 0, sessions: int = 0, placed: int = 0
-) -> Candidate:
+) -> PlacementCandidate:
     """Of 10 rows and 100 pages."""
-    load = Load(sessions=sessions, turns=turns, rows=10, pages_leased=leased, pages_total=100)
-    return Candidate(name, load, placed)
+    load = EngineLoad(sessions=sessions, turns=turns, rows=10, pages_leased=leased, pages_total=100)
+    return PlacementCandidate(name, load, placed)
 
 
-def leaving(name: str = "") -> Candidate:
-    return Candidate(name, Load(draining=True), 0)
+def leaving(name: str = "") -> PlacementCandidate:
+    return PlacementCandidate(name, EngineLoad(draining=True), 0)
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def leaving(name: str = "") -> Candidate:
     ],
 )
 def test_a_new_session_goes_where_there_is_room(
-    candidates: list[Candidate], chosen: int | None
+    candidates: list[PlacementCandidate], chosen: int | None
 ) -> None:
-    assert choose(candidates) == chosen
+    assert choose_engine(candidates) == chosen
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_a_new_session_goes_where_there_is_room(
     ],
 )
 def test_one_that_may_have_its_kv_is_wanted(
-    candidates: list[Candidate], chosen: int | None
+    candidates: list[PlacementCandidate], chosen: int | None
 ) -> None:
-    assert choose(candidates, wanted="b") == chosen
+    assert choose_engine(candidates, preferred="b") == chosen

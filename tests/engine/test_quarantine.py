@@ -12,18 +12,23 @@ from pathlib import Path
 import pytest
 
 from continuo.engine.client import engine_process, router
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.client.quarantine import (
-    PROOF_IDS,
+    EVIDENCE_WINDOW_S,
+    IDS_TO_CLEAR,
     QUARANTINED_MAX,
-    UNEXPLAINED_MAX,
-    WINDOW_S,
+    UNEXPLAINED_LOSSES_MAX,
     Quarantine,
 )
-from continuo.engine.client.turn_stream import Turn
-from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.client.turn_stream import TurnStream
+from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.errors import SessionQuarantined, TurnFailed
-from continuo.engine.wire.flight_recorder import FlightRecorder, mark_of, memory_file, size_for
+from continuo.engine.wire.flight_recorder import (
+    FlightRecorder,
+    compute_recorder_bytes,
+    create_memory_file,
+    hash_session_id,
+)
 from continuo.engine.wire.messages import Predecessor, Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 
@@ -37,37 +42,39 @@ PATIENCE_S = 60
 
 @pytest.fixture(autouse=True)
 def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_process, "MODULE", "tests.support.deadly_boot")
+    monkeypatch.setattr(engine_process, "ENGINE_MODULE", "tests.support.deadly_boot")
     monkeypatch.setenv("DEADLY_IDS", str(DEADLY))
 
 
 @contextlib.asynccontextmanager
-async def child(letters: Path) -> AsyncIterator[Engine]:
-    engine = await Engine.start(EngineConfig(model=str(letters)))
+async def child(letters: Path) -> AsyncIterator[EngineClient]:
+    engine = await EngineClient.start(EngineConfig(model=str(letters)))
     try:
         yield engine
     finally:
         await engine.stop()
 
 
-async def begin(engine: Engine, session: str, prompt: list[int], count: int = IDS) -> Turn:
+async def begin(
+    engine: EngineClient, session: str, prompt: list[int], count: int = IDS
+) -> TurnStream:
     await engine.open(session)
     await engine.append(session, prompt)
     return await engine.generate(session, Sampling(max_tokens=count))
 
 
-async def read(turn: Turn) -> list[int]:
+async def read(turn: TurnStream) -> list[int]:
     async with asyncio.timeout(PATIENCE_S):
         return [id async for piece in turn for id in piece.ids]
 
 
-async def check_doomed(engine: Engine) -> None:
+async def check_doomed(engine: EngineClient) -> None:
     """Its turn fails, or is refused where no engine has lived to accept it."""
     with pytest.raises((TurnFailed, SessionQuarantined), match="died at least 3 times"):
         await read(await begin(engine, "doomed", [7, DEADLY, 8]))
 
 
-async def check_refused(engine: Engine, session: str) -> None:
+async def check_refused(engine: EngineClient, session: str) -> None:
     """All commands but close are refused, and no engine receives them."""
     for asked in (
         engine.append(session, [1]),
@@ -80,13 +87,13 @@ async def check_refused(engine: Engine, session: str) -> None:
         with pytest.raises(SessionQuarantined, match="died at least 3 times") as caught:
             await asked
         assert caught.value.code == "session_quarantined"
-        assert not caught.value.retry
+        assert not caught.value.is_retryable
     await engine.close(session)
 
 
-def deaths(engine: Engine) -> int:
-    (peer,) = engine._routing.peers
-    return peer.life - 1
+def deaths(engine: EngineClient) -> int:
+    (peer,) = engine._router.connections
+    return peer.link_epoch - 1
 
 
 @AHEAD
@@ -130,7 +137,7 @@ async def test_a_drawn_id_that_is_deadly(
             TurnFailed, match="died at least 3 times while they computed this session"
         ):
             await read(doomed)
-        assert at <= doomed.said <= at + 1
+        assert at <= doomed.received <= at + 1
         for name, task in zip(PROMPTS, reading, strict=True):
             assert await task == bystanders[name][:count]
         assert deaths(engine) == 3
@@ -175,21 +182,21 @@ async def test_an_attached_log_that_is_deadly(letters: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_engines(letters: Path) -> AsyncIterator[tuple[Engine, list[Engine]]]:
+async def two_engines(letters: Path) -> AsyncIterator[tuple[EngineClient, list[EngineClient]]]:
     """A front on two engines that run apart, and these."""
     async with contextlib.AsyncExitStack() as stack:
-        front, hosts = Engine(), list[Engine]()
+        front, hosts = EngineClient(), list[EngineClient]()
         stack.push_async_callback(front.stop)
         for _ in range(2):
             sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             sock.set_inheritable(True)
-            listening = Listening(fd=sock.fileno())
-            host = await Engine.start(EngineConfig(model=str(letters)), listening=listening)
+            listening = ListenerConfig(fd=sock.fileno())
+            host = await EngineClient.start(EngineConfig(model=str(letters)), listener=listening)
             stack.push_async_callback(host.stop)
             hosts.append(host)
-            front.add("127.0.0.1", sock.getsockname()[1])
+            front.add_engine("127.0.0.1", sock.getsockname()[1])
         async with asyncio.timeout(PATIENCE_S):
-            await front.when_ready()
+            await front.wait_until_ready()
             while len(front.loads()) < 2:
                 await asyncio.sleep(0.01)
         yield front, hosts
@@ -201,7 +208,7 @@ async def test_two_engines_that_run_apart(
     letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, return_s: float
 ) -> None:
     """Sessions go to the other engine after `return_s`, or wait until the dead one is back."""
-    monkeypatch.setattr(router, "RETURN_S", return_s)
+    monkeypatch.setattr(router, "RECONNECT_GRACE_S", return_s)
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with two_engines(letters) as (front, hosts):
         turns = [await begin(front, name, prompt) for name, prompt in PROMPTS.items()]
@@ -230,15 +237,15 @@ class Deaths:
         self.lives += 1
         self.now += 1.0
         name = f"engine-{self.lives}"
-        self.quarantine.lost(name, "abc", set(at_work), self.now)
+        self.quarantine.record_loss(name, "abc", set(at_work), self.now)
         if not told:
             return None
-        rows = [[mark_of(session) for session in step] for step in steps]
-        return self.quarantine.explained(Predecessor(name, rows), self.now)
+        rows = [[hash_session_id(session) for session in step] for step in steps]
+        return self.quarantine.attribute_crash(Predecessor(name, rows), self.now)
 
     @property
     def suspects(self) -> str:
-        return "".join(session for session in "abc" if self.quarantine.ids_apart(session))
+        return "".join(session for session in "abc" if self.quarantine.isolated_ids(session))
 
 
 def test_the_rows_of_two_last_steps_are_suspects() -> None:
@@ -255,7 +262,9 @@ def test_only_a_row_alone_in_a_third_death_is_quarantined() -> None:
     assert deaths.die("a") is None
     assert deaths.die("ab") is None, "not alone"
     assert deaths.die("a", "b") is None, "another step was in flight"
-    assert deaths.quarantine.ids_apart("a") == PROOF_IDS * 4, "it is searched for longer each time"
+    assert deaths.quarantine.isolated_ids("a") == IDS_TO_CLEAR * 4, (
+        "it is searched for longer each time"
+    )
     assert deaths.die("a", "a") == "a"
     assert "a" in deaths.quarantine
     assert "b" not in deaths.quarantine
@@ -280,9 +289,9 @@ def test_a_session_that_gets_through_is_cleared() -> None:
     deaths = Deaths()
     deaths.die("ab")
     deaths.die("ab")
-    deaths.quarantine.drew("a", PROOF_IDS - 1)
+    deaths.quarantine.count_drawn("a", IDS_TO_CLEAR - 1)
     assert deaths.suspects == "ab"
-    deaths.quarantine.drew("a", 1)
+    deaths.quarantine.count_drawn("a", 1)
     assert deaths.suspects == "b"
     deaths.quarantine.clear("b")
     assert deaths.suspects == ""
@@ -294,7 +303,7 @@ def test_deaths_long_ago_are_no_evidence() -> None:
     deaths = Deaths()
     deaths.die("a")
     deaths.die("a")
-    deaths.now += WINDOW_S
+    deaths.now += EVIDENCE_WINDOW_S
     assert deaths.die("a") is None
     assert deaths.suspects == ""
 
@@ -302,18 +311,18 @@ def test_deaths_long_ago_are_no_evidence() -> None:
 def test_a_link_that_was_lost_is_no_death() -> None:
     quarantine = Quarantine()
     for _ in range(3):
-        quarantine.lost("engine", "a", {"a"}, 0.0)
-        quarantine.found("engine")
-    assert quarantine.ids_apart("a") == 0
+        quarantine.record_loss("engine", "a", {"a"}, 0.0)
+        quarantine.record_reconnect("engine")
+    assert quarantine.isolated_ids("a") == 0
 
 
 def test_a_suspect_awaits_the_record_of_its_engine() -> None:
     quarantine = Quarantine()
     for name in ("one", "two"):
-        quarantine.lost(name, "a", {"a"}, 0.0)
-    assert quarantine.awaits("a", "two")
-    assert quarantine.explained(Predecessor("two", [[mark_of("a")]]), 0.0) is None
-    assert not quarantine.awaits("a", "two")
+        quarantine.record_loss(name, "a", {"a"}, 0.0)
+    assert quarantine.must_wait_for("a", "two")
+    assert quarantine.attribute_crash(Predecessor("two", [[hash_session_id("a")]]), 0.0) is None
+    assert not quarantine.must_wait_for("a", "two")
 
 
 def test_what_is_remembered_is_bounded() -> None:
@@ -321,16 +330,16 @@ def test_what_is_remembered_is_bounded() -> None:
     for n in range(QUARANTINED_MAX + 10):
         for life in range(3):
             name = f"{n} {life}"
-            quarantine.lost(name, [f"s{n}"], {f"s{n}"}, 0.0)
-            quarantine.explained(Predecessor(name, [[mark_of(f"s{n}")]]), 0.0)
+            quarantine.record_loss(name, [f"s{n}"], {f"s{n}"}, 0.0)
+            quarantine.attribute_crash(Predecessor(name, [[hash_session_id(f"s{n}")]]), 0.0)
     assert sum(f"s{n}" in quarantine for n in range(QUARANTINED_MAX + 10)) == QUARANTINED_MAX
-    for n in range(UNEXPLAINED_MAX + 10):
-        quarantine.lost(f"engine {n}", "a", {"a"}, 0.0)
-    assert not quarantine.awaits("a", "engine 9")
-    assert quarantine.awaits("a", "engine 10")
-    quarantine.lost("engine", "b", {"b"}, WINDOW_S)
-    assert quarantine.ids_apart("a") == 0
-    assert len(quarantine._cases) == 1
+    for n in range(UNEXPLAINED_LOSSES_MAX + 10):
+        quarantine.record_loss(f"engine {n}", "a", {"a"}, 0.0)
+    assert not quarantine.must_wait_for("a", "engine 9")
+    assert quarantine.must_wait_for("a", "engine 10")
+    quarantine.record_loss("engine", "b", {"b"}, EVIDENCE_WINDOW_S)
+    assert quarantine.isolated_ids("a") == 0
+    assert len(quarantine._evidence) == 1
 
 
 # ---- the flight recorder
@@ -338,25 +347,25 @@ def test_what_is_remembered_is_bounded() -> None:
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_a_recorder_tells_the_next_engine(kind: str) -> None:
-    memory = bytearray(size_for(4))
-    fd = memory_file(4)
+    memory = bytearray(compute_recorder_bytes(4))
+    fd = create_memory_file(4)
 
     def recorder() -> FlightRecorder:
-        return FlightRecorder(memory) if kind == "memory" else FlightRecorder.on(os.dup(fd))
+        return FlightRecorder(memory) if kind == "memory" else FlightRecorder.from_fd(os.dup(fd))
 
-    a, b, c = map(mark_of, "abc")
-    assert recorder().predecessor() is None
+    a, b, c = map(hash_session_id, "abc")
+    assert recorder().read_predecessor() is None
     first = recorder()
-    first.begin_life("one")
-    assert recorder().predecessor() == Predecessor("one", [])
-    first.begin(7, [a, b, c, a])
-    first.end(7)
-    first.begin(8, [a, b])
-    assert recorder().predecessor() == Predecessor("one", [[a, b]])
-    first.begin(9, [c])
-    assert recorder().predecessor() == Predecessor("one", [[a, b], [c]])
-    first.end(8)
-    assert recorder().predecessor() == Predecessor("one", [[c]])
-    recorder().begin_life("two")
-    assert recorder().predecessor() == Predecessor("two", [])
+    first.begin_incarnation("one")
+    assert recorder().read_predecessor() == Predecessor("one", [])
+    first.begin_step(7, [a, b, c, a])
+    first.end_step(7)
+    first.begin_step(8, [a, b])
+    assert recorder().read_predecessor() == Predecessor("one", [[a, b]])
+    first.begin_step(9, [c])
+    assert recorder().read_predecessor() == Predecessor("one", [[a, b], [c]])
+    first.end_step(8)
+    assert recorder().read_predecessor() == Predecessor("one", [[c]])
+    recorder().begin_incarnation("two")
+    assert recorder().read_predecessor() == Predecessor("two", [])
     os.close(fd)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.wire.messages import Attach, Info, Open, SessionInfo
+from continuo.engine.wire.messages import AttachSession, GetSessionInfo, OpenSession, SessionInfo
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.engines import digest_engine
@@ -14,7 +14,7 @@ LOG = words(30, seed=1)
 
 
 def info(desk: Desk, session: str) -> SessionInfo:
-    found = desk.do(Info(desk.n(), session)).info
+    found = desk.do(GetSessionInfo(desk.n(), session)).info
     assert found is not None
     return found
 
@@ -98,8 +98,10 @@ def test_what_others_kept_meanwhile_is_not_computed_again() -> None:
 def test_a_session_from_elsewhere_is_computed_again(known: list[int]) -> None:
     """But one of which nothing was said is not."""
     desk = Desk()
-    opened = Open(desk.n(), "s")
-    desk.do(Attach(desk.n(), opened=opened, ids=known, provisional=[], generate=None, fence=0))
+    opened = OpenSession(desk.n(), "s")
+    desk.do(
+        AttachSession(desk.n(), opened=opened, ids=known, provisional=[], generate=None, fence=0)
+    )
     assert info(desk, "s").lost_tokens == len(known)
     desk.run()
     assert info(desk, "s").lost_tokens == 0

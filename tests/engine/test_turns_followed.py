@@ -5,37 +5,39 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.client.turn_stream import Piece, Turn
-from continuo.engine.errors import StaleFence, TurnFailed
-from continuo.engine.text import Text
-from continuo.engine.wire.messages import Reason, Sampling, Tokens, TurnEnded
+from continuo.engine.client.turn_stream import OutputChunk, TurnStream
+from continuo.engine.errors import StaleEngineFence, TurnFailed
+from continuo.engine.text import ModelText
+from continuo.engine.wire.messages import Sampling, TurnEnded, TurnEndReason, TurnTokens
 
 
 @pytest.fixture
-def turn(letters: Path) -> Turn:
-    return Turn("t", "s", Text(str(letters)).detokenizer(), Sampling(max_tokens=9))
+def turn(letters: Path) -> TurnStream:
+    return TurnStream(
+        "t", "s", ModelText(str(letters)).create_detokenizer(), Sampling(max_tokens=9)
+    )
 
 
-def tokens(first: int, *ids: int) -> Tokens:
-    return Tokens("s", "t", first, list(ids))
+def tokens(first: int, *ids: int) -> TurnTokens:
+    return TurnTokens("s", "t", first, list(ids))
 
 
-def ended(reason: Reason = "length", error: str | None = None) -> TurnEnded:
+def ended(reason: TurnEndReason = "length", error: str | None = None) -> TurnEnded:
     return TurnEnded("s", "t", reason, 9, 3, 0, 6, 7, error=error)
 
 
-async def followed(turn: Turn, taken: list[Piece]) -> "asyncio.Task[None]":
-    following = asyncio.create_task(turn.follow(taken.append))
+async def followed(turn: TurnStream, taken: list[OutputChunk]) -> "asyncio.Task[None]":
+    following = asyncio.create_task(turn.consume(taken.append))
     await asyncio.sleep(0)
     return following
 
 
-def said(pieces: list[Piece]) -> list[int]:
+def said(pieces: list[OutputChunk]) -> list[int]:
     return [id for piece in pieces for id in piece.ids]
 
 
-async def test_what_comes_is_told_before_anything_else_happens(turn: Turn) -> None:
-    taken: list[Piece] = []
+async def test_what_comes_is_told_before_anything_else_happens(turn: TurnStream) -> None:
+    taken: list[OutputChunk] = []
     turn.put(tokens(0, 40, 41))
     following = await followed(turn, taken)
     assert said(taken) == [40, 41], "what was there"
@@ -48,11 +50,11 @@ async def test_what_comes_is_told_before_anything_else_happens(turn: Turn) -> No
     assert turn.ended == ended()
 
 
-async def test_a_fault_of_who_follows_is_theirs(turn: Turn) -> None:
-    def take(piece: Piece) -> None:
+async def test_a_fault_of_who_follows_is_theirs(turn: TurnStream) -> None:
+    def take(piece: OutputChunk) -> None:
         raise KeyError(piece.first)
 
-    following = asyncio.create_task(turn.follow(take))
+    following = asyncio.create_task(turn.consume(take))
     await asyncio.sleep(0)
     turn.put(tokens(0, 40))
     turn.put(tokens(1, 41))
@@ -60,8 +62,8 @@ async def test_a_fault_of_who_follows_is_theirs(turn: Turn) -> None:
         await following
 
 
-async def test_who_stops_following_can_go_on(turn: Turn) -> None:
-    taken: list[Piece] = []
+async def test_who_stops_following_can_go_on(turn: TurnStream) -> None:
+    taken: list[OutputChunk] = []
     following = await followed(turn, taken)
     turn.put(tokens(0, 40))
     following.cancel()
@@ -73,12 +75,12 @@ async def test_who_stops_following_can_go_on(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_a_turn_that_failed_tells_all_it_has_said(turn: Turn, follows: bool) -> None:
-    taken: list[Piece] = []
+async def test_a_turn_that_failed_tells_all_it_has_said(turn: TurnStream, follows: bool) -> None:
+    taken: list[OutputChunk] = []
 
     async def read() -> None:
         if follows:
-            await turn.follow(taken.append)
+            await turn.consume(taken.append)
         else:
             async for piece in turn:
                 taken.append(piece)
@@ -93,14 +95,14 @@ async def test_a_turn_that_failed_tells_all_it_has_said(turn: Turn, follows: boo
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_where_it_is_interrupted(turn: Turn, follows: bool) -> None:
+async def test_where_it_is_interrupted(turn: TurnStream, follows: bool) -> None:
     """Between the last piece before and the first after; and what ends it is raised."""
     told: list[int | str] = []
-    turn.when_interrupted(lambda: told.append("gone"))
+    turn.set_on_interrupted(lambda: told.append("gone"))
 
     async def read() -> None:
         if follows:
-            await turn.follow(lambda piece: told.extend(piece.ids))
+            await turn.consume(lambda piece: told.extend(piece.ids))
         else:
             async for piece in turn:
                 told.extend(piece.ids)
@@ -110,7 +112,7 @@ async def test_where_it_is_interrupted(turn: Turn, follows: bool) -> None:
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
     turn.put(tokens(1, 41))
-    turn.put(StaleFence("taken over"))
-    with pytest.raises(StaleFence):
+    turn.put(StaleEngineFence("taken over"))
+    with pytest.raises(StaleEngineFence):
         await reading
     assert told == [40, "gone", 41]

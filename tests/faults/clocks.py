@@ -168,7 +168,7 @@ async def wrong(world: World, chance: Random) -> None:
 async def parked(store: Store, *callers: Caller) -> None:
     async with asyncio.timeout(WINDOW_S):
         for caller in callers:
-            while (card := await store.find(caller.session)) is None or not card.parked:
+            while (card := await store.find(caller.session)) is None or not card.is_parked:
                 await asyncio.sleep(0.01)
 
 

@@ -154,7 +154,7 @@ async def gateway_killed(world: Town, chance: Random) -> None:
     store = await open_store(world.redis.url, "normal")
     for caller, expected in talks:
         assert set(caller.resumed) <= {"exact"}
-        assert CloseCode.REPLACED not in caller.codes, "it has no other connection"
+        assert CloseCode.SUPERSEDED not in caller.codes, "it has no other connection"
         card = await store.find(caller.session)
         assert card is not None
         await goes_on(caller, expected)

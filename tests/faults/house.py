@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from continuo.engine import Security, Text
+from continuo.engine import LinkSecurity, ModelText
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.addresses import Address
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.process.engine_discovery import elsewhere
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.process.engine_discovery import discover_engines
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import Durability, open_store
 from tests.faults.caller import Caller
@@ -77,7 +77,7 @@ async def house(
     has a thread of its own, and however long a step takes nobody else waits for it."""
     words = folder / "words"
     words.mkdir(parents=True)
-    settings = Settings(
+    settings = GatewaySettings(
         tenants={KEY: "default"}, served_model_name=("demo",), limits=limits or Limits()
     )
     server = RedisProcess(folder / "redis", *redis)
@@ -101,9 +101,9 @@ async def house(
         made = House(bench, server, [])
         for _ in range(gateways):
             engine = await stack.enter_async_context(
-                elsewhere([Address("127.0.0.1", port)], Security(), None)
+                discover_engines([Address("127.0.0.1", port)], LinkSecurity(), None)
             )
-            await engine.when_ready()
+            await engine.wait_until_ready()
             store = await open_store(server.url, durability)
             stack.push_async_callback(store.aclose)
             running = await stack.enter_async_context(serving(engine, settings, store))
@@ -114,7 +114,7 @@ async def house(
 class Expected:
     """What the conversation is, by the ids alone: no code of the server's sessions."""
 
-    def __init__(self, text: Text) -> None:
+    def __init__(self, text: ModelText) -> None:
         self._text = text
         self.ids: list[int] = []
 

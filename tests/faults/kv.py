@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from continuo.engine import EngineError
-from continuo.engine.wire.messages import Cancel, Sampling, TurnEnded
+from continuo.engine.wire.messages import CancelTurn, Sampling, TurnEnded
 from tests.faults.caller import Caller, item
 from tests.faults.house import House, house
 from tests.faults.row import Row
@@ -85,7 +85,7 @@ async def cancelled(world: House, chance: Random) -> None:
     await caller.say("and now?")
     session = world.session(caller)
     assert session is not None
-    asked, header = session.conversation.asked()
+    asked, header = session.conversation.render_header()
     said = oracle(asked.ids() + header, 6, stop_ids=[0])
     text = world.bench.engine.text.decode(said[:-1] if said[-1] == 0 else said)
     assert await caller.answer(max_output_tokens=6) == text
@@ -109,7 +109,7 @@ def _at_every_step(prompt: int, ahead: int, page_size: int, chance: Random) -> N
                 desk.collect()
         over = desk.has_ended("a")
         for _ in range(chance.choice([1, 2])):
-            desk.tell(Cancel(desk.n(), "a", "turn"))
+            desk.tell(CancelTurn(desk.n(), "a", "turn"))
         rows = desk.runner.rows_run
         while desk.flying:
             desk.collect()

@@ -112,7 +112,9 @@ async def lost_ways(world: House, chance: Random) -> None:
 
 @asynccontextmanager
 async def short_window(folder: Path) -> AsyncIterator[House]:
-    async with house(folder, limits=Limits(resume_window_s=WINDOW_S, sweep_s=0.2)) as world:
+    async with house(
+        folder, limits=Limits(resume_window_s=WINDOW_S, sweep_interval_s=0.2)
+    ) as world:
         yield world
 
 

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from continuo.engine import Text
+from continuo.engine import ModelText
 from tests.faults.caller import Caller
 from tests.faults.house import Expected
 from tests.faults.processes import Process, address_of, until_ready, url_of
@@ -38,7 +38,7 @@ class Town:
         self.gateway_ports: list[int] = []
         self._words = folder / "words"
         self._words.mkdir(parents=True)
-        self.text = Text(str(chat_folder(self._words)))
+        self.text = ModelText(str(chat_folder(self._words)))
         self._options = options
         self._engine_ports: list[int] = []
 

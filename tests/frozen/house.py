@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from continuo.engine import Engine
-from continuo.engine.text import Text
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
+from continuo.engine import EngineClient
+from continuo.engine.text import ModelText
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
 from continuo.realtime.store import Store, open_store
 from tests.simulation.hosts import EngineHost, Host
 from tests.simulation.network import Network, NetworkLoop
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 T = TypeVar("T")
 MODEL = str(Path(__file__).parent / "data" / "model")
 KEY = "key-one"
-SETTINGS = Settings(tenants={KEY: "acme"}, served_model_name=("demo",), web=False)
+SETTINGS = GatewaySettings(tenants={KEY: "acme"}, served_model_name=("demo",), web=False)
 
 
 class _Blocking:
@@ -117,7 +117,9 @@ class House:
     def __init__(self, loop: NetworkLoop, store: Any) -> None:
         self.loop = loop
         self.engine = EngineHost(
-            Host(loop, MODEL, Text(MODEL), step_s=0.01, ahead=0, pages=2000, max_model_len=4000),
+            Host(
+                loop, MODEL, ModelText(MODEL), step_s=0.01, ahead=0, pages=2000, max_model_len=4000
+            ),
             "engine",
             1,
         )
@@ -130,10 +132,10 @@ class House:
         await self._ready
 
     async def _serve(self) -> None:
-        engine = Engine()
-        engine.add("engine", 1)
-        await engine.when_ready()
-        self.app = build(engine, SETTINGS, self._store)
+        engine = EngineClient()
+        engine.add_engine("engine", 1)
+        await engine.wait_until_ready()
+        self.app = build_app(engine, SETTINGS, self._store)
         async with self.app.state.registry.running():
             self._ready.set_result(None)
             await asyncio.Event().wait()

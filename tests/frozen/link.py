@@ -12,10 +12,14 @@ from pathlib import Path
 
 import msgspec
 
-from continuo.engine.config import Start
-from continuo.engine.wire.flight_recorder import FlightRecorder, mark_of, size_for
-from continuo.engine.wire.handshake import EngineGreeting, FrontGreeting
-from continuo.engine.wire.messages import AnyCommand, AnyEvent
+from continuo.engine.config import StartOptions
+from continuo.engine.wire.flight_recorder import (
+    FlightRecorder,
+    compute_recorder_bytes,
+    hash_session_id,
+)
+from continuo.engine.wire.handshake import ClientHandshake, EngineHandshake
+from continuo.engine.wire.messages import EngineCommand, EngineEvent
 from tests.frozen.shapes import example_of, members
 
 FILE = Path(__file__).parent / "data" / "link.json"
@@ -24,13 +28,13 @@ SECRET = b"sixteen bytes or more"
 
 def today() -> dict[str, dict[str, str]]:
     return {
-        "commands": _messages(AnyCommand),
-        "events": _messages(AnyEvent),
+        "commands": _messages(EngineCommand),
+        "events": _messages(EngineEvent),
         "greeting": _greeting(),
         "flight recorder": _recorder(),
         "start": {
-            "full": msgspec.json.encode(example_of(Start, full=True)).decode(),
-            "least": msgspec.json.encode(example_of(Start, full=False)).decode(),
+            "full": msgspec.json.encode(example_of(StartOptions, full=True)).decode(),
+            "least": msgspec.json.encode(example_of(StartOptions, full=False)).decode(),
         },
     }
 
@@ -48,16 +52,16 @@ def _messages(union: object) -> dict[str, str]:
 def _greeting() -> dict[str, str]:
     """What each side sends, in order."""
     with _counted_nonces():
-        front, engine = FrontGreeting(SECRET), EngineGreeting(SECRET)
-    hello = front.first()
+        front, engine = ClientHandshake(SECRET), EngineHandshake(SECRET)
+    hello = front.start()
     assert hello is not None
-    answer = engine.heard(hello)
+    answer = engine.receive(hello)
     assert answer is not None
-    proof = front.heard(answer)
+    proof = front.receive(answer)
     assert proof is not None
-    engine.heard(proof)
-    assert front.over
-    assert engine.over
+    engine.receive(proof)
+    assert front.is_complete
+    assert engine.is_complete
     return {"hello": hello.hex(), "answer": answer.hex(), "proof": proof.hex()}
 
 
@@ -74,11 +78,11 @@ def _counted_nonces() -> Iterator[None]:
 
 def _recorder() -> dict[str, str]:
     """The memory while two steps are in flight, as the next engine process finds it."""
-    memory = bytearray(size_for(4))
+    memory = bytearray(compute_recorder_bytes(4))
     recorder = FlightRecorder(memory)
-    recorder.begin_life("an incarnation")
-    recorder.begin(0, [mark_of("sess_a")])
-    recorder.begin(1, [mark_of("sess_b"), mark_of("sess_c")])
+    recorder.begin_incarnation("an incarnation")
+    recorder.begin_step(0, [hash_session_id("sess_a")])
+    recorder.begin_step(1, [hash_session_id("sess_b"), hash_session_id("sess_c")])
     return {"in flight": memory.hex()}
 
 

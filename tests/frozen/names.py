@@ -17,15 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from continuo.engine.errors import BY_CODE
-from continuo.realtime.persistence.session_codec import Asked, State
+from continuo.engine.errors import ERRORS_BY_CODE
+from continuo.realtime.persistence.session_codec import StoredRequest, StoredState
 from continuo.realtime.protocol import realtime_api, responses_api
 from continuo.realtime.protocol.close_codes import EXPLANATIONS
-from continuo.realtime.protocol.events import Told
-from continuo.realtime.protocol.responses_api import Cancel, Create, Steer
-from continuo.realtime.server.config.options import COMMANDS, OPTIONS, PREFIX
+from continuo.realtime.protocol.events import ResponseEvent
+from continuo.realtime.protocol.responses_api import ResponseCancel, ResponseCreate, ResponseSteer
+from continuo.realtime.server.config.options import COMMAND_GROUPS, ENVIRONMENT_PREFIX, OPTIONS
 from continuo.realtime.server.http.stats_routes import ServerStats
-from continuo.realtime.store import Begun, keys, open_store
+from continuo.realtime.store import ResponseCheckpoint, keys, open_store
 from tests.frozen.shapes import shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,9 @@ def today() -> dict[str, Any]:
     return {
         "options": _options(),
         "error codes": _error_codes(),
-        "engine error codes": {code: kind.retry for code, kind in sorted(BY_CODE.items())},
+        "engine error codes": {
+            code: kind.is_retryable for code, kind in sorted(ERRORS_BY_CODE.items())
+        },
         "close codes": {
             str(int(code)): "come back" if back else "stop"
             for code, (_, back) in sorted(EXPLANATIONS.items())
@@ -45,17 +47,19 @@ def today() -> dict[str, Any]:
         "stats": shape_of(ServerStats),
         "client events": {
             "realtime": shape_of(realtime_api.ClientEvent),
-            "responses": [shape_of(kind) for kind in (Create, Steer, Cancel)],
+            "responses": [
+                shape_of(kind) for kind in (ResponseCreate, ResponseSteer, ResponseCancel)
+            ],
         },
         "server events": {
             "realtime": shape_of(realtime_api.ServerEvent),
             "responses": shape_of(responses_api.ServerEvent),
         },
         "stored": {
-            "state of a session": shape_of(State),
-            "request of a response": shape_of(Asked),
-            "response under way": shape_of(Begun),
-            "recording of a response": shape_of(Told),
+            "state of a session": shape_of(StoredState),
+            "request of a response": shape_of(StoredRequest),
+            "response under way": shape_of(ResponseCheckpoint),
+            "recording of a response": shape_of(ResponseEvent),
         },
         "redis": _redis_keys(),
         "sqlite": asyncio.run(_sqlite_schema()),
@@ -66,7 +70,7 @@ def today() -> dict[str, Any]:
 def _options() -> dict[str, Any]:
     options = {
         f"--{option.name}": {
-            "environment": option.variable,
+            "environment": option.environment_variable,
             "config": option.key,
             "kind": option.kind,
             "group": option.group,
@@ -74,8 +78,8 @@ def _options() -> dict[str, Any]:
         }
         for option in OPTIONS
     }
-    groups = {command: list(groups) for command, groups in COMMANDS.items()}
-    return {"config file": f"{PREFIX}CONFIG", "groups of commands": groups, **options}
+    groups = {command: list(groups) for command, groups in COMMAND_GROUPS.items()}
+    return {"config file": f"{ENVIRONMENT_PREFIX}CONFIG", "groups of commands": groups, **options}
 
 
 def _error_codes() -> list[str]:
@@ -124,12 +128,12 @@ def _strings(value: ast.expr) -> Iterator[str]:
 def _redis_keys() -> dict[str, Any]:
     return {
         "of a session": list(keys.session_keys("SESSION")),
-        "of a stored response": keys.kept_key("RESPONSE"),
+        "of a stored response": keys.response_key("RESPONSE"),
         "of an engine": keys.engine_key("HOST:PORT"),
-        "engines": keys.ENGINES,
-        "epoch": keys.EPOCH,
-        "deadlines": keys.DEADLINES,
-        "probes": list(keys.PROBES),
+        "engines": keys.ENGINES_KEY,
+        "epoch": keys.EPOCH_KEY,
+        "deadlines": keys.DEADLINES_KEY,
+        "probes": list(keys.PROBE_KEYS),
     }
 
 

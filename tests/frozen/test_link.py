@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from continuo.engine.wire.messages import AnyCommand, AnyEvent
+from continuo.engine.wire.messages import EngineCommand, EngineEvent
 from tests.frozen import link
 
 
@@ -18,7 +18,7 @@ def test_no_part_is_missing() -> None:
     assert link.today().keys() == link.frozen().keys()
 
 
-@pytest.mark.parametrize(("part", "union"), [("commands", AnyCommand), ("events", AnyEvent)])
+@pytest.mark.parametrize(("part", "union"), [("commands", EngineCommand), ("events", EngineEvent)])
 def test_frozen_messages_are_read(part: str, union: Any) -> None:
     decoder = msgspec.msgpack.Decoder(list[union])
     messages = [bytes.fromhex(text) for text in link.frozen()[part].values()]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from continuo.realtime.server.auth.client_secrets import SealedSecrets
+from continuo.realtime.server.auth.client_secrets import SignedSecrets
 from tests.frozen import names, store
 from tests.frozen.house import Event
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
@@ -68,10 +68,10 @@ def test_the_frozen_redis_is_gone_on_from(server: RedisProcess) -> None:
 def test_a_frozen_client_secret_is_good() -> None:
     """What it stands for is sealed in it. It expires long after this."""
     frozen = json.loads((store.DATA / "client_secret.json").read_text())
-    guest = SealedSecrets(b"the gateways' secret").find(frozen["value"])
+    guest = SignedSecrets(b"the gateways' secret").find(frozen["value"])
     assert guest is not None
     assert guest.tenant == frozen["tenant"]
-    assert guest.client_secret.hex() == frozen["digest"]
+    assert guest.client_secret_digest.hex() == frozen["digest"]
     assert guest.settings is not None
     assert guest.settings.instructions == frozen["instructions"]
     assert [tool.name for tool in guest.settings.tools] == frozen["tools"]

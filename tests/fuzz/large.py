@@ -12,7 +12,7 @@ SHAPES = (
 )
 CONTEXT = 400
 _BOUNDS = (
-    *(CONTEXT, 12 * CONTEXT, Limits().off_loop_chars, 16 * 1024, 64 * 1024),
+    *(CONTEXT, 12 * CONTEXT, Limits().off_loop_chars_min, 16 * 1024, 64 * 1024),
     *(TEXT_CHARS_MAX // 4, TEXT_CHARS_MAX),
 )
 """The context in tokens and in characters; what leaves the event loop; a piece; what one part

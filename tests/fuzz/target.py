@@ -7,7 +7,7 @@ from pathlib import Path
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.fuzz.large import CONTEXT
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
@@ -15,10 +15,10 @@ from tests.support.engines import digest_engine
 FLEETING = Limits(
     resume_window_s=0.1,
     detach_grace_s=0.05,
-    sweep_s=0.05,
-    point_s_max=0.5,
-    unfollowed_s_max=0.05,
-    kept_s=2.0,
+    sweep_interval_s=0.05,
+    continuation_point_ttl_s=0.5,
+    unread_response_grace_s=0.05,
+    stored_response_ttl_s=2.0,
 )
 """A session that was dropped does not wait for its client; nor does a response for its next."""
 
@@ -34,10 +34,10 @@ async def target(folder: Path, max_model_len: int = CONTEXT) -> AsyncIterator[Ru
         max_model_len=max_model_len,
         batched_tokens=64,
     ) as bench:
-        async with serve(bench, Settings(limits=FLEETING)) as running:
+        async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
             yield running
             async with asyncio.timeout(30):
-                while await bench.engine.list():
+                while await bench.engine.list_sessions():
                     await asyncio.sleep(0.01)
         stats = await bench.engine.stats()
         assert (stats.active_turns, stats.pages_leased, stats.failed_audits) == (0, 0, 0)

@@ -10,9 +10,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from continuo.realtime.errors import BadFrame, Refusal
-from continuo.realtime.ids import fresh
-from continuo.realtime.protocol.realtime_api import client_events, decode, event_id_of, hear
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.ids import generate_id
+from continuo.realtime.protocol.realtime_api import (
+    client_events,
+    decode_command,
+    decode_frame,
+    extract_event_id,
+)
+from continuo.realtime.protocol.settings import GenerationSettings
 from tests.fuzz import hostile
 from tests.fuzz.corpus import EVENTS
 
@@ -42,7 +47,7 @@ PLACES = [(event, place) for event in EVENTS for place in places(event)]
 
 def read(frame: str | bytes) -> client_events.ClientEvent | BadFrame:
     try:
-        return decode(frame)
+        return decode_frame(frame)
     except BadFrame as refusal:
         return refusal
 
@@ -57,7 +62,7 @@ def check(read: client_events.ClientEvent | BadFrame) -> None:
 @given(st.binary() | st.text())
 def test_anything_is_an_event_or_refused(frame: bytes | str) -> None:
     check(read(frame))
-    event_id_of(frame)
+    extract_event_id(frame)
 
 
 @settings(max_examples=1_000)
@@ -81,37 +86,37 @@ def test_one_wrong_value_is_named(place: tuple[Any, tuple[Any, ...]], value: Any
         assert named in event
         return
     with contextlib.suppress(Refusal):
-        hear(understood, Settings(), Settings(), fresh)
+        decode_command(understood, GenerationSettings(), GenerationSettings(), generate_id)
 
 
 @given(st.sampled_from(EVENTS), st.text(max_size=20))
 def test_keys_of_tomorrow_are_ignored(event: dict[str, Any], key: str) -> None:
-    if key in event or key in client_events.Event.__struct_fields__:
+    if key in event or key in client_events.ClientEventBase.__struct_fields__:
         return
-    before = decode(msgspec.json.encode(event))
+    before = decode_frame(msgspec.json.encode(event))
     frame = msgspec.json.encode({**event, f"x_{key}": [1, {"a": None}]})
-    assert decode(frame) == before
+    assert decode_frame(frame) == before
 
 
 @pytest.mark.parametrize("place", hostile.PLACES, ids=range(len(hostile.PLACES)))
 def test_hostile_values(place: str) -> None:
     for value in hostile.values():
         check(read(place % value))
-        event_id_of(place % value)
+        extract_event_id(place % value)
 
 
 def test_too_many_values_are_refused_before_they_are_made() -> None:
     many = ",".join(["0"] * 40_000)
     with pytest.raises(BadFrame, match=r"40,00\d values; the limit is 32,768") as caught:
-        decode('{"event_id": "e", "type": "response.cancel", "x": [' + many + "]}")
+        decode_frame('{"event_id": "e", "type": "response.cancel", "x": [' + many + "]}")
     assert (caught.value.code, caught.value.event_id) == ("frame_too_large", "e")
     quoted = ",".join(['"\\""'] * 80_000)
     with pytest.raises(BadFrame, match="the limit is 32,768"):
-        decode('{"type": "response.cancel", "x": [' + quoted + "]}")
+        decode_frame('{"type": "response.cancel", "x": [' + quoted + "]}")
 
 
 def test_commas_in_a_text_are_not_values() -> None:
     text = 'well, "quoted", \\ and, ' * 20_000
-    event = decode(msgspec.json.encode({"type": "input_text_buffer.append", "text": text}))
+    event = decode_frame(msgspec.json.encode({"type": "input_text_buffer.append", "text": text}))
     assert isinstance(event, client_events.TextAppend)
     assert event.text == text

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import torch
 
-from continuo.engine.batch import Move, Sample
+from continuo.engine.batch import PageMove, SampleParams
 from continuo.engine.device import step_inputs
-from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
 from continuo.engine.device.sampling import draw
@@ -37,25 +37,30 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 def test_kernels_against_the_obvious_way(
     rows: list[tuple[int, int]], window: int | None, page_size: int, dtype: torch.dtype
 ) -> None:
-    from continuo.engine.device.attention.triton_backend import PagedTriton
+    from continuo.engine.device.attention.triton_backend import TritonBackend
 
     device = torch.device("cuda")
     made, pages = cases.batch(rows, page_size)
     torch.manual_seed(0)
     like = torch.empty(0, dtype=dtype, device=device)
-    step = step_inputs.build(made, page_size, device)
+    step = step_inputs.build_inputs(made, page_size, device)
     for shape, heads in ((KVShape(2, 64, 64), 6), (KVShape(1, 48, 80), 3)):
         pool = cases.filled(made, pages, page_size, shape, like)
         query = torch.randn(sum(row.count for row in made.rows), heads, shape.key_dim).to(like)
         wanted = cases.obvious(made, pool, query, 0.1, window)
-        for backend in (PagedTriton(1), PagedTriton(500), Reference()):
+        for backend in (TritonBackend(1), TritonBackend(500), ReferenceBackend()):
             found = backend.prepare(step, pool)(0, query, 0.1, window)
             assert (found - wanted).abs().max() < TOLERANCE[dtype]
 
 
 def test_masked_draws_are_those_of_the_cpu() -> None:
     logits = torch.randn(4, 900, generator=torch.Generator().manual_seed(0))
-    wishes = [Sample(), Sample(temperature=0.8, uniform=0.7), Sample(logprobs=2), Sample()]
+    wishes = [
+        SampleParams(),
+        SampleParams(temperature=0.8, uniform=0.7),
+        SampleParams(logprobs=2),
+        SampleParams(),
+    ]
     samples = [
         msgspec.structs.replace(wish, mask=Only(set(range(n, 900, 7)), 900))
         for n, wish in enumerate(wishes)
@@ -82,15 +87,15 @@ def test_greedy_ids_in_mixed_batches(name: str, page_size: int, tmp_path: Path) 
 PAGES, SLOTS = 24, 16
 
 
-def moves_at_random(source: random.Random) -> list[Move]:
+def moves_at_random(source: random.Random) -> list[PageMove]:
     """Stretches of one kind, as a cache makes them that spills and recalls."""
-    made: list[Move] = []
+    made: list[PageMove] = []
     for _ in range(source.randint(1, 4)):
         kind = source.choice(("copy", "spill", "load"))
         read = SLOTS if kind == "load" else PAGES
         written = SLOTS if kind == "spill" else PAGES
         for _ in range(source.randint(1, 12)):
-            made.append(Move(kind, source.randrange(read), source.randrange(written)))
+            made.append(PageMove(kind, source.randrange(read), source.randrange(written)))
     return made
 
 
@@ -118,8 +123,12 @@ def test_page_moves_of_many_steps_in_flight(seed: int) -> None:
 def test_page_moves_wait_for_nothing() -> None:
     """The host goes on while the device is busy with what was launched before."""
     pool = filled_pool()
-    spill = [Move("spill", n, (n * 5) % SLOTS) for n in range(SLOTS)]
-    moves = [*spill, *(Move("load", n, n) for n in range(SLOTS)), Move("copy", 0, PAGES - 1)]
+    spill = [PageMove("spill", n, (n * 5) % SLOTS) for n in range(SLOTS)]
+    moves = [
+        *spill,
+        *(PageMove("load", n, n) for n in range(SLOTS)),
+        PageMove("copy", 0, PAGES - 1),
+    ]
     pool.move(moves)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000_000)  # pyright: ignore

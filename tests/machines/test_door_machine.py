@@ -23,7 +23,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from continuo.engine.client.engine_client import Turn
+from continuo.engine.client.engine_client import TurnStream
 from continuo.engine.errors import TooLong
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
@@ -41,7 +41,7 @@ class Life:
         self.log = log
         self.capacity = capacity
         self.span: list[int] = []
-        self.turn: Turn | None = None
+        self.turn: TurnStream | None = None
         self.limit = 0
         self.cancelled = False
         self.dropped = False

@@ -15,9 +15,9 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from continuo.engine.batch import Batch, Row, Sample
+from continuo.engine.batch import Batch, BatchRow, SampleParams
 from continuo.engine.config import EngineConfig
-from continuo.engine.device.build import build
+from continuo.engine.device.build import build_runner
 from continuo.engine.device.runner import TorchRunner
 
 VOCAB = 131
@@ -99,7 +99,7 @@ def runner_of(folder: Path, dtype: str = "float32", **bounds: Any) -> TorchRunne
     """On one thread: for models this small a second one costs more than it brings."""
     bounds = {"device": "cpu", "threads": 1} | bounds
     config = EngineConfig(model=str(folder), dtype=dtype, **bounds)  # pyright: ignore
-    return build(config, lambda what, fraction: None)[0]
+    return build_runner(config, lambda what, fraction: None)[0]
 
 
 def prompts(seed: int, lengths: Sequence[int], vocab: int = VOCAB) -> list[list[int]]:
@@ -178,8 +178,10 @@ def logits_in_chunks(runner: TorchRunner, ids: Sequence[int], cuts: Sequence[int
     borders = [0, *cuts, len(ids)]
     with torch.inference_mode():
         for begin, end in pairwise(borders):
-            row = Row(array("i", ids[begin:end]), -1, begin, pages.cover(0, end), Sample())
-            found.append(runner.logits(Batch(0, [row]))[0].float())
+            row = BatchRow(
+                array("i", ids[begin:end]), -1, begin, pages.cover(0, end), SampleParams()
+            )
+            found.append(runner.compute_logits(Batch(0, [row]))[0].float())
     return torch.stack(found)
 
 
@@ -203,12 +205,12 @@ def serve(
             owed = len(logs[n]) - committed[n]
             end = committed[n] + min(owed, source.choice((1, 2, 7, 40, 100)))
             ids = array("i", logs[n][committed[n] : end])
-            sample = Sample() if end == len(logs[n]) else None
-            rows.append(Row(ids, -1, committed[n], pages.cover(n, end), sample))
+            sample = SampleParams() if end == len(logs[n]) else None
+            rows.append(BatchRow(ids, -1, committed[n], pages.cover(n, end), sample))
             ends.append(end)
         number += 1
         answer = runner.collect(runner.launch(Batch(number, rows)))
-        for n, end, drawn in zip(chosen, ends, answer.drawn, strict=True):
+        for n, end, drawn in zip(chosen, ends, answer.results, strict=True):
             committed[n] = end
             if drawn is not None:
                 assert drawn.failure is None, drawn.failure

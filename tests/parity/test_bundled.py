@@ -7,8 +7,8 @@ import itertools
 import torch
 import transformers as tf
 
-from continuo.engine.config import BUNDLED, EngineConfig
-from continuo.engine.device.build import build
+from continuo.engine.config import BUNDLED_MODEL, EngineConfig
+from continuo.engine.device.build import build_runner
 from continuo.engine.device.weights import resolve
 from tests.parity import oracle
 
@@ -16,11 +16,11 @@ LOGITS_TOLERANCE = 2e-4
 
 
 def test_the_bundled_model_in_chunks_and_mixed_batches() -> None:
-    folder = resolve(BUNDLED, None, lambda what, fraction: None)
+    folder = resolve(BUNDLED_MODEL, None, lambda what, fraction: None)
     assert (folder / "config.json").exists(), f"there is no checkpoint in {folder}"
     theirs = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     config = EngineConfig(dtype="float32", device="cpu", threads=1, max_model_len=2048)
-    runner, loaded = build(config, lambda what, fraction: None)
+    runner, loaded = build_runner(config, lambda what, fraction: None)
     assert loaded.folder == str(folder)
     starts = oracle.prompts(1, [5, 120, 40], vocab=theirs.config.vocab_size)
     wanted = oracle.whole(theirs, starts[1])

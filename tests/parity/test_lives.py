@@ -18,7 +18,7 @@ import oracle
 import pytest
 import torch
 
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.wire.messages import Sampling
@@ -74,7 +74,7 @@ def subject(
     return Subject(request.param == "C", dtype, theirs, oracle.epsilon(theirs), folder)
 
 
-async def live(engine: Engine, vocabulary: int, seed: int) -> list[Told]:
+async def live(engine: EngineClient, vocabulary: int, seed: int) -> list[Told]:
     """One session's life; returns what it was told."""
     source = random.Random(seed)
     session, log, answers = await engine.open(), list[int](), list[Told]()
@@ -110,7 +110,7 @@ async def live(engine: Engine, vocabulary: int, seed: int) -> list[Told]:
 
 
 async def ask(
-    engine: Engine, session: str, log: list[int], source: random.Random, *, cancel: bool
+    engine: EngineClient, session: str, log: list[int], source: random.Random, *, cancel: bool
 ) -> Told:
     limit = source.randint(1, 10)
     stop_at = source.randint(1, limit) if cancel else limit + 1
@@ -167,14 +167,14 @@ async def test_lives(
     end of that one, if all its ids are drawn there."""
     approached = list[bool]()
     if subject.native and ahead:
-        monkeypatch.setattr(native, "LIGHT_WORK", 0)
-        approach = NativeRunner.approach
+        monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
+        approach = NativeRunner.run_until_near_end
 
         def told(runner: NativeRunner, ticket: Any) -> bool:
             approached.append(approach(runner, ticket))
             return approached[-1]
 
-        monkeypatch.setattr(NativeRunner, "approach", told)
+        monkeypatch.setattr(NativeRunner, "run_until_near_end", told)
     bounds: dict[str, Any] = {
         "block_size": page_size,
         "num_gpu_blocks_override": -(-CONTEXT // page_size) * 3 + 2,

@@ -8,9 +8,9 @@ import pytest
 import torch
 import transformers as tf
 
-from continuo.engine.config import BUNDLED
+from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.device.weights import resolve
-from continuo.engine.text import Text
+from continuo.engine.text import ModelText
 from continuo.engine.wire.messages import Grammar, Sampling
 from tests.parity import oracle
 from tests.support.engines import engine_on
@@ -28,14 +28,16 @@ COUNT = 48
     "grammar", [Grammar("json_schema", CITY), Grammar("lark", 'start: /[A-Z][a-z ]{9,}/ "!"')]
 )
 async def test_a_masked_greedy_turn_is_the_masked_argmax(grammar: Grammar) -> None:
-    folder = resolve(BUNDLED, None, lambda what, fraction: None)
+    folder = resolve(BUNDLED_MODEL, None, lambda what, fraction: None)
     theirs = tf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    text, vocab = Text(str(folder)), theirs.config.vocab_size
+    text, vocab = ModelText(str(folder)), theirs.config.vocab_size
     ids = text.encode("<|user|>Where do you live?<|end|><|assistant|>")
-    matcher = text.grammars(vocab, lambda: None).matcher(grammar, text.stop_ids)
+    matcher = text.create_grammar_compiler(vocab, lambda: None).create_matcher(
+        grammar, text.stop_ids
+    )
     wanted: list[int] = []
     while len(wanted) < COUNT and not set(wanted[-1:]) & set(text.stop_ids):
-        packed = np.frombuffer(matcher.allowed(), np.uint8)
+        packed = np.frombuffer(matcher.compute_bitmask(), np.uint8)
         allowed = torch.from_numpy(np.unpackbits(packed, bitorder="little")[:vocab]).bool()
         logits = oracle.whole(theirs, ids + wanted)[-1].masked_fill(~allowed, -torch.inf)
         wanted.append(int(logits.argmax()))

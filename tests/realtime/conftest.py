@@ -13,7 +13,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.served import KEY, Running, serve
 from tests.realtime.store.redis_process import PROGRAM, RedisProcess
 from tests.realtime.talks import Talk, open_talk
@@ -91,11 +91,11 @@ async def talk(bench: Bench) -> AsyncIterator[Talk]:
     talk = await open_talk(bench)
     yield talk
     await talk.session.close()
-    assert await bench.engine.list() == [], "nothing is left open in the engine"
+    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
-    settings = Settings(tenants={KEY: "default"}, served_model_name=("demo", "alias"))
+    settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo", "alias"))
     async with serve(bench, settings) as running:
         yield running

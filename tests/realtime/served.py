@@ -11,12 +11,12 @@ from starlette.applications import Starlette
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from continuo.engine import Engine
+from continuo.engine import EngineClient
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
-from continuo.realtime.server.http.readiness import Entrance
-from continuo.realtime.server.process.web_server import Server, bind
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.process.web_server import WebServer, bind
 from continuo.realtime.store import Store
 from tests.realtime.talks import store_of
 from tests.support.engines import Bench
@@ -25,7 +25,7 @@ KEY = "key-one"
 
 
 class Running:
-    def __init__(self, port: int, server: Server) -> None:
+    def __init__(self, port: int, server: WebServer) -> None:
         self.port = port
         self.server = server
         self.url = f"ws://127.0.0.1:{port}/v1/realtime"
@@ -46,7 +46,7 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def serve(
-    bench: Bench, settings: Settings, store: Store | None = None
+    bench: Bench, settings: GatewaySettings, store: Store | None = None
 ) -> AsyncIterator[Running]:
     async with serving(bench.engine, settings, store or await store_of(bench)) as running:
         yield running
@@ -54,25 +54,25 @@ async def serve(
 
 @contextlib.asynccontextmanager
 async def serving(
-    engine: Engine, settings: Settings, store: Store, port: int = 0
+    engine: EngineClient, settings: GatewaySettings, store: Store, port: int = 0
 ) -> AsyncIterator[Running]:
-    app = build(engine, settings, store)
+    app = build_app(engine, settings, store)
     async with listening(app, app.state.registry, settings, port) as running:
         yield running
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    app: Starlette | Entrance,
+    app: Starlette | ReadinessGate,
     registry: Registry,
-    settings: Settings,
+    settings: GatewaySettings,
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Running]:
     """`app` is or becomes the application with that registry."""
     sock = bind("127.0.0.1", port)
     ready = asyncio.Event()
-    server = Server(app, settings, ready.set, tls)
+    server = WebServer(app, settings, ready.set, tls)
     async with registry.running():
         serving = asyncio.create_task(server.serve([sock]))
         await ready.wait()

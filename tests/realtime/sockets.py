@@ -45,7 +45,7 @@ class FakeSocket:
             self._new.set()
         return self.reading.is_set()
 
-    async def there(self, wait_s: float) -> bool:
+    async def ping(self, timeout_s: float) -> bool:
         return self.closed is None
 
     async def close(self, code: CloseCode, reason: str) -> None:

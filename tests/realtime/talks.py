@@ -4,14 +4,14 @@ import asyncio
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from continuo.engine import Engine
-from continuo.realtime.event_log.event_log import Line
+from continuo.engine import EngineClient
+from continuo.realtime.event_log.event_log import EmittedEvent
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.commands import AddItem, Respond
-from continuo.realtime.protocol.events import AnswerEnded, Tell
-from continuo.realtime.protocol.items import MessageItem, Part
-from continuo.realtime.protocol.response import Answer
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.commands import AddItem, CreateSessionResponse
+from continuo.realtime.protocol.events import ConversationEvent, ResponseEnded
+from continuo.realtime.protocol.items import ContentPart, MessageItem
+from continuo.realtime.protocol.response import Response
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import Store, open_store
@@ -26,16 +26,16 @@ class Ears:
     """Hears what a session says."""
 
     def __init__(self) -> None:
-        self.heard: list[Tell] = []
-        self.lines: list[Line] = []
+        self.heard: list[ConversationEvent] = []
+        self.lines: list[EmittedEvent] = []
         self._new = asyncio.Event()
 
-    def __call__(self, line: Line) -> None:
+    def __call__(self, line: EmittedEvent) -> None:
         self.lines.append(line)
-        self.heard.append(line.tell)
+        self.heard.append(line.event)
         self._new.set()
 
-    async def until(self, kind: type[Tell], count: int = 1) -> Tell:
+    async def until(self, kind: type[ConversationEvent], count: int = 1) -> ConversationEvent:
         """The `count`th of its kind."""
         while True:
             found = [tell for tell in self.heard if type(tell) is kind]
@@ -54,42 +54,42 @@ class Talk:
         self._items = 0
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineClient:
         return self.bench.engine
 
     async def say(self, text: str, after: str | None = None, name: str = "") -> str:
         self._items += 1
         name = name or f"u{self._items}"
-        await self.session.do(AddItem(message(name, text), after))
+        await self.session.execute(AddItem(message(name, text), after))
         return name
 
     def expected(self, tokens: int) -> list[int]:
         """What a fresh prefill of the conversation would answer."""
-        asked, header = self.session.conversation.asked()
+        asked, header = self.session.conversation.render_header()
         return oracle(asked.ids() + header, tokens, stop_ids=[0])
 
     async def respond(self, tokens: int | None = 6, **more: Any) -> None:
         """None: one that goes on while something is done to it, on a machine however loaded."""
         if tokens is None:
             self.bench.runner.step_s = SLOW_S
-        wish = Settings(
+        wish = GenerationSettings(
             instructions=self.session.settings.instructions,
             tools=self.session.settings.tools,
             max_output_tokens=tokens,
         )
-        await self.session.do(Respond(settings=wish, **more))
+        await self.session.execute(CreateSessionResponse(settings=wish, **more))
 
-    async def ended(self) -> Answer:
+    async def ended(self) -> Response:
         self._answers += 1
-        tell = await self.ears.until(AnswerEnded, self._answers)
-        assert isinstance(tell, AnswerEnded)
+        tell = await self.ears.until(ResponseEnded, self._answers)
+        assert isinstance(tell, ResponseEnded)
         return tell.answer
 
-    def sampled(self, answer: Answer) -> list[int]:
-        spans = [s for s in self.session.conversation.spans if s.answer == answer.id]
-        return list(spans[0].sampled or ()) if spans else []
+    def sampled(self, answer: Response) -> list[int]:
+        spans = [s for s in self.session.conversation.spans if s.response_id == answer.id]
+        return list(spans[0].sampled_ids or ()) if spans else []
 
-    async def turn(self, tokens: int = 6) -> Answer:
+    async def turn(self, tokens: int = 6) -> Response:
         """One answer, which must be what a fresh prefill gives."""
         expected = self.expected(tokens)
         await self.respond(tokens)
@@ -99,7 +99,7 @@ class Talk:
 
 
 def message(name: str, text: str) -> MessageItem:
-    return MessageItem(id=name, role="user", parts=(Part("input_text", text),))
+    return MessageItem(id=name, role="user", parts=(ContentPart("input_text", text),))
 
 
 _STORES: WeakKeyDictionary[Bench, Store] = WeakKeyDictionary()
@@ -117,7 +117,7 @@ async def registry_of(bench: Bench, limits: Limits | None = None) -> Registry:
     template = bench.engine.text.template
     assert template is not None
     store = await store_of(bench)
-    return Registry(bench.engine, template, Settings(), limits or Limits(), store)
+    return Registry(bench.engine, template, GenerationSettings(), limits or Limits(), store)
 
 
 async def open_talk(bench: Bench, limits: Limits | None = None) -> Talk:

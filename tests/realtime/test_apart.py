@@ -6,15 +6,15 @@ import pytest
 
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.commands import Respond
+from continuo.realtime.protocol.commands import CreateSessionResponse
 from continuo.realtime.protocol.items import ItemReference, MessageItem
-from continuo.realtime.protocol.response import Answer
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.response import Response
+from continuo.realtime.protocol.settings import GenerationSettings
 from tests.realtime.talks import Talk, message
 from tests.support.digest_runner import oracle
 
 
-def words(answer: Answer) -> str:
+def words(answer: Response) -> str:
     return "".join(
         part.text for item in answer.items if isinstance(item, MessageItem) for part in item.parts
     )
@@ -22,7 +22,7 @@ def words(answer: Answer) -> str:
 
 def told(talk: Talk, conversation: Conversation, tokens: int) -> str:
     """What a fresh prefill answers, as text."""
-    asked, header = conversation.asked()
+    asked, header = conversation.render_header()
     ids = oracle(asked.ids() + header, tokens, stop_ids=[0])
     return talk.engine.text.decode(ids)
 
@@ -44,7 +44,7 @@ async def test_it_shares_the_conversations_kv(talk: Talk) -> None:
     answer = await talk.ended()
     assert words(answer) == expected
     assert answer.usage is not None
-    header = len(talk.session.conversation.asked()[1])
+    header = len(talk.session.conversation.render_header()[1])
     assert answer.usage.cached_tokens >= answer.usage.input_tokens - header
     assert talk.bench.runner.tokens_run - computed <= header + 6
     await talk.turn()
@@ -60,9 +60,9 @@ async def test_items_that_are_referred_to_share_it_too(talk: Talk) -> None:
     shared = sum(len(span.ids) for span in talk.session.conversation.all_spans[:5])
     assert answer.usage is not None
     assert answer.usage.cached_tokens >= shared
-    start = Conversation.start(talk.session.conversation.template, Settings())
+    start = Conversation.start(talk.session.conversation.template, GenerationSettings())
     spans = talk.session.conversation.spans[:4]
-    made = start.with_spans(spans).add(question)
+    made = start.with_spans(spans).add_item(question)
     assert words(answer) == told(talk, made, 5)
     await talk.turn()
 
@@ -75,11 +75,11 @@ async def test_an_unknown_reference_is_refused(talk: Talk) -> None:
 
 async def test_own_input_replaces_the_context(talk: Talk) -> None:
     await history(talk)
-    start = Conversation.start(talk.session.conversation.template, Settings())
+    start = Conversation.start(talk.session.conversation.template, GenerationSettings())
     for context in ((message("x", "only this"),), ()):
         made = start
         for item in context:
-            made = made.add(item)
+            made = made.add_item(item)
         await talk.respond(4, apart=True, context=context)
         assert words(await talk.ended()) == told(talk, made, 4)
     await talk.turn()
@@ -106,8 +106,8 @@ async def test_several_beside_the_default_one(talk: Talk) -> None:
 
 async def test_its_own_instructions_stay_its_own(talk: Talk) -> None:
     await history(talk)
-    wish = Settings(instructions="be brief", max_output_tokens=4)
-    made = talk.session.conversation.configured(wish)
-    await talk.session.do(Respond(settings=wish, apart=True))
+    wish = GenerationSettings(instructions="be brief", max_output_tokens=4)
+    made = talk.session.conversation.with_settings(wish)
+    await talk.session.execute(CreateSessionResponse(settings=wish, is_out_of_band=True))
     assert words(await talk.ended()) == told(talk, made, 4)
     await talk.turn()

@@ -6,14 +6,14 @@ import sys
 import pytest
 from starlette.datastructures import Headers
 
-from continuo.realtime.registry.access import Guest
-from continuo.realtime.server.auth.client_secrets import KeptSecrets
-from continuo.realtime.server.auth.gate import Denied, Gate, offered
-from continuo.realtime.server.logging_setup import Redacting
+from continuo.realtime.registry.access import Credentials
+from continuo.realtime.server.auth.client_secrets import InMemorySecrets
+from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
+from continuo.realtime.server.logging_setup import RedactingFormatter
 
-OPEN = Gate({}, frozenset(), KeptSecrets())
-CLOSED = Gate(
-    {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), KeptSecrets()
+OPEN = Authenticator({}, frozenset(), InMemorySecrets())
+CLOSED = Authenticator(
+    {"key-one": "one", "key-two": "two"}, frozenset({"https://app.example.org"}), InMemorySecrets()
 )
 
 
@@ -31,8 +31,8 @@ CLOSED = Gate(
     ],
 )
 def test_let_in(headers: dict[str, str]) -> None:
-    guest = CLOSED.check(Headers(headers))
-    assert isinstance(guest, Guest)
+    guest = CLOSED.authenticate(Headers(headers))
+    assert isinstance(guest, Credentials)
     assert guest.tenant in ("one", "two")
 
 
@@ -55,11 +55,11 @@ def test_let_in(headers: dict[str, str]) -> None:
     ],
 )
 def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
-    denied = CLOSED.check(Headers(headers))
+    denied = CLOSED.authenticate(Headers(headers))
     assert isinstance(denied, Denied)
     assert denied.status == 401
     assert "key-one" not in denied.message
-    assert OPEN.check(Headers(headers)) == Guest()
+    assert OPEN.authenticate(Headers(headers)) == Credentials()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_kept_out_without_a_key(headers: dict[str, str]) -> None:
 )
 def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
     for gate in (OPEN, CLOSED):
-        denied = gate.check(Headers({"origin": origin, "authorization": "Bearer key-one"}))
+        denied = gate.authenticate(Headers({"origin": origin, "authorization": "Bearer key-one"}))
         assert isinstance(denied, Denied)
         assert denied.status == 403
 
@@ -90,14 +90,14 @@ def test_kept_out_by_origin_whatever_the_key(origin: str) -> None:
     ["http://localhost", "http://127.0.0.1:8765", "https://localhost:1", "http://[::1]:3000"],
 )
 def test_pages_of_this_machine_may(origin: str) -> None:
-    assert OPEN.check(Headers({"origin": origin})) == Guest()
+    assert OPEN.authenticate(Headers({"origin": origin})) == Credentials()
 
 
 def test_subprotocols_are_read_from_every_line() -> None:
     headers = Headers(
         raw=[(b"sec-websocket-protocol", b"a, b"), (b"sec-websocket-protocol", b"realtime")]
     )
-    assert offered(headers) == ["a", "b", "realtime"]
+    assert offered_subprotocols(headers) == ["a", "b", "realtime"]
 
 
 @pytest.mark.parametrize(
@@ -111,10 +111,10 @@ def test_subprotocols_are_read_from_every_line() -> None:
     ],
 )
 def test_a_key_is_never_written(line: str) -> None:
-    redacting = Redacting(["canary-7f3a"])
+    redacting = RedactingFormatter(["canary-7f3a"])
     assert "canary" not in redacting.redact(line.format("canary-7f3a"))
     if "here" not in line:
-        assert "canary" not in Redacting([]).redact(line.format("canary-7f3a"))
+        assert "canary" not in RedactingFormatter([]).redact(line.format("canary-7f3a"))
 
 
 def test_nor_in_a_traceback() -> None:
@@ -122,14 +122,14 @@ def test_nor_in_a_traceback() -> None:
         raise ValueError("canary-7f3a")
     except ValueError:
         record = logging.LogRecord("x", 40, "x", 1, "went wrong", (), sys.exc_info())
-    text = Redacting(["canary-7f3a"]).format(record)
+    text = RedactingFormatter(["canary-7f3a"]).format(record)
     assert "went wrong" in text
     assert "ValueError" in text
     assert "canary" not in text
 
 
 def test_questions_are_not_queries() -> None:
-    assert Redacting([]).redact("ready? yes") == "ready? yes"
+    assert RedactingFormatter([]).redact("ready? yes") == "ready? yes"
 
 
 @pytest.mark.parametrize(
@@ -143,5 +143,5 @@ def test_questions_are_not_queries() -> None:
     ],
 )
 def test_our_own_page_without_a_key(origin: str, host: str, allowed: bool) -> None:
-    guest = OPEN.check(Headers({"origin": origin, "host": host}))
-    assert isinstance(guest, Guest) is allowed
+    guest = OPEN.authenticate(Headers({"origin": origin, "host": host}))
+    assert isinstance(guest, Credentials) is allowed

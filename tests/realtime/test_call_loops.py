@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from continuo.engine.batch import Geometry
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.engine.text.text_fixtures import family, family_folder
 from tests.realtime.response_talks import ENDS, Caller, cached, calling, text_of
 from tests.realtime.served import KEY, serve
@@ -55,7 +55,7 @@ async def model(name: str, *says: str) -> AsyncIterator[tuple[Caller, ScriptedRu
     geometry = Geometry(800, 4, 3200, text.vocab_size, 256, 0)
     device = ScriptedRunner(geometry, text, says)
     async with engine_on(family_folder(name), lambda: device) as bench:
-        settings = Settings(tenants={KEY: "default"}, served_model_name=("demo",))
+        settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",))
         async with serve(bench, settings) as running, calling(running, KEY) as caller:
             yield caller, device
 

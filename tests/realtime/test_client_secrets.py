@@ -19,11 +19,21 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import Settings as Wishes
-from continuo.realtime.registry.access import Access, Guest, Return, hashed, secret_of
-from continuo.realtime.server.auth.client_secrets import PREFIX, KeptSecrets, SealedSecrets
-from continuo.realtime.server.auth.gate import Denied, Gate
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.registry.access import (
+    Access,
+    Credentials,
+    ResumeRequest,
+    hash_token,
+    make_secret,
+)
+from continuo.realtime.server.auth.client_secrets import (
+    SECRET_PREFIX,
+    InMemorySecrets,
+    SignedSecrets,
+)
+from continuo.realtime.server.auth.gate import Authenticator, Denied
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client
@@ -57,7 +67,7 @@ def url(request: pytest.FixtureRequest, how: str, tmp_path: Path) -> str:
 async def gateways(how: str, url: str, bench: Bench) -> AsyncIterator[Gateways]:
     """Two gateways of one store; with secrets that are kept in memory one, named twice."""
     sealed = how.startswith("sealed")
-    settings = Settings(
+    settings = GatewaySettings(
         tenants=TENANTS, served_model_name=("demo",), secret=SECRET if sealed else b""
     )
     port = await bench.listen()
@@ -247,7 +257,7 @@ async def test_a_session_outlives_its_client_secret(gateways: Gateways) -> None:
         if one is not two:
             await expired(mine)
         else:
-            mine = bearer(PREFIX + "0" * 48)  # as a key that the server has forgotten
+            mine = bearer(SECRET_PREFIX + "0" * 48)  # as a key that the server has forgotten
         await say(session.socket, "the connection goes on")
         token, right = session.token, f"?resume_token={session.token}"
         await is_unauthorized(two, mine)
@@ -276,13 +286,13 @@ async def test_a_session_outlives_its_client_secret(gateways: Gateways) -> None:
 
 
 def short_lived() -> str:
-    return SealedSecrets(SECRET).mint("acme", Wishes(), 3).value
+    return SignedSecrets(SECRET).mint("acme", Wishes(), 3).value
 
 
 async def expired(headers: dict[str, str]) -> None:
     value = headers["Authorization"].removeprefix("Bearer ")
     async with asyncio.timeout(20):
-        while SealedSecrets(SECRET).find(value) is not None:
+        while SignedSecrets(SECRET).find(value) is not None:
             await asyncio.sleep(0.05)
 
 
@@ -303,14 +313,16 @@ async def test_a_token_does_not_stand_in_for_anything_else(gateways: Gateways) -
 
 async def test_that_a_session_has_expired_is_told_to_those_who_had_it(bench: Bench) -> None:
     registry = await registry_of(bench, Limits(resume_window_s=0))
-    mine, theirs = (Guest("acme", ephemeral=True, client_secret=bytes([n]) * 32) for n in (1, 2))
+    mine, theirs = (
+        Credentials("acme", is_ephemeral=True, client_secret_digest=bytes([n]) * 32) for n in (1, 2)
+    )
     client = Client(registry)
     client.connect(guest=mine)
     await client.socket.until("session.created")
     await client.drop()
     client.take()
     async with asyncio.timeout(20):
-        while registry.of("acme"):
+        while registry.list_sessions("acme"):
             await asyncio.sleep(0.005)
     token = client.seen[0]["session"]["resume"]["token"]
     for guest, shown, code in (
@@ -318,9 +330,9 @@ async def test_that_a_session_has_expired_is_told_to_those_who_had_it(bench: Ben
         (theirs, WRONG, "session_not_found"),
         (theirs, token, "session_expired"),
         (mine, None, "session_expired"),
-        (Guest("acme"), None, "session_expired"),
+        (Credentials("acme"), None, "session_expired"),
     ):
-        client.connect(Return(client.session_id, None, shown), guest)
+        client.connect(ResumeRequest(client.session_id, None, shown), guest)
         await client.gone()
         assert [event["error"]["code"] for event in client.socket.sent] == [code]
     await registry.aclose()
@@ -330,54 +342,56 @@ async def test_that_a_session_has_expired_is_told_to_those_who_had_it(bench: Ben
 
 
 def test_sealed_secrets_are_all_different() -> None:
-    one, two = SealedSecrets(SECRET, lambda: 1000.0), SealedSecrets(SECRET, lambda: 1000.0)
+    one, two = SignedSecrets(SECRET, lambda: 1000.0), SignedSecrets(SECRET, lambda: 1000.0)
     values = [one.mint("acme", Wishes(), 60).value for _ in range(100)]
     guests = [two.find(value) for value in values]
     assert len({*values}) == 100
-    assert len({guest.client_secret for guest in guests if guest is not None}) == 100
+    assert len({guest.client_secret_digest for guest in guests if guest is not None}) == 100
     assert guests[0] == one.find(values[0])
 
 
 def test_a_sealed_secret_of_an_older_release_begins_sessions_that_need_their_token() -> None:
-    secrets = SealedSecrets(SECRET)
+    secrets = SignedSecrets(SECRET)
     body = zlib.compress(msgspec.json.encode(["acme", Wishes(), int(time.time()) + 60]))
     value = base64.urlsafe_b64encode(secrets._mac(body) + body).decode().rstrip("=")
-    found = secrets.find(PREFIX + value)
+    found = secrets.find(SECRET_PREFIX + value)
     assert found is not None
-    assert (found.tenant, found.ephemeral, found.client_secret) == ("acme", True, b"")
-    secret = secret_of("token", found)
-    assert not Access.of(found).opens(secret)
-    assert Access.of(found, "token").opens(secret)
+    assert (found.tenant, found.is_ephemeral, found.client_secret_digest) == ("acme", True, b"")
+    secret = make_secret("token", found)
+    assert not Access.of(found).permits(secret)
+    assert Access.of(found, "token").permits(secret)
 
 
 def test_an_older_record_of_a_session_is_opened_by_its_token() -> None:
     """It holds the digest of the token and nothing behind it."""
-    record = hashed("token")
-    ephemeral = Guest("acme", ephemeral=True, client_secret=hashed(PREFIX))
+    record = hash_token("token")
+    ephemeral = Credentials(
+        "acme", is_ephemeral=True, client_secret_digest=hash_token(SECRET_PREFIX)
+    )
     for guest, token, opens in (
-        (Guest("acme"), None, True),
-        (Guest("acme"), "token", True),
-        (Guest("acme"), "wrong", False),
+        (Credentials("acme"), None, True),
+        (Credentials("acme"), "token", True),
+        (Credentials("acme"), "wrong", False),
         (ephemeral, None, False),
         (ephemeral, "token", True),
         (ephemeral, "wrong", False),
-        (Guest("acme", ephemeral=True), None, False),
+        (Credentials("acme", is_ephemeral=True), None, False),
     ):
-        assert Access.of(guest, token).opens(record) is opens
+        assert Access.of(guest, token).permits(record) is opens
 
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_token_will_do_in_place_of_an_expired_secret(sealed: bool) -> None:
     now = [1000.0]
-    secrets = SealedSecrets(SECRET, lambda: now[0]) if sealed else KeptSecrets(lambda: now[0])
-    gate = Gate(TENANTS, frozenset(), secrets)
+    secrets = SignedSecrets(SECRET, lambda: now[0]) if sealed else InMemorySecrets(lambda: now[0])
+    gate = Authenticator(TENANTS, frozenset(), secrets)
     value = secrets.mint("acme", Wishes(), 10).value
-    assert isinstance(gate.check(Headers(bearer(value))), Guest)
+    assert isinstance(gate.authenticate(Headers(bearer(value))), Credentials)
     now[0] = 1010
     for headers, will_do in ((bearer(value), True), ({}, True), (bearer("key-three"), False)):
-        denied = gate.check(Headers(headers))
+        denied = gate.authenticate(Headers(headers))
         assert isinstance(denied, Denied)
-        assert (denied.status, denied.token_will_do) == (401, will_do)
-    denied = gate.check(Headers({"origin": "https://evil.example"}))
+        assert (denied.status, denied.accepts_resume_token) == (401, will_do)
+    denied = gate.authenticate(Headers({"origin": "https://evil.example"}))
     assert isinstance(denied, Denied)
-    assert (denied.status, denied.token_will_do) == (403, False)
+    assert (denied.status, denied.accepts_resume_token) == (403, False)

@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuo.realtime.errors import BadFrame, Refusal
-from continuo.realtime.protocol.realtime_api import client_events, decode, event_id_of, hear
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.realtime_api import (
+    client_events,
+    decode_command,
+    decode_frame,
+    extract_event_id,
+)
+from continuo.realtime.protocol.settings import GenerationSettings
 
 GOOD: dict[str, str] = {
     "session.update": '"session": {"type": "realtime"}',
@@ -34,9 +39,11 @@ GOOD: dict[str, str] = {
 
 @pytest.mark.parametrize("type", client_events.EVENT_TYPES)
 def test_every_event_of_the_protocol_parses(type: str) -> None:
-    event = decode(f'{{"event_id": "e", "type": "{type}", {GOOD[type]}, "tomorrow": {{"x": []}}}}')
+    event = decode_frame(
+        f'{{"event_id": "e", "type": "{type}", {GOOD[type]}, "tomorrow": {{"x": []}}}}'
+    )
     assert event.event_id == "e"
-    assert decode(f'{{"type": "{type}", "event_id": null, {GOOD[type]}}}').event_id is None
+    assert decode_frame(f'{{"type": "{type}", "event_id": null, {GOOD[type]}}}').event_id is None
     assert set(GOOD) == set(client_events.EVENT_TYPES)
 
 
@@ -131,7 +138,7 @@ BAD = [
 @pytest.mark.parametrize(("frame", "code", "param", "words"), BAD)
 def test_a_bad_frame_is_explained(frame: str, code: str, param: str | None, words: str) -> None:
     with pytest.raises(BadFrame) as caught:
-        decode(frame)
+        decode_frame(frame)
     refusal = caught.value
     assert refusal.code == code
     assert re.search(words, refusal.message), refusal.message
@@ -143,8 +150,8 @@ def test_a_bad_frame_is_explained(frame: str, code: str, param: str | None, word
 
 
 def test_the_limit_itself_is_not_over_it() -> None:
-    assert isinstance(decode(text(512 * 1024)), client_events.ItemCreate)
-    event = decode(session(f'"type": "realtime", "stop": {json.dumps(["x" * 256] * 16)}'))
+    assert isinstance(decode_frame(text(512 * 1024)), client_events.ItemCreate)
+    event = decode_frame(session(f'"type": "realtime", "stop": {json.dumps(["x" * 256] * 16)}'))
     assert isinstance(event, client_events.SessionUpdate)
 
 
@@ -161,7 +168,7 @@ def test_the_limit_itself_is_not_over_it() -> None:
     ],
 )
 def test_the_event_id_is_found_in_what_is_left(frame: str, event_id: str | None) -> None:
-    assert event_id_of(frame) == event_id
+    assert extract_event_id(frame) == event_id
 
 
 JSON = st.recursive(
@@ -190,7 +197,7 @@ EVENTS = st.fixed_dictionaries(
 @given(st.binary() | st.text())
 def test_any_bytes_are_an_event_or_a_bad_frame(frame: bytes | str) -> None:
     with pytest.raises(BadFrame) as caught:
-        decode(frame)
+        decode_frame(frame)
     assert caught.value.message
 
 
@@ -203,12 +210,17 @@ def test_nearly_events_are_events_or_bad_frames(event: object, data: st.DataObje
     )
     for candidate in (frame, mutated):
         with contextlib.suppress(Refusal):
-            hear(decode(candidate), Settings(), Settings(), lambda prefix: f"{prefix}_1")
+            decode_command(
+                decode_frame(candidate),
+                GenerationSettings(),
+                GenerationSettings(),
+                lambda prefix: f"{prefix}_1",
+            )
 
 
 def test_what_is_quoted_is_short() -> None:
     for value in ("x" * 100_000, "x\n" * 50_000):
         with pytest.raises(BadFrame) as caught:
-            decode(json.dumps({"type": value}))
+            decode_frame(json.dumps({"type": value}))
         assert caught.value.code == "invalid_value"
         assert len(caught.value.message) < 1000

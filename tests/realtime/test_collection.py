@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from continuo.realtime.server import garbage_collection
-from continuo.realtime.server.garbage_collection import collect
+from continuo.realtime.server.garbage_collection import collect_garbage
 
 
 class Node:
@@ -21,9 +21,9 @@ class Node:
 @pytest.fixture
 async def collecting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """The collection of a server, a hundred times as fast."""
-    monkeypatch.setattr(garbage_collection, "FREEZE_S", 0.01)
+    monkeypatch.setattr(garbage_collection, "FREEZE_INTERVAL_S", 0.01)
     thresholds = gc.get_threshold()
-    task = asyncio.create_task(collect())
+    task = asyncio.create_task(collect_garbage())
     await asyncio.sleep(0)
     yield
     task.cancel()

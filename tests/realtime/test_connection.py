@@ -11,9 +11,9 @@ import pytest
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.commands import Ask
+from continuo.realtime.protocol.commands import ConversationCommand
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.session.state import State
+from continuo.realtime.session.state import SessionState
 from continuo.realtime.transport import Connection
 from tests.realtime.sockets import FakeSocket
 from tests.realtime.talks import registry_of
@@ -48,7 +48,7 @@ async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[W
     await asyncio.wait_for(running, 20)
     assert len(registry) == 0
     await registry.aclose()
-    assert await bench.engine.list() == [], "nothing is left behind"
+    assert await bench.engine.list_sessions() == [], "nothing is left behind"
 
 
 async def test_an_idle_connection_does_not_keep_its_last_frame(bench: Bench) -> None:
@@ -116,7 +116,7 @@ async def test_a_drop_leaves_the_session_waiting(bench: Bench) -> None:
         name = wire.socket.sent[0]["session"]["id"]
         session = wire.registry.find(name)
         assert session is not None
-        while session.state is not State.IDLE:
+        while session.state is not SessionState.IDLE:
             await asyncio.sleep(0)
         assert sum(1 for _ in session.conversation.items()) == 2
 
@@ -149,7 +149,9 @@ async def test_an_end_while_the_engine_opens_the_session_leaves_nothing(
         await asyncio.wait_for(opened.wait(), 20)
         session = wire.registry.find(wire.socket.sent[0]["session"]["id"])
         assert session is not None
-        await wire.registry.end(session, CloseCode.ENDED_BY_OPERATOR, "the session was deleted")
+        await wire.registry.terminate(
+            session, CloseCode.CLOSED_BY_OPERATOR, "the session was deleted"
+        )
         await asyncio.wait_for(wire.running, 20)
 
 
@@ -158,7 +160,7 @@ async def test_a_binary_frame_closes(bench: Bench) -> None:
         wire.socket.frames.put_nowait(b"{}")
         await asyncio.wait_for(wire.running, 20)
         assert wire.socket.closed is not None
-        assert wire.socket.closed[0] is CloseCode.BINARY
+        assert wire.socket.closed[0] is CloseCode.UNSUPPORTED_DATA
 
 
 async def test_bad_frames_close_only_in_a_row(bench: Bench) -> None:
@@ -172,7 +174,7 @@ async def test_bad_frames_close_only_in_a_row(bench: Bench) -> None:
             wire.socket.frames.put_nowait("x")
         await asyncio.wait_for(wire.running, 20)
         assert wire.socket.closed is not None
-        assert wire.socket.closed[0] is CloseCode.NOT_JSON
+        assert wire.socket.closed[0] is CloseCode.INVALID_DATA
         errors = [event for event in wire.socket.sent if event["type"] == "error"]
         assert len(errors) == 9, "the last one is still explained"
 
@@ -195,16 +197,16 @@ async def test_the_frame_limit_is_in_bytes(bench: Bench, extra: int) -> None:
 
 
 async def test_too_many_sessions_are_sent_away(bench: Bench) -> None:
-    async with connect(bench, Limits(sessions_max=0)) as wire:
+    async with connect(bench, Limits(connected_sessions_max=0)) as wire:
         await asyncio.wait_for(wire.running, 20)
         assert [event["type"] for event in wire.socket.sent] == ["error"]
         assert wire.socket.sent[0]["error"]["code"] == "rate_limit_exceeded"
         assert wire.socket.closed is not None
-        assert wire.socket.closed[0] is CloseCode.TRY_LATER
+        assert wire.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
 
 
 async def test_a_slow_reader_is_hung_up_on_and_nothing_stays(bench: Bench) -> None:
-    limits = Limits(outbox_bytes_max=2000, outbox_over_s_max=0.05)
+    limits = Limits(outbox_bytes_max=2000, outbox_over_limit_s_max=0.05)
     async with connect(bench, limits) as wire:
         await wire.socket.until("session.created")
         wire.socket.reading.clear()
@@ -212,7 +214,7 @@ async def test_a_slow_reader_is_hung_up_on_and_nothing_stays(bench: Bench) -> No
             wire.say("hello")
         await asyncio.wait_for(wire.running, 20)
         assert wire.socket.closed is not None
-        assert wire.socket.closed[0] is CloseCode.TRY_LATER
+        assert wire.socket.closed[0] is CloseCode.TRY_AGAIN_LATER
         assert not wire.socket.frames.empty(), "it was not read from any more"
 
 
@@ -224,10 +226,10 @@ async def test_a_fault_of_ours_is_an_error_and_not_the_end(
         session = wire.registry.find(created["session"]["id"])
         assert session is not None
 
-        async def broken(ask: Ask, once: object) -> None:
+        async def broken(ask: ConversationCommand, once: object) -> None:
             raise ZeroDivisionError
 
-        monkeypatch.setattr(session, "do", broken)
+        monkeypatch.setattr(session, "execute", broken)
         wire.socket.put(type="response.create", event_id="e1")
         error = (await wire.socket.until("error"))["error"]
         assert (error["type"], error["event_id"]) == ("server_error", "e1")

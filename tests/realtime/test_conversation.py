@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuo.engine import ChatTemplate, Message, Text
+from continuo.engine import ChatMessage, ChatTemplate, ModelText
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.protocol.items import ROOT, CallItem, CallOutputItem, Item, MessageItem, Part
-from continuo.realtime.protocol.settings import Settings, Tool
+from continuo.realtime.protocol.items import (
+    ROOT,
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+)
+from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
 SAMPLED = (11, 12, 13, 0)
 """Letters, and the id that ends a message."""
@@ -19,25 +26,25 @@ SAMPLED = (11, 12, 13, 0)
 
 @pytest.fixture(scope="module")
 def template(chatty: Path) -> ChatTemplate:
-    template = Text(str(chatty)).template
+    template = ModelText(str(chatty)).template
     assert template is not None
     return template
 
 
 def user(name: str, text: str = "hello") -> MessageItem:
-    return MessageItem(id=name, role="user", parts=(Part("input_text", text),))
+    return MessageItem(id=name, role="user", parts=(ContentPart("input_text", text),))
 
 
 def said(name: str, text: str = "yes") -> MessageItem:
-    return MessageItem(id=name, role="assistant", parts=(Part("output_text", text),))
+    return MessageItem(id=name, role="assistant", parts=(ContentPart("output_text", text),))
 
 
-def call(name: str) -> CallItem:
-    return CallItem(id=name, call_id=f"call_{name}", name="look", arguments='{"at": 1}')
+def call(name: str) -> FunctionCallItem:
+    return FunctionCallItem(id=name, call_id=f"call_{name}", name="look", arguments='{"at": 1}')
 
 
-def result(name: str) -> CallOutputItem:
-    return CallOutputItem(id=name, call_id=f"call_{name}", output="seen")
+def result(name: str) -> FunctionCallOutputItem:
+    return FunctionCallOutputItem(id=name, call_id=f"call_{name}", output="seen")
 
 
 def names(conversation: Conversation) -> list[str]:
@@ -45,82 +52,96 @@ def names(conversation: Conversation) -> list[str]:
 
 
 def test_ids_are_those_of_the_full_rendering(template: ChatTemplate) -> None:
-    settings = Settings(instructions="be kind", tools=(Tool(name="look"),))
+    settings = GenerationSettings(instructions="be kind", tools=(Tool(name="look"),))
     conversation = Conversation.start(template, settings)
     conversation = conversation.with_items([user("a"), said("b"), user("c", "who are you?")])
     messages = [
-        Message(role="system", content="be kind"),
-        Message(role="user", content="hello"),
-        Message(role="assistant", content="yes"),
-        Message(role="user", content="who are you?"),
+        ChatMessage(role="system", content="be kind"),
+        ChatMessage(role="user", content="hello"),
+        ChatMessage(role="assistant", content="yes"),
+        ChatMessage(role="user", content="who are you?"),
     ]
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     whole = template.render(messages, [tool], add_generation_prompt=True)
-    asked, header = conversation.asked()
+    asked, header = conversation.render_header()
     assert asked.ids() == conversation.ids()
     assert conversation.ids() + header == whole
     assert conversation.length == len(conversation.ids())
 
 
 def test_calls_belong_to_the_message_before_them(template: ChatTemplate) -> None:
-    start = Conversation.start(template, Settings())
+    start = Conversation.start(template, GenerationSettings())
     parts = start.with_items([user("a"), said("b"), call("c"), call("d"), result("c")])
     assert [len(span.items) for span in parts.spans] == [1, 3, 1]
     assert len(start.with_items([user("a"), call("c"), said("b")]).spans) == 3
 
 
 def answered(conversation: Conversation, name: str) -> Conversation:
-    return conversation.open(name).settle(name, (said(f"{name}.0"),), SAMPLED)
+    return conversation.open_response(name).commit_response(name, (said(f"{name}.0"),), SAMPLED)
 
 
 def test_sampled_ids_stay_as_they_were_drawn(template: ChatTemplate) -> None:
-    conversation = answered(Conversation.start(template, Settings()).add(user("a")), "r")
-    header = Conversation.start(template, Settings()).add(user("a")).asked()[1]
-    expected = [*header, *SAMPLED, *template.ending(SAMPLED)]
+    conversation = answered(
+        Conversation.start(template, GenerationSettings()).add_item(user("a")), "r"
+    )
+    header = (
+        Conversation.start(template, GenerationSettings()).add_item(user("a")).render_header()[1]
+    )
+    expected = [*header, *SAMPLED, *template.encode_ending(SAMPLED)]
     assert list(conversation.spans[1].ids) == expected
-    changed = conversation.configured(Settings(instructions="be brief")).add(user("b"), ROOT)
-    kept = next(span for span in changed.spans if span.answer == "r")
+    changed = conversation.with_settings(GenerationSettings(instructions="be brief")).add_item(
+        user("b"), ROOT
+    )
+    kept = next(span for span in changed.spans if span.response_id == "r")
     assert list(kept.ids) == expected
     assert "".join(names(changed)) == "bar.0"
 
 
 def test_an_answer_in_the_making_keeps_its_place(template: ChatTemplate) -> None:
-    conversation = Conversation.start(template, Settings()).add(user("a")).open("r")
-    conversation = conversation.add(user("b"))
+    conversation = (
+        Conversation.start(template, GenerationSettings()).add_item(user("a")).open_response("r")
+    )
+    conversation = conversation.add_item(user("b"))
     assert names(conversation) == ["a", "b"]
-    shown = conversation.show("r", (said("r.0"),))
+    shown = conversation.update_open_response("r", (said("r.0"),))
     assert names(shown) == ["a", "r.0", "b"]
-    assert shown.previous("r.0") == "a"
-    assert shown.previous("b") == "r.0"
-    assert shown.is_open("r.0")
-    settled = shown.settle("r", (said("r.0"),), SAMPLED)
-    assert not settled.is_open("r.0")
-    direct = answered(Conversation.start(template, Settings()).add(user("a")), "r").add(user("b"))
+    assert shown.previous_item_id("r.0") == "a"
+    assert shown.previous_item_id("b") == "r.0"
+    assert shown.is_in_open_response("r.0")
+    settled = shown.commit_response("r", (said("r.0"),), SAMPLED)
+    assert not settled.is_in_open_response("r.0")
+    direct = answered(
+        Conversation.start(template, GenerationSettings()).add_item(user("a")), "r"
+    ).add_item(user("b"))
     assert settled.ids() == direct.ids()
 
 
 def test_an_answer_without_items_leaves_no_trace(template: ChatTemplate) -> None:
-    before = Conversation.start(template, Settings()).add(user("a"))
-    after = before.open("r").add(user("b")).settle("r", (), SAMPLED)
-    assert after.ids() == before.add(user("b")).ids()
+    before = Conversation.start(template, GenerationSettings()).add_item(user("a"))
+    after = before.open_response("r").add_item(user("b")).commit_response("r", (), SAMPLED)
+    assert after.ids() == before.add_item(user("b")).ids()
 
 
 def test_dropping_part_of_an_answer_renders_the_rest(template: ChatTemplate) -> None:
-    conversation = Conversation.start(template, Settings()).add(user("a")).open("r")
-    conversation = conversation.settle("r", (said("b"), call("c")), SAMPLED)
-    rest = conversation.drop("c")
+    conversation = (
+        Conversation.start(template, GenerationSettings()).add_item(user("a")).open_response("r")
+    )
+    conversation = conversation.commit_response("r", (said("b"), call("c")), SAMPLED)
+    rest = conversation.delete_item("c")
     assert (
         rest.ids()
-        == Conversation.start(template, Settings()).with_items([user("a"), said("b")]).ids()
+        == Conversation.start(template, GenerationSettings())
+        .with_items([user("a"), said("b")])
+        .ids()
     )
 
 
 def test_what_is_not_there_is_a_key_error(template: ChatTemplate) -> None:
-    conversation = Conversation.start(template, Settings()).add(user("a"))
+    conversation = Conversation.start(template, GenerationSettings()).add_item(user("a"))
     for edit in (
-        lambda: conversation.drop("x"),
-        lambda: conversation.add(user("b"), "x"),
-        lambda: conversation.previous("x"),
+        lambda: conversation.delete_item("x"),
+        lambda: conversation.add_item(user("b"), "x"),
+        lambda: conversation.previous_item_id("x"),
     ):
         with pytest.raises(KeyError):
             edit()
@@ -129,14 +150,16 @@ def test_what_is_not_there_is_a_key_error(template: ChatTemplate) -> None:
 
 def fresh_ids(conversation: Conversation) -> list[int]:
     """The same history, written down span by span in order."""
-    settings = Settings(instructions=conversation.instructions, tools=conversation.tools)
+    settings = GenerationSettings(instructions=conversation.instructions, tools=conversation.tools)
     plain = Conversation.start(conversation.template, settings)
     for span in conversation.spans:
-        if span.sampled is None:
+        if span.sampled_ids is None:
             plain = plain.with_items(span.items)
         else:
-            assert span.answer is not None
-            plain = plain.open(span.answer).settle(span.answer, span.items, span.sampled)
+            assert span.response_id is not None
+            plain = plain.open_response(span.response_id).commit_response(
+                span.response_id, span.items, span.sampled_ids
+            )
     return plain.ids()
 
 
@@ -153,23 +176,23 @@ EDITS = st.lists(
 def test_any_edits_give_the_ids_of_a_fresh_conversation(
     template: ChatTemplate, edits: list[tuple[str, int]]
 ) -> None:
-    conversation = Conversation.start(template, Settings())
+    conversation = Conversation.start(template, GenerationSettings())
     makers = {"user": user, "said": said, "call": call, "result": result}
     for n, (what, where) in enumerate(edits):
         here = names(conversation)
         if what == "drop":
             if here:
-                conversation = conversation.drop(here[where % len(here)])
+                conversation = conversation.delete_item(here[where % len(here)])
         elif what == "configure":
-            conversation = conversation.configured(Settings(instructions="x" * where))
+            conversation = conversation.with_settings(GenerationSettings(instructions="x" * where))
         elif what == "answer":
             conversation = answered(conversation, f"r{n}")
         else:
             item: Item = makers[what](f"i{n}")
             after = [None, ROOT, *here][where % (2 + len(here))]
-            conversation = conversation.add(item, after)
+            conversation = conversation.add_item(item, after)
             assert conversation.find(item.id) == item
-            previous = conversation.previous(item.id)
+            previous = conversation.previous_item_id(item.id)
             assert previous == (
                 (here[-1] if here else None) if after is None else None if after == ROOT else after
             )
@@ -178,10 +201,10 @@ def test_any_edits_give_the_ids_of_a_fresh_conversation(
 
 
 def test_conversations_are_values(template: ChatTemplate) -> None:
-    conversation = Conversation.start(template, Settings()).add(user("a"))
+    conversation = Conversation.start(template, GenerationSettings()).add_item(user("a"))
     before = conversation.ids()
-    conversation.add(user("b"))
-    conversation.drop("a")
+    conversation.add_item(user("b"))
+    conversation.delete_item("a")
     with pytest.raises(AttributeError):
         conversation.spans = ()  # type: ignore[misc]  # read-only, which is tested
     assert conversation.ids() == before

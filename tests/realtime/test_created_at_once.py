@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from continuo.engine.batch import Batch, Geometry, Sampled
-from continuo.realtime.server.config.settings import Settings
+from continuo.engine.batch import Batch, BatchResult, Geometry
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.response_talks import ENDS, calling
 from tests.realtime.served import BEARER, KEY, Running, first, serve
 from tests.support.digest_runner import VOCABULARY, DigestRunner
@@ -32,7 +32,7 @@ class Holding(DigestRunner):
         self.free.set()
         self.held = threading.Event()
 
-    def launch(self, batch: Batch) -> Sampled:
+    def launch(self, batch: Batch) -> BatchResult:
         if not self.free.is_set():
             self.held.set()
             self.free.wait()
@@ -54,7 +54,7 @@ async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
     async with serve(
-        bench, Settings(tenants={KEY: "default"}, served_model_name=("demo",))
+        bench, GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",))
     ) as running:
         yield running
 

@@ -8,12 +8,12 @@ import pytest
 from continuo.engine.client import connection
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.commands import Cancel, FetchItem
+from continuo.realtime.protocol.commands import CancelResponse, FetchItem
 from continuo.realtime.protocol.events import TextDelta
 from tests.realtime.talks import Talk, open_talk
 from tests.support.engines import Bench
 
-SHORT = Limits(ask_s_max=0.05, close_s_max=0.05)
+SHORT = Limits(command_timeout_s=0.05, close_timeout_s=0.05)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ async def alone(bench: Bench) -> AsyncIterator[Talk]:
 
 async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
     alone.bench.kill()
-    while alone.engine.up:
+    while alone.engine.is_available:
         await asyncio.sleep(0)
     alone.session._limits = SHORT
     with pytest.raises(Refusal, match="try again") as caught:
@@ -37,15 +37,15 @@ async def test_an_ask_is_told_to_try_again(alone: Talk) -> None:
     assert alone.session.conversation.find("lost") is None, "nothing has changed"
     with pytest.raises(Refusal):
         await alone.session.status()
-    await alone.session.do(FetchItem("u1"))
+    await alone.session.execute(FetchItem("u1"))
     alone.bench.may_launch.set()
-    while not alone.engine.up:
+    while not alone.engine.is_available:
         await asyncio.sleep(0)
     alone.session._limits = Limits()
     await alone.say("are you there?", name="found")
     await alone.turn()
     await alone.session.close()
-    assert await alone.engine.list() == [], "what was begun in vain is gone too"
+    assert await alone.engine.list_sessions() == [], "what was begun in vain is gone too"
 
 
 async def test_what_the_engine_does_not_take_in_time_costs_nothing(bench: Bench) -> None:
@@ -53,15 +53,15 @@ async def test_what_the_engine_does_not_take_in_time_costs_nothing(bench: Bench)
     await talk.say("hello")
     bench.may_launch.clear()
     bench.kill()
-    while talk.engine.up:
+    while talk.engine.is_available:
         await asyncio.sleep(0)
     talk.session._limits = SHORT
     with pytest.raises(Refusal, match="try again"):
         await talk.say("are you there? " * 10, name="lost")
-    (level,) = talk.session._allowance.levels()
+    (level,) = talk.session._tenant_rate_limits.levels()
     assert level.remaining == 1000
     bench.may_launch.set()
-    while not talk.engine.up:
+    while not talk.engine.is_available:
         await asyncio.sleep(0)
     await talk.session.close()
 
@@ -70,15 +70,15 @@ async def test_the_end_of_a_session_does_not_wait(alone: Talk) -> None:
     await alone.respond(None)
     await alone.ears.until(TextDelta)
     alone.bench.kill()
-    while alone.engine.up:
+    while alone.engine.is_available:
         await asyncio.sleep(0)
     alone.session._limits = SHORT
     await alone.session.close()
-    assert not alone.engine.up, "it did not wait for it"
+    assert not alone.engine.is_available, "it did not wait for it"
     alone.bench.may_launch.set()
-    while not alone.engine.up:
+    while not alone.engine.is_available:
         await asyncio.sleep(0)
-    while await alone.engine.list():
+    while await alone.engine.list_sessions():
         await asyncio.sleep(0)
     assert (await alone.engine.stats()).active_turns == 0
 
@@ -87,20 +87,20 @@ async def test_nobody_waits_for_an_engine_that_is_not_there(
     alone: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is not answered is not begun either; what had begun goes on when it is back."""
-    monkeypatch.setattr(connection, "AWAY_S", 0.05)
+    monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
     await alone.respond(None)
     await alone.ears.until(TextDelta)
     alone.bench.kill()
-    while alone.engine.expected:
+    while alone.engine.is_available_soon:
         await asyncio.sleep(0.01)
     with pytest.raises(Refusal, match="try again") as caught:
         await alone.respond(6, apart=True)
     assert (caught.value.code, caught.value.kind) == ("engine_unavailable", "server_error")
     assert caught.value.retry_after_s
     alone.bench.may_launch.set()
-    while not alone.engine.up:
+    while not alone.engine.is_available:
         await asyncio.sleep(0)
-    await alone.session.do(Cancel())
+    await alone.session.execute(CancelResponse())
     await alone.ended()
     await alone.turn()
     await alone.session.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
 from tests.support.frames import Peer, frame
@@ -27,7 +27,7 @@ async def running(chatty: Path) -> AsyncIterator[Running]:
         digest_engine(
             chatty, pages=256, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
         ) as bench,
-        serve(bench, Settings(limits=LIMITS)) as running,
+        serve(bench, GatewaySettings(limits=LIMITS)) as running,
     ):
         yield running
 
@@ -151,7 +151,7 @@ async def lived(running: Running, live: LIFE) -> None:
     await live(running)
     state = running.server.server_state
     async with asyncio.timeout(60):
-        while running.registry.of("") or state.tasks or state.connections:
+        while running.registry.list_sessions("") or state.tasks or state.connections:
             await asyncio.sleep(0.01)
 
 

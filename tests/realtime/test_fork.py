@@ -8,18 +8,18 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.commands import Configure
+from continuo.realtime.protocol.commands import ConfigureSession
 from continuo.realtime.protocol.events import ItemAdded, TextDelta
-from continuo.realtime.protocol.settings import Settings as GenerationSettings
-from continuo.realtime.registry.access import Fork
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import ForkRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.served import closed, first, serve
 from tests.realtime.talks import Ears, Talk, registry_of
 from tests.support.engines import Bench
 
 
-async def begin(bench: Bench, registry: Registry, fork: Fork | None = None) -> Talk:
+async def begin(bench: Bench, registry: Registry, fork: ForkRequest | None = None) -> Talk:
     ears = Ears()
     session = await registry.open(ears, fork=fork)
     return Talk(session, ears, bench)
@@ -28,12 +28,12 @@ async def begin(bench: Bench, registry: Registry, fork: Fork | None = None) -> T
 async def test_a_fork_shares_history_and_kv(bench: Bench) -> None:
     registry = await registry_of(bench)
     one = await begin(bench, registry)
-    await one.session.do(Configure(GenerationSettings(instructions="be kind")))
+    await one.session.execute(ConfigureSession(GenerationSettings(instructions="be kind")))
     for n in range(3):
         await one.say(f"some words of turn {n}")
         await one.turn()
     names = [item.id for item in one.session.conversation.items()]
-    two = await begin(bench, registry, Fork(one.session.id, names[3]))
+    two = await begin(bench, registry, ForkRequest(one.session.id, names[3]))
     told = [tell.item.id for tell in two.ears.heard if isinstance(tell, ItemAdded)]
     assert told == names[:4]
     assert two.session.settings.instructions == "be kind"
@@ -49,7 +49,7 @@ async def test_a_fork_shares_history_and_kv(bench: Bench) -> None:
     await two.say("and lives longer", name="x2")
     await two.turn()
     await two.session.close()
-    assert await bench.engine.list() == []
+    assert await bench.engine.list_sessions() == []
 
 
 async def test_a_fork_while_an_answer_is_made(bench: Bench) -> None:
@@ -59,7 +59,7 @@ async def test_a_fork_while_an_answer_is_made(bench: Bench) -> None:
     expected = one.expected(60)
     await one.respond(60)
     await one.ears.until(TextDelta)
-    two = await begin(bench, registry, Fork(one.session.id))
+    two = await begin(bench, registry, ForkRequest(one.session.id))
     await two.turn()
     assert one.sampled(await one.ended()) == expected
     for talk in (one, two):
@@ -70,8 +70,8 @@ async def test_what_cannot_be_forked(bench: Bench) -> None:
     registry = await registry_of(bench)
     one = await begin(bench, registry)
     for fork, code in (
-        (Fork("sess_x"), "session_not_found"),
-        (Fork(one.session.id, "nobody"), "item_fork_invalid_item_id"),
+        (ForkRequest("sess_x"), "session_not_found"),
+        (ForkRequest(one.session.id, "nobody"), "item_fork_invalid_item_id"),
     ):
         with pytest.raises(Refusal) as caught:
             await begin(bench, registry, fork)
@@ -85,7 +85,7 @@ async def opened(socket: ClientConnection) -> Any:
 
 
 async def test_a_fork_over_the_wire(bench: Bench) -> None:
-    settings = Settings(tenants={"key-one": "acme", "key-two": "umbrella"})
+    settings = GatewaySettings(tenants={"key-one": "acme", "key-two": "umbrella"})
     one, two = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
     async with (
         serve(bench, settings) as running,

@@ -7,44 +7,54 @@ import pytest
 
 from continuo.engine import Sampling
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.commands import AddItem, Ask, Configure, Respond
+from continuo.realtime.protocol.commands import (
+    AddItem,
+    ConfigureSession,
+    ConversationCommand,
+    CreateSessionResponse,
+)
 from continuo.realtime.protocol.items import (
-    CallItem,
-    CallOutputItem,
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
     Item,
     ItemReference,
     MessageItem,
-    Part,
 )
-from continuo.realtime.protocol.realtime_api import Farewell, NoAudio, decode, hear
+from continuo.realtime.protocol.realtime_api import (
+    CloseRequest,
+    IgnoredAudioEvent,
+    decode_command,
+    decode_frame,
+)
 from continuo.realtime.protocol.realtime_api.extras import Extras
-from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
 
-NOW = Settings(
+NOW = GenerationSettings(
     instructions="be kind",
     tools=(Tool(name="look"),),
     max_output_tokens=7,
     sampling=Sampling(temperature=0.5, top_k=9, seed=3, stop=("x",)),
 )
-DEFAULT = Settings(sampling=Sampling(temperature=0.1))
+DEFAULT = GenerationSettings(sampling=Sampling(temperature=0.1))
 
 
 def ask(
-    event: dict[str, object], now: Settings = NOW, fresh: str = "fresh"
-) -> Ask | NoAudio | Farewell:
+    event: dict[str, object], now: GenerationSettings = NOW, fresh: str = "fresh"
+) -> ConversationCommand | IgnoredAudioEvent | CloseRequest:
     frame = json.dumps(event)
-    return hear(decode(frame), now, DEFAULT, lambda prefix: f"{prefix}_{fresh}")
+    return decode_command(decode_frame(frame), now, DEFAULT, lambda prefix: f"{prefix}_{fresh}")
 
 
-def update(now: Settings = NOW, /, **session: object) -> Settings:
+def update(now: GenerationSettings = NOW, /, **session: object) -> GenerationSettings:
     asked = ask({"type": "session.update", "session": {"type": "realtime", **session}}, now)
-    assert isinstance(asked, Configure)
+    assert isinstance(asked, ConfigureSession)
     return asked.settings
 
 
-def respond(now: Settings = NOW, /, **response: object) -> Respond:
+def respond(now: GenerationSettings = NOW, /, **response: object) -> CreateSessionResponse:
     asked = ask({"type": "response.create", "response": response}, now)
-    assert isinstance(asked, Respond)
+    assert isinstance(asked, CreateSessionResponse)
     return asked
 
 
@@ -184,15 +194,15 @@ def test_a_response_with_tools_of_its_own_leaves_out_a_choice_of_the_sessions() 
 
 
 def test_a_call_may_be_required_of_tools_to_come() -> None:
-    now = update(Settings(), tool_choice="required")
+    now = update(GenerationSettings(), tool_choice="required")
     assert now.tool_choice == ToolChoice("required")
     assert respond(now, tools=[LISTEN]).settings.tool_choice == ToolChoice("required")
 
 
 @pytest.mark.parametrize("audio", [None, 5, {"output": 5}, {"output": {"voice": {"id": "v"}}}])
 def test_whatever_audio_says_is_accepted(audio: object) -> None:
-    assert Extras.of(update(audio=audio)).voice == "alloy"
-    assert Extras.of(update(audio={"output": {"voice": "marin"}})).voice == "marin"
+    assert Extras.from_settings(update(audio=audio)).voice == "alloy"
+    assert Extras.from_settings(update(audio={"output": {"voice": "marin"}})).voice == "marin"
 
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
@@ -202,14 +212,14 @@ def test_any_spelling_of_text_is_text(role: str, kind: str) -> None:
     assert isinstance(item, MessageItem)
     assert item.id == "item_fresh"
     expected = "output_text" if role == "assistant" else "input_text"
-    assert item.parts == (Part(expected, "hi"),)
+    assert item.parts == (ContentPart(expected, "hi"),)
 
 
 def test_audio_counts_by_its_transcript() -> None:
     part = {"type": "input_audio", "audio": "AAAA", "transcript": "hi"}
     item = add(type="message", role="user", content=[part])
     assert isinstance(item, MessageItem)
-    assert item.parts == (Part("input_audio", "hi"),)
+    assert item.parts == (ContentPart("input_audio", "hi"),)
 
 
 @pytest.mark.parametrize(
@@ -229,9 +239,9 @@ def test_parts_that_cannot_be_read(part: dict[str, object], param: str) -> None:
 
 def test_calls_and_results_keep_the_clients_ids() -> None:
     call = add(type="function_call", id="i", call_id="c", name="look", arguments="{}")
-    assert call == CallItem(id="i", call_id="c", name="look", arguments="{}")
+    assert call == FunctionCallItem(id="i", call_id="c", name="look", arguments="{}")
     result = add(type="function_call_output", call_id="c", output="seen")
-    assert result == CallOutputItem(id="item_fresh", call_id="c", output="seen")
+    assert result == FunctionCallOutputItem(id="item_fresh", call_id="c", output="seen")
 
 
 def test_a_call_without_a_call_id_is_the_same_call_each_time() -> None:
@@ -241,7 +251,7 @@ def test_a_call_without_a_call_id_is_the_same_call_each_time() -> None:
         for fresh, more in (("1", {}), ("2", {}), ("3", {"id": "j"}), ("4", {"id": None}))
     ]
     calls = [one.item for one in asked if isinstance(one, AddItem)]
-    names = [call.call_id for call in calls if isinstance(call, CallItem)]
+    names = [call.call_id for call in calls if isinstance(call, FunctionCallItem)]
     assert calls[0] == calls[1]
     assert [name.startswith("call_") for name in names] == [True] * 4
     assert len(set(names)) == 3, "other calls have other ids"
@@ -254,22 +264,24 @@ def test_a_response_apart_with_a_context_of_its_own() -> None:
         input=[{"type": "item_reference", "id": "i"}, message],
         metadata={"a": "b"},
     )
-    assert asked.apart
+    assert asked.is_out_of_band
     assert asked.metadata == {"a": "b"}
     assert asked.context == (
         ItemReference("i"),
         MessageItem(id="item_fresh", role="user", parts=()),
     )
     assert respond(input=[]).context == ()
-    assert not respond(conversation="auto").apart
+    assert not respond(conversation="auto").is_out_of_band
     assert respond(conversation="auto") == respond(conversation=None) == respond()
-    assert respond(conversation="conv_1") == Respond(settings=NOW, conversation="conv_1")
+    assert respond(conversation="conv_1") == CreateSessionResponse(
+        settings=NOW, conversation_id="conv_1"
+    )
 
 
 def test_audio_buffers() -> None:
-    assert ask({"type": "input_audio_buffer.append", "audio": "AAAA"}) == NoAudio()
-    assert ask({"type": "output_audio_buffer.clear"}) == NoAudio()
-    assert ask({"type": "input_audio_buffer.clear"}) == NoAudio(cleared=True)
+    assert ask({"type": "input_audio_buffer.append", "audio": "AAAA"}) == IgnoredAudioEvent()
+    assert ask({"type": "output_audio_buffer.clear"}) == IgnoredAudioEvent()
+    assert ask({"type": "input_audio_buffer.clear"}) == IgnoredAudioEvent(is_clear=True)
     with pytest.raises(Refusal) as caught:
         ask({"type": "input_audio_buffer.commit"})
     assert caught.value.code == "input_audio_buffer_commit_empty"

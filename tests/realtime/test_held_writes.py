@@ -6,14 +6,20 @@ from collections.abc import AsyncIterator, Coroutine
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import Asked
-from continuo.realtime.protocol.events import AnswerStarted, ItemAdded
-from continuo.realtime.protocol.items import MessageItem, Part
-from continuo.realtime.protocol.response import Answer
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.registry.access import Return
+from continuo.realtime.persistence.session_codec import StoredRequest
+from continuo.realtime.protocol.events import ItemAdded, ResponseStarted
+from continuo.realtime.protocol.items import ContentPart, MessageItem
+from continuo.realtime.protocol.response import Response
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import ResumeRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
+from continuo.realtime.store import (
+    DuplicateWrite,
+    SessionLease,
+    StoreUnavailable,
+    WriteBatch,
+    WriteResult,
+)
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client
 from tests.realtime.talks import Ears, Talk
@@ -37,13 +43,13 @@ class Held(SqliteStore):
         self.refuses = refuse
         self.going.set()
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         await self._may_go("write")
-        return await super().write(lease, change)
+        return await super().write(lease, batch)
 
-    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
+    async def hold(self, lease: SessionLease, for_s: float, *, parked: bool) -> None:
         await self._may_go("hold")
-        await super().hold(lease, for_s, parked=parked)
+        await super().extend_deadline(lease, for_s, is_parked=parked)
 
     async def _may_go(self, call: str) -> None:
         if call == self.held and not self.going.is_set():
@@ -67,7 +73,7 @@ async def store() -> AsyncIterator[Held]:
 async def talk(bench: Bench, store: Held) -> AsyncIterator[Talk]:
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
     ears = Ears()
     yield Talk(await registry.open(ears), ears, bench)
     await registry.aclose()
@@ -75,54 +81,54 @@ async def talk(bench: Bench, store: Held) -> AsyncIterator[Talk]:
 
 async def test_what_is_shown_while_an_answer_beside_it_is_written(talk: Talk, store: Held) -> None:
     """Its beginning, and its end."""
-    history, settings = talk.session._history, talk.session.settings
+    history, settings = talk.session._unit_of_work, talk.session.settings
     await talk.say("hello")
-    main = Answer(id="resp_main", conversation=talk.session.id, settings=settings)
-    beside = Answer(id="resp_beside", conversation=None, settings=settings)
-    await history.begin(main, Asked(), 1, 1)
+    main = Response(id="resp_main", conversation=talk.session.id, settings=settings)
+    beside = Response(id="resp_beside", conversation=None, settings=settings)
+    await history.begin_response(main, StoredRequest(), 1, 1)
 
     async def shown_during(write: Coroutine[None, None, None], text: str) -> None:
         store.block()
         writing = asyncio.create_task(write)
         await asyncio.wait_for(store.waiting.wait(), 20)
-        part = Part("output_text", text)
+        part = ContentPart("output_text", text)
         item = MessageItem(id="a1", role="assistant", parts=(part,))
-        history.conversation = history.conversation.show(main.id, (item,))
+        history.conversation = history.conversation.update_open_response(main.id, (item,))
         store.let_go()
         await asyncio.wait_for(writing, 20)
         assert history.conversation.find("a1") == item
 
-    await shown_during(history.begin(beside, Asked(), 1, 1), "so")
-    await shown_during(history.end(beside, ()), "so far")
+    await shown_during(history.begin_response(beside, StoredRequest(), 1, 1), "so")
+    await shown_during(history.end_response(beside, ()), "so far")
     await talk.say("while you speak")
     added = await talk.ears.until(ItemAdded, 2)
     assert isinstance(added, ItemAdded)
-    assert added.previous == "a1"
-    await history.end(main, ())
+    assert added.previous_item_id == "a1"
+    await history.end_response(main, ())
 
 
 async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, store: Held) -> None:
     """Its end is heard of when the next one has been asked for already."""
     bench = talk.bench
     await talk.say("hello")
-    prompt, header = talk.session.conversation.asked()
+    prompt, header = talk.session.conversation.render_header()
     said = prompt.length + len(header) + len(talk.expected(3))
     store.block()
     asking = asyncio.create_task(talk.respond(3))
     await asyncio.wait_for(store.waiting.wait(), 20)
     async with asyncio.timeout(20):
-        while (await bench.engine.info(talk.session.id)).length < said or bench.engine.turns:
+        while (await bench.engine.info(talk.session.id)).length < said or bench.engine.active_turns:
             await asyncio.sleep(0)
     bench.may_launch.clear()
     bench.kill()
-    while bench.engine.up:
+    while bench.engine.is_available:
         await asyncio.sleep(0)
     store.let_go(refuse=True)
     await asyncio.sleep(0.05)  # it is being stopped: the engine is not there
     asking.cancel()
     await asyncio.wait([asking])
     turn = asyncio.create_task(talk.turn(5))
-    await talk.ears.until(AnswerStarted)
+    await talk.ears.until(ResponseStarted)
     bench.may_launch.set()
     await asyncio.wait_for(turn, 20)
     await talk.say("and more")
@@ -132,7 +138,7 @@ async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, st
 async def test_who_comes_back_while_it_is_being_parked_has_it(bench: Bench, store: Held) -> None:
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
     client = Client(registry)
     client.connect()
     client.say("u1", "hello")
@@ -142,15 +148,15 @@ async def test_who_comes_back_while_it_is_being_parked_has_it(bench: Bench, stor
     leaving = asyncio.create_task(client.drop())
     await store.waiting.wait()
     back = Client(registry)
-    back.connect(Return(client.session_id))
+    back.connect(ResumeRequest(client.session_id))
     await back.socket.until("session.updated")
     store.let_go()
     await leaving
     card = await store.find(client.session_id)
     assert card is not None
-    assert not card.parked
+    assert not card.is_parked
     await back.drop()
     card = await store.find(client.session_id)
     assert card is not None
-    assert card.parked
+    assert card.is_parked
     await registry.aclose()

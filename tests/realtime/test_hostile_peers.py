@@ -13,7 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guards
 from continuo.realtime.server.hardening.guarded_websocket import frame_head
 from continuo.realtime.server.process import web_server
@@ -24,8 +24,8 @@ from tests.support.frames import BINARY, CLOSE, CONT, PING, Peer, frame, upgrade
 
 
 async def test_half_a_handshake_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_http, "HEAD_S", 0.05)
-    async with serve(bench, Settings()) as running:
+    monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
+    async with serve(bench, GatewaySettings()) as running:
         half = [b"", b"GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: webso"]
         halves = [await asyncio.open_connection("127.0.0.1", running.port) for _ in half]
         for (_, writer), start in zip(halves, half, strict=True):
@@ -37,8 +37,8 @@ async def test_half_a_handshake_is_dropped(bench: Bench, monkeypatch: pytest.Mon
 
 
 async def test_a_whole_handshake_is_not(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_http, "HEAD_S", 0.05)
-    async with serve(bench, Settings()) as running, connect(running.url) as socket:
+    monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.05)
+    async with serve(bench, GatewaySettings()) as running, connect(running.url) as socket:
         await first(socket)
         await asyncio.sleep(0.15)
         await socket.send('{"type": "input_audio_buffer.clear"}')
@@ -53,14 +53,14 @@ async def test_listening_sockets_drop_peers_that_do_not_acknowledge() -> None:
 
 
 async def test_a_reset_in_the_middle_of_an_answer_is_the_end_without_a_window(bench: Bench) -> None:
-    async with serve(bench, Settings(limits=Limits(resume_window_s=0))) as running:
+    async with serve(bench, GatewaySettings(limits=Limits(resume_window_s=0))) as running:
         socket = await connect(running.url)
         await first(socket)
         await socket.send('{"type": "response.create"}')
         while (await first(socket))["type"] != "response.output_text.delta":
             pass
         socket.transport.abort()
-        while await bench.engine.list():
+        while await bench.engine.list_sessions():
             await asyncio.sleep(0.01)
         assert (await bench.engine.stats()).active_turns == 0
 
@@ -105,7 +105,7 @@ async def pour(peer: Peer, chunk: bytes) -> None:
 async def test_who_sends_for_ever_is_not_read_for_ever(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "LINGER_BYTES", 1024 * 1024)
+    monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * 1024)
     peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
     await peer.event()
     await peer.send(frame(length=2**62))
@@ -180,21 +180,21 @@ PARTS = {
 }
 
 
-FLEETING = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_s=0.05)
+FLEETING = Limits(resume_window_s=0.1, detach_grace_s=0.05, sweep_interval_s=0.05)
 """A session that was dropped does not wait for its client."""
 
 
 async def gone(bench: Bench, running: Running) -> None:
     """Returns when neither the engine nor the web server holds anything of anybody."""
     async with asyncio.timeout(60):
-        while await bench.engine.list() or running.server.server_state.connections:
+        while await bench.engine.list_sessions() or running.server.server_state.connections:
             await asyncio.sleep(0.02)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
 async def test_who_leaves_in_the_middle_is_gone(bench: Bench, part: bytes, how: str) -> None:
-    async with serve(bench, Settings(limits=FLEETING)) as running:
+    async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
         await leave(running, part, how)
         await gone(bench, running)
     assert (await bench.engine.stats()).active_turns == 0
@@ -218,8 +218,8 @@ async def leave(running: Running, part: bytes, how: str) -> None:
 
 async def test_who_answers_no_ping_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the way in between has swallowed both directions."""
-    monkeypatch.setattr(web_server, "PING_S", 0.1)
-    async with serve(bench, Settings(limits=FLEETING)) as running:
+    monkeypatch.setattr(web_server, "PING_INTERVAL_S", 0.1)
+    async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
         peer = await Peer.connect(running.port)
         await peer.event()
         assert await peer.close_code() == 1011
@@ -233,8 +233,8 @@ async def test_who_answers_no_ping_is_gone(bench: Bench, monkeypatch: pytest.Mon
 async def test_five_hundred_half_handshakes_keep_nobody_out(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_http, "HEAD_S", 2.0)
-    async with serve(bench, Settings()) as running:
+    monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 2.0)
+    async with serve(bench, GatewaySettings()) as running:
         halves = await asyncio.gather(
             *(asyncio.open_connection("127.0.0.1", running.port) for _ in range(500))
         )
@@ -250,7 +250,7 @@ async def test_five_hundred_half_handshakes_keep_nobody_out(
 
 
 async def test_half_a_body_is_dropped(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded_http, "BODY_S", 0.1)
+    monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.1)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(
         b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
@@ -265,7 +265,7 @@ async def test_half_a_body_is_dropped(running: Running, monkeypatch: pytest.Monk
 async def test_who_does_not_read_costs_a_bound_and_is_gone(bench: Bench, bytes_read: int) -> None:
     """Each refusal is longer than what asked for it; meanwhile others are answered."""
     limits = msgspec.structs.replace(FLEETING, outbox_bytes_max=32 * 1024, outbox_over_s_max=0.5)
-    async with serve(bench, Settings(limits=limits)) as running:
+    async with serve(bench, GatewaySettings(limits=limits)) as running:
         peer = await Peer.connect(running.port)
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         peer.reader._limit = 1024  # type: ignore[attr-defined]  # set by no public method

@@ -97,7 +97,7 @@ async def test_an_endless_head_is_refused(
         for start in range(0, len(sent), size):
             await caller.send(sent[start : start + size])
         assert await caller.refusal() == refusal
-    assert running.server.incoming.bytes == 0
+    assert running.server.incoming_budget.charged_bytes == 0
 
 
 @pytest.mark.parametrize("name", ["headers", "small headers", "one value", "a request line"])
@@ -175,7 +175,7 @@ async def test_pipelined_requests_have_a_bound(running: Running) -> None:
     """Each costs the server a hundred times its bytes."""
     async with called(running.port) as caller:
         await caller.send((LINE + b"\r\n") * 5000)
-        for _ in range(1 + guarded_http.PIPELINED_MAX):
+        for _ in range(1 + guarded_http.PIPELINED_REQUESTS_MAX):
             assert (await caller.answer())[0] == 200
         assert (await caller.refusal())[:2] == (503, "too_many_pipelined_requests")
 
@@ -190,7 +190,7 @@ async def test_a_refusal_arrives_though_the_peer_sends_on(running: Running) -> N
 async def test_who_sends_on_after_a_refusal_is_not_read_for_ever(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guards, "LINGER_BYTES", 1024 * KIB)
+    monkeypatch.setattr(guards, "LINGER_BYTES_MAX", 1024 * KIB)
     monkeypatch.setattr(guarded_http, "LINGER_S", 600.0)
     async with called(running.port) as caller:
         await caller.send(LINE + headers(300, 500))
@@ -212,7 +212,7 @@ async def test_a_refused_peer_that_stays_is_dropped(
 async def test_line_ends_keep_no_connection_open(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_http, "HEAD_S", 0.3)
+    monkeypatch.setattr(guarded_http, "HEAD_TIMEOUT_S", 0.3)
     async with called(running.port) as caller:
         await caller.send(LINE + b"\r\n")
         assert (await caller.answer())[0] == 200

@@ -15,21 +15,21 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import connect
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.server.hardening import guarded_http, guarded_websocket
-from continuo.realtime.server.hardening.incoming_budget import IncomingBytes, Share
-from continuo.realtime.server.process.web_server import Server, bind
+from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.process.web_server import WebServer, bind
 from tests.realtime.served import KEY, Running, first, serve
 from tests.support.engines import Bench
 from tests.support.frames import CLOSE, CONT, PING, Peer, frame, upgrade
 
 MIB = 1024 * 1024
-SMALL = Limits(incoming_bytes_max=8 * MIB, resume_window_s=0.1, sweep_s=0.05)
+SMALL = Limits(incoming_bytes_max=8 * MIB, resume_window_s=0.1, sweep_interval_s=0.05)
 
 
 @pytest.fixture
 async def small(bench: Bench) -> AsyncIterator[Running]:
-    async with serve(bench, Settings(limits=SMALL)) as running:
+    async with serve(bench, GatewaySettings(limits=SMALL)) as running:
         yield running
 
 
@@ -58,50 +58,50 @@ class Book:
     """Shares of one budget, and which of them were refused."""
 
     def __init__(self, bytes_max: int) -> None:
-        self.budget = IncomingBytes(bytes_max)
+        self.budget = IncomingBudget(bytes_max)
         self.refused: list[str] = []
 
-    def share(self, name: str) -> Share:
-        return Share(self.budget, lambda: self.refused.append(name))
+    def share(self, name: str) -> IncomingShare:
+        return IncomingShare(self.budget, lambda: self.refused.append(name))
 
 
 def test_the_largest_unfinished_share_is_refused() -> None:
     book = Book(100)
     small, large, newcomer = (book.share(name) for name in ("small", "large", "newcomer"))
-    small.hold(10)
-    large.hold(60)
-    newcomer.hold(30)
-    assert (book.budget.bytes, book.refused) == (100, [])
-    newcomer.hold(31)
-    assert (book.budget.bytes, book.refused) == (41, ["large"])
+    small.charge(10)
+    large.charge(60)
+    newcomer.charge(30)
+    assert (book.budget.charged_bytes, book.refused) == (100, [])
+    newcomer.charge(31)
+    assert (book.budget.charged_bytes, book.refused) == (41, ["large"])
 
 
 def test_a_newcomer_is_refused_if_it_is_the_largest() -> None:
     book = Book(100)
     small, large = book.share("small"), book.share("large")
-    small.hold(20)
-    large.hold(90)
-    assert (book.budget.bytes, book.refused) == (20, ["large"])
+    small.charge(20)
+    large.charge(90)
+    assert (book.budget.charged_bytes, book.refused) == (20, ["large"])
 
 
 def test_whole_messages_are_not_refused_for_unfinished_ones() -> None:
     book = Book(100)
     whole, unfinished = book.share("whole"), book.share("unfinished")
-    whole.hold(0, 80)
-    unfinished.hold(10)
-    unfinished.hold(30)
-    assert (book.budget.bytes, book.refused) == (80, ["unfinished"])
-    unfinished.hold(0, 30)
+    whole.charge(0, 80)
+    unfinished.charge(10)
+    unfinished.charge(30)
+    assert (book.budget.charged_bytes, book.refused) == (80, ["unfinished"])
+    unfinished.charge(0, 30)
     assert book.refused == ["unfinished", "unfinished"], "with nothing unfinished, the last one"
 
 
 def test_what_is_given_back_is_counted_once() -> None:
     book = Book(100)
     share = book.share("one")
-    share.hold(40, 20)
+    share.charge(40, 20)
     share.release()
     share.release()
-    assert (book.budget.bytes, book.refused) == (0, [])
+    assert (book.budget.charged_bytes, book.refused) == (0, [])
 
 
 # ---------------------------------------------------------------- messages that wait for their end
@@ -109,7 +109,7 @@ def test_what_is_given_back_is_counted_once() -> None:
 
 async def test_unfinished_messages_stay_within_the_budget(small: Running) -> None:
     """And a client with a small message is answered while the budget is full."""
-    incoming, most = small.server.incoming, 0
+    incoming, most = small.server.incoming_budget, 0
     others: list[Peer] = []
     for _ in range(12):
         peer = await Peer.connect(small.port)
@@ -120,12 +120,12 @@ async def test_unfinished_messages_stay_within_the_budget(small: Running) -> Non
             await first(honest)
             await honest.send(json.dumps({"type": "input_audio_buffer.clear", "pad": "x" * 4096}))
             assert (await first(honest))["type"] == "input_audio_buffer.cleared"
-        most = max(most, incoming.bytes)
-    await until(lambda: incoming.refused >= 12 - 8)
+        most = max(most, incoming.charged_bytes)
+    await until(lambda: incoming.refused_count >= 12 - 8)
     assert 6 * MIB < most <= incoming.bytes_max
     for peer in others:
         peer.close()
-    await until(lambda: incoming.bytes == 0)
+    await until(lambda: incoming.charged_bytes == 0)
 
 
 async def test_the_connection_that_is_closed_is_told_why(small: Running) -> None:
@@ -154,9 +154,9 @@ async def test_a_message_that_waits_to_be_received_is_charged(bench: Bench) -> N
         peer = await Peer.connect(port)
         await peer.send(frame(b" " * MIB))
         await asyncio.wait_for(taken.wait(), 20)
-        assert server.incoming.bytes == MIB
+        assert server.incoming_budget.charged_bytes == MIB
         may_go_on.set()
-        await until(lambda: server.incoming.bytes == 0)
+        await until(lambda: server.incoming_budget.charged_bytes == 0)
         peer.close()
 
 
@@ -178,19 +178,19 @@ async def test_frames_before_the_answer_to_an_upgrade_end_the_connection(
         with contextlib.suppress(ConnectionError):
             assert await asyncio.wait_for(reader.read(), 20) == b""
         writer.close()
-        assert server.incoming.bytes == 0
+        assert server.incoming_budget.charged_bytes == 0
     assert not [record for record in caplog.records if record.exc_info]
 
 
 @contextlib.asynccontextmanager
 async def standing(
     endpoint: Callable[[WebSocket], Awaitable[None]],
-) -> AsyncIterator[tuple[Server, int]]:
+) -> AsyncIterator[tuple[WebServer, int]]:
     """Our server before an application of the test's own."""
     listening = asyncio.Event()
     with bind("127.0.0.1", 0) as sock:
         app = Starlette(routes=[WebSocketRoute("/v1/realtime", endpoint)])
-        server = Server(app, Settings(limits=SMALL), listening.set)
+        server = WebServer(app, GatewaySettings(limits=SMALL), listening.set)
         serving = asyncio.create_task(server.serve([sock]))
         await listening.wait()
         yield server, sock.getsockname()[1]
@@ -204,8 +204,8 @@ async def test_heads_under_way_are_charged(small: Running) -> None:
             _, writer = await asyncio.open_connection("127.0.0.1", small.port)
             stack.callback(writer.close)
             writer.write(b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
-        await until(lambda: small.server.incoming.bytes > 4 * 30_000)
-    await until(lambda: small.server.incoming.bytes == 0)
+        await until(lambda: small.server.incoming_budget.charged_bytes > 4 * 30_000)
+    await until(lambda: small.server.incoming_budget.charged_bytes == 0)
 
 
 # ---------------------------------------------------------------- bodies
@@ -226,7 +226,7 @@ async def test_the_largest_body_is_refused_and_another_is_answered(small: Runnin
         return reader, writer
 
     large, other = await begin(5 * MIB), await begin(0)
-    await until(lambda: small.server.incoming.bytes >= 5 * MIB)
+    await until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
     other[1].write(b" " * 4 * MIB)
     head, _, body = (await asyncio.wait_for(large[0].read(), 20)).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 503 ")
@@ -236,7 +236,7 @@ async def test_the_largest_body_is_refused_and_another_is_answered(small: Runnin
     assert "8,388,608 bytes" in error["message"]
     other[1].write(b" " * 2 * MIB)
     assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "it is no JSON"
-    await until(lambda: small.server.incoming.bytes == 0)
+    await until(lambda: small.server.incoming_budget.charged_bytes == 0)
     for _, writer in (large, other):
         writer.close()
 
@@ -246,14 +246,14 @@ async def test_a_body_that_is_declared_too_long_is_refused_unread(running: Runni
     writer.write(post(16 * MIB + 1))
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
     assert head.startswith(b"HTTP/1.1 413 ")
-    assert running.server.incoming.bytes == 0, "what is declared is not charged"
+    assert running.server.incoming_budget.charged_bytes == 0, "what is declared is not charged"
     writer.close()
 
 
 async def test_a_body_that_drips_is_dropped(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_http, "BODY_S", 0.3)
+    monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.3)
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     writer.write(post(1000))
 
@@ -280,7 +280,7 @@ async def test_a_body_that_drips_is_dropped(
 async def test_a_message_has_a_deadline_that_pings_do_not_move(
     small: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
-    monkeypatch.setattr(guarded_websocket, "MESSAGE_S", 0.3)
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 0.3)
     peer = await Peer.connect(small.port)
     await peer.event()
     await peer.send(begun)
@@ -300,7 +300,7 @@ async def test_whole_messages_have_no_deadline_together(
     small: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each begins behind the end of the one before, and the deadline with it."""
-    monkeypatch.setattr(guarded_websocket, "MESSAGE_S", 2.0)
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 2.0)
     peer = await Peer.connect(small.port)
     await peer.event()
     hello = frame('{"type": "input_audio_buffer.clear"}')
@@ -315,7 +315,7 @@ async def test_whole_messages_have_no_deadline_together(
 async def test_time_in_which_the_server_does_not_read_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guarded_websocket, "MESSAGE_S", 1.0)
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 1.0)
     received: list[object] = []
 
     async def slow(websocket: WebSocket) -> None:
@@ -483,8 +483,8 @@ async def test_what_a_connection_held_is_freed_without_the_collector(
                 made.extend((weakref.ref(self.conn), weakref.ref(self.conn.reader)))
 
         monkeypatch.setattr(kind, "connection_made", note)
-    limits = Limits(resume_window_s=0, detach_grace_s=0, sweep_s=0.02)
-    settings = Settings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
+    limits = Limits(resume_window_s=0, detach_grace_s=0, sweep_interval_s=0.02)
+    settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
     async with serve(bench, settings) as running:
         gc.collect()
         gc.disable()
@@ -494,7 +494,7 @@ async def test_what_a_connection_held_is_freed_without_the_collector(
                 await asyncio.sleep(0.05)
                 peer.reset() if how == "RST" else peer.close()
             await until(lambda: not running.server.server_state.connections)
-            await until(lambda: running.server.incoming.bytes == 0)
+            await until(lambda: running.server.incoming_budget.charged_bytes == 0)
             await until(lambda: not [each for each in made if each() is not None])
         finally:
             gc.enable()

@@ -12,13 +12,12 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.engine import ChatTemplate, TooLong
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.conversation.text_limits import TextBounds
-from continuo.realtime.errors import Fault, Refusal
+from continuo.realtime.conversation.text_limits import TextLimits
+from continuo.realtime.errors import ErrorType, Refusal
 from continuo.realtime.limits import REQUEST_CHARS_MAX, Limits
-from continuo.realtime.protocol.settings import Settings as GenerationSettings
-from continuo.realtime.protocol.settings import Truncation
-from continuo.realtime.rate_limit import Allowance, Rates
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings, Truncation
+from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.served import KEY, Running, first, serve
 from tests.realtime.talks import Talk, message
 from tests.realtime.test_tenants import ask
@@ -148,8 +147,8 @@ async def test_a_client_secret_is_refused_by_characters(running: Running) -> Non
     assert answer["error"]["code"] == "context_length_exceeded"
 
 
-def bounds(template: ChatTemplate) -> TextBounds:
-    return TextBounds(limit=400, token_chars_max=template.token_chars_max)
+def bounds(template: ChatTemplate) -> TextLimits:
+    return TextLimits(context_tokens=400, token_chars_max=template.token_chars_max)
 
 
 async def test_with_truncation_each_item_must_fit(talk: Talk) -> None:
@@ -213,61 +212,64 @@ async def test_a_draft_that_does_not_fit_stays_a_draft(running: Running) -> None
 # ---------------------------------------------------------------- limits a minute
 
 
-def allowance(requests: int = 0, tokens: int = 0) -> Allowance:
+def allowance(requests: int = 0, tokens: int = 0) -> TenantRateLimits:
     limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens)
-    return Rates(limits, lambda: 0.0).of("acme")
+    return RateLimits(limits, lambda: 0.0).for_tenant("acme")
 
 
-def left(allowed: Allowance) -> dict[str, int]:
+def left(allowed: TenantRateLimits) -> dict[str, int]:
     return {level.name: level.remaining for level in allowed.levels()}
 
 
-def refusal(kind: Fault) -> Refusal:
+def refusal(kind: ErrorType) -> Refusal:
     return Refusal("no", code="c", kind=kind)
 
 
 def test_a_request_that_is_refused_counts_unless_the_fault_is_ours() -> None:
     allowed = allowance(requests=10)
     for error in (refusal("invalid_request_error"), TooLong("x"), KeyboardInterrupt()):
-        with pytest.raises(type(error)), allowed.request():
+        with pytest.raises(type(error)), allowed.charge_request():
             raise error
     assert left(allowed) == {"requests": 7}
     for error in (refusal("server_error"), KeyError()):
-        with pytest.raises(type(error)), allowed.request():
+        with pytest.raises(type(error)), allowed.charge_request():
             raise error
     assert left(allowed) == {"requests": 7}
 
 
 def test_text_that_is_refused_is_charged_by_its_length() -> None:
     allowed = allowance(tokens=10_000)
-    with allowed.text(4_000, 800):
+    with allowed.charge_text(4_000, 800):
         pass
     assert left(allowed) == {"tokens": 10_000}, "what is accepted is counted elsewhere"
-    with pytest.raises(Refusal), allowed.text(400, 800):
+    with pytest.raises(Refusal), allowed.charge_text(400, 800):
         raise refusal("invalid_request_error")
     assert left(allowed) == {"tokens": 9_900}
-    with pytest.raises(Refusal), allowed.text(400_000, 800):
+    with pytest.raises(Refusal), allowed.charge_text(400_000, 800):
         raise refusal("invalid_request_error")
     assert left(allowed) == {"tokens": 9_100}, "no more than was tokenised"
-    with pytest.raises(Refusal), allowed.text(4_000, 800):
+    with pytest.raises(Refusal), allowed.charge_text(4_000, 800):
         raise refusal("server_error")
     assert left(allowed) == {"tokens": 9_100}
 
 
 def test_in_debt_no_long_text_is_looked_at() -> None:
     allowed = allowance(tokens=60)
-    allowed.charge(100)
-    with allowed.text(100, 800):
+    allowed.charge_tokens(100)
+    with allowed.charge_text(100, 800):
         pass
-    with pytest.raises(Refusal, match="60 tokens a minute") as told, allowed.text(100_000, 800):
+    with (
+        pytest.raises(Refusal, match="60 tokens a minute") as told,
+        allowed.charge_text(100_000, 800),
+    ):
         raise AssertionError("not looked at")
     assert (told.value.code, told.value.retry_after_s) == ("rate_limit_exceeded", 41)
 
 
 @pytest.fixture
 async def limited(bench: Bench) -> AsyncIterator[Running]:
-    limits = Limits(requests_per_minute=20, tokens_per_minute=1_000, off_loop_chars=500)
-    settings = Settings(tenants={KEY: "acme"}, served_model_name=("demo",), limits=limits)
+    limits = Limits(requests_per_minute=20, tokens_per_minute=1_000, off_loop_chars_min=500)
+    settings = GatewaySettings(tenants={KEY: "acme"}, served_model_name=("demo",), limits=limits)
     async with serve(bench, settings) as running:
         yield running
 

@@ -6,23 +6,39 @@ from typing import Any
 
 import pytest
 
-from continuo.realtime.persistence.session_codec import Piece, Place, Words, entry_of
-from continuo.realtime.persistence.session_writer import Ledger, News, Whole
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.persistence.session_codec import (
+    ConversationEntry,
+    DraftPiece,
+    ResponsePlaceholder,
+    encode_entry,
+)
+from continuo.realtime.persistence.session_writer import (
+    DesiredSession,
+    SessionChanges,
+    SessionWriter,
+)
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.store import (
-    Change,
-    Conflict,
-    Lease,
-    Once,
-    Repeated,
+    DuplicateWrite,
+    IdempotencyConflict,
+    IdempotentRequest,
+    SessionLease,
     StoreUnavailable,
-    Written,
+    WriteBatch,
+    WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.store.making import fresh_session
 
-A, B, C, PLACE = Words("a"), Words("b"), Words("c"), Place("resp_1")
-LOGS: tuple[tuple[Piece, ...], ...] = ((A,), (A, B), (A, C), (A, PLACE), (A, B, C), (C, B))
+A, B, C, PLACE = DraftPiece("a"), DraftPiece("b"), DraftPiece("c"), ResponsePlaceholder("resp_1")
+LOGS: tuple[tuple[ConversationEntry, ...], ...] = (
+    (A,),
+    (A, B),
+    (A, C),
+    (A, PLACE),
+    (A, B, C),
+    (C, B),
+)
 
 
 class Unanswering(SqliteStore):
@@ -32,7 +48,7 @@ class Unanswering(SqliteStore):
     claims: int | None = None
     """So many are answered, one is not."""
 
-    async def claim(self, *args: Any, **options: Any) -> Lease:
+    async def claim(self, *args: Any, **options: Any) -> SessionLease:
         if self.claims is not None:
             self.claims -= 1
             if self.claims < 0:
@@ -40,10 +56,10 @@ class Unanswering(SqliteStore):
                 raise StoreUnavailable("no answer")
         return await super().claim(*args, **options)
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         lose, self.lose = self.lose, None
         if lose is not False:
-            written = await super().write(lease, change)
+            written = await super().write(lease, batch)
             if lose is None:
                 return written
         raise StoreUnavailable("no answer")
@@ -56,14 +72,14 @@ async def store() -> AsyncIterator[Unanswering]:
     await store.aclose()
 
 
-def whole(pieces: tuple[Piece, ...], *events: bytes) -> Whole:
-    return Whole(
-        pieces=pieces,
-        settings=Settings(),
+def whole(pieces: tuple[ConversationEntry, ...], *events: bytes) -> DesiredSession:
+    return DesiredSession(
+        entries=pieces,
+        settings=GenerationSettings(),
         epoch=0,
-        first=0,
-        next=len(events),
-        events=lambda number: [*events[number:]],
+        first_offset=0,
+        next_offset=len(events),
+        encode_events_since=lambda number: [*events[number:]],
     )
 
 
@@ -73,15 +89,15 @@ async def test_the_log_is_what_is_written_next(store: Unanswering, done: bool) -
         if before == meant:
             continue  # nothing is written
         new = fresh_session()
-        ledger = Ledger(store, await store.create(new), new)
-        await ledger.write(whole(before), News())
+        ledger = SessionWriter(store, await store.create(new), new)
+        await ledger.write(whole(before), SessionChanges())
         store.lose = done
         with pytest.raises(StoreUnavailable):
-            await ledger.write(whole(meant), News())
-        await ledger.write(whole(after), News())
+            await ledger.write(whole(meant), SessionChanges())
+        await ledger.write(whole(after), SessionChanges())
         found = await store.load(new.id)
         assert found is not None
-        assert found.log == tuple(map(entry_of, after)), f"{before} {meant} {after}"
+        assert found.entries == tuple(map(encode_entry, after)), f"{before} {meant} {after}"
 
 
 async def test_a_write_behind_which_no_fence_was_given_was_not_answered(
@@ -89,29 +105,29 @@ async def test_a_write_behind_which_no_fence_was_given_was_not_answered(
 ) -> None:
     """What it told is not told, and what is told in its place is written."""
     new = fresh_session()
-    ledger = Ledger(store, await store.create(new), new)
-    await ledger.write(whole((A,), b"A"), News())
+    ledger = SessionWriter(store, await store.create(new), new)
+    await ledger.write(whole((A,), b"A"), SessionChanges())
     for before in (False, True):
         store.lose = before
         with pytest.raises(StoreUnavailable):
-            await ledger.write(whole((A, B), b"A", b"B"), News())
+            await ledger.write(whole((A, B), b"A", b"B"), SessionChanges())
         store.claims = 1
         with pytest.raises(StoreUnavailable):
-            await ledger.write(whole((A, PLACE), b"A", b"place"), News())
-        await ledger.write(whole((A, C), b"A", b"C"), News())
+            await ledger.write(whole((A, PLACE), b"A", b"place"), SessionChanges())
+        await ledger.write(whole((A, C), b"A", b"C"), SessionChanges())
         found = await store.load(new.id)
         assert found is not None
-        assert found.log == (entry_of(A), entry_of(C))
+        assert found.entries == (encode_entry(A), encode_entry(C))
         assert found.events.bodies == (b"A", b"C")
 
 
 async def test_what_is_refused_leaves_the_log_as_it_was(store: Unanswering) -> None:
     new = fresh_session()
-    ledger = Ledger(store, await store.create(new), new)
-    await ledger.write(whole((A, B)), News(once=Once("key", b"one")))
-    with pytest.raises(Conflict):
-        await ledger.write(whole((A,)), News(once=Once("key", b"other")))
-    await ledger.write(whole((A,)), News(once=Once("another", b"other")))
+    ledger = SessionWriter(store, await store.create(new), new)
+    await ledger.write(whole((A, B)), SessionChanges(request=IdempotentRequest("key", b"one")))
+    with pytest.raises(IdempotencyConflict):
+        await ledger.write(whole((A,)), SessionChanges(request=IdempotentRequest("key", b"other")))
+    await ledger.write(whole((A,)), SessionChanges(request=IdempotentRequest("another", b"other")))
     found = await store.load(new.id)
     assert found is not None
-    assert found.log == (entry_of(A),)
+    assert found.entries == (encode_entry(A),)

@@ -13,20 +13,20 @@ from websockets.exceptions import ConnectionClosed
 from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import BadFrame, Refusal
-from continuo.realtime.ids import fresh
-from continuo.realtime.limits import FRAME_ELEMENTS_MAX
+from continuo.realtime.ids import generate_id
+from continuo.realtime.limits import FRAME_VALUES_MAX
 from continuo.realtime.protocol.events import (
-    AnswerEnded,
-    Configured,
     ItemAdded,
-    Opened,
+    ResponseEnded,
     Rewind,
+    SessionConfigured,
+    SessionOpened,
     TextDelta,
 )
-from continuo.realtime.protocol.items import MessageItem, Part
-from continuo.realtime.protocol.realtime_api import CODECS, JSON, Voice, hear
-from continuo.realtime.protocol.response import Answer
-from continuo.realtime.protocol.settings import Settings, Tool
+from continuo.realtime.protocol.items import ContentPart, MessageItem
+from continuo.realtime.protocol.realtime_api import CODECS, JSON, Encoder, decode_command
+from continuo.realtime.protocol.response import Response
+from continuo.realtime.protocol.settings import GenerationSettings, Tool
 from tests.fuzz.corpus import EVENTS, TOOL
 from tests.realtime.served import BEARER, Running
 from tests.realtime.test_codec import BAD
@@ -41,22 +41,22 @@ pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 @pytest.mark.parametrize("event", EVENTS, ids=[event["type"] for event in EVENTS])
 def test_both_codecs_read_the_same(event: dict[str, Any]) -> None:
     assert MSGPACK.decode(pack(event)) == JSON.decode(msgspec.json.encode(event))
-    assert MSGPACK.event_id_of(pack(event)) == event.get("event_id")
+    assert MSGPACK.extract_event_id(pack(event)) == event.get("event_id")
 
 
 def test_both_codecs_write_the_same() -> None:
     odd = '{"type": "object", "x": [1.5, null, 1180591620717411303424]}'
     tool = Tool(name="f", parameters=odd)
-    item = MessageItem(id="m", role="user", parts=(Part("input_text", "\u00e9\U0001f9ff"),))
-    voice = Voice("sess_x", "demo")
+    item = MessageItem(id="m", role="user", parts=(ContentPart("input_text", "\u00e9\U0001f9ff"),))
+    voice = Encoder("sess_x", "demo")
     for tell in (
-        Opened(Settings(tools=(tool,))),
-        Configured(Settings(tools=(tool,)), Rewind(1, 2)),
+        SessionOpened(GenerationSettings(tools=(tool,))),
+        SessionConfigured(GenerationSettings(tools=(tool,)), Rewind(1, 2)),
         ItemAdded(item, None),
         TextDelta("resp_x", 0, "m", "words"),
-        AnswerEnded(Answer(id="resp_x", conversation=None, settings=Settings())),
+        ResponseEnded(Response(id="resp_x", conversation=None, settings=GenerationSettings())),
     ):
-        for event in voice.say(tell, str):
+        for event in voice.encode(tell, str):
             said = msgspec.json.decode(JSON.encode(event))
             assert unpack(MSGPACK.encode(event)) == said
 
@@ -120,14 +120,16 @@ VALUES = st.recursive(
 def taken(frame: bytes) -> None:
     """As an event that can be heard, or refused."""
     with contextlib.suppress(Refusal):
-        hear(MSGPACK.decode(frame), Settings(), Settings(), fresh)
+        decode_command(
+            MSGPACK.decode(frame), GenerationSettings(), GenerationSettings(), generate_id
+        )
 
 
 @given(st.binary())
 @example(b"\xdd\xff\xff\xff\xff")
 def test_any_bytes_are_an_event_or_refused(frame: bytes) -> None:
     taken(frame)
-    MSGPACK.event_id_of(frame)
+    MSGPACK.extract_event_id(frame)
 
 
 @given(st.sampled_from(EVENTS), st.sampled_from(["session", "item", "response", "text"]), VALUES)
@@ -154,9 +156,9 @@ def many(count: int, value: bytes) -> bytes:
 )
 def test_too_many_packed_values_are_refused_before_they_are_made(value: bytes) -> None:
     with pytest.raises(BadFrame, match="the limit is 32,768") as caught:
-        MSGPACK.decode(many(2 * FRAME_ELEMENTS_MAX, value))
+        MSGPACK.decode(many(2 * FRAME_VALUES_MAX, value))
     assert (caught.value.code, caught.value.event_id) == ("frame_too_large", "e")
-    MSGPACK.decode(many(FRAME_ELEMENTS_MAX // 2, value))
+    MSGPACK.decode(many(FRAME_VALUES_MAX // 2, value))
 
 
 def test_a_long_packed_text_is_one_value() -> None:

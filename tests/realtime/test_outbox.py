@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuo import realtime
-from continuo.realtime.errors import Hangup
+from continuo.realtime.errors import ConnectionCloseError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import EXPLANATIONS, CloseCode
 from continuo.realtime.protocol.realtime_api import ServerEvent
@@ -47,7 +47,7 @@ def argument(number: int, text: str, item: str = "item_c") -> ArgumentsDelta:
 
 
 def drain(backlog: Backlog) -> list[dict[str, str]]:
-    return [json.loads(frame) for frame in iter(backlog.take, None)]
+    return [json.loads(frame) for frame in iter(backlog.pop, None)]
 
 
 def test_text_of_one_item_is_merged() -> None:
@@ -90,7 +90,7 @@ def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None
             into.append((key, text))
 
     def take() -> None:
-        frame = backlog.take()
+        frame = backlog.pop()
         if frame is not None:
             event = json.loads(frame)
             note(sent, event["item_id"] if "delta" in event else "deleted", event.get("delta", ""))
@@ -105,16 +105,16 @@ def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None
             case _:
                 backlog.put(event)
                 put.append(("deleted", ""))
-        assert (backlog.bytes == 0) == (len(backlog) == 0)
+        assert (backlog.size_bytes == 0) == (len(backlog) == 0)
     while len(backlog):
         take()
     assert sent == put
-    assert backlog.bytes == 0
+    assert backlog.size_bytes == 0
 
 
 # ---------------------------------------------------------------- the outbox
 
-SMALL = Limits(outbox_bytes_max=1000, outbox_over_s_max=0.05)
+SMALL = Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=0.05)
 
 
 async def test_what_is_put_is_sent() -> None:
@@ -123,7 +123,7 @@ async def test_what_is_put_is_sent() -> None:
     running = asyncio.create_task(outbox.run())
     for n in range(5):
         outbox.put(ItemDeleted(event_id=f"event_{n}", item_id="x"))
-    await outbox.sent()
+    await outbox.wait_until_sent()
     assert [event["event_id"] for event in socket.sent] == [f"event_{n}" for n in range(5)]
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -139,7 +139,7 @@ async def test_a_reader_that_is_behind_gets_merged_text() -> None:
         outbox.put(delta(n, "x"))
         await asyncio.sleep(0)
     socket.reading.set()
-    await outbox.sent()
+    await outbox.wait_until_sent()
     assert "".join(event["delta"] for event in socket.sent) == "x" * 100
     assert len(socket.sent) == 2
     running.cancel()
@@ -151,10 +151,10 @@ async def test_over_the_bound_nobody_is_read_from() -> None:
     outbox = Outbox(socket, Limits(outbox_bytes_max=1000))
     running = asyncio.create_task(outbox.run())
     outbox.put(delta(1, "x"))
-    await outbox.room()
+    await outbox.wait_for_room()
     await asyncio.sleep(0)
     outbox.put(delta(2, "x" * 1200))
-    waiting = asyncio.create_task(outbox.room())
+    waiting = asyncio.create_task(outbox.wait_for_room())
     await asyncio.sleep(0.01)
     assert not waiting.done()
     socket.reading.set()
@@ -169,20 +169,20 @@ async def test_over_the_bound_for_too_long_is_a_hangup() -> None:
     running = asyncio.create_task(outbox.run())
     await asyncio.sleep(0)
     outbox.put(delta(1, "x" * 1200))
-    with pytest.raises(Hangup) as caught:
+    with pytest.raises(ConnectionCloseError) as caught:
         await asyncio.wait_for(running, 5)
-    assert caught.value.code == CloseCode.TRY_LATER
+    assert caught.value.code == CloseCode.TRY_AGAIN_LATER
 
 
 async def test_far_over_the_bound_is_a_hangup_at_once() -> None:
     socket = FakeSocket()
     socket.reading.clear()
-    outbox = Outbox(socket, Limits(outbox_bytes_max=1000, outbox_over_s_max=1e6))
+    outbox = Outbox(socket, Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=1e6))
     running = asyncio.create_task(outbox.run())
     await asyncio.sleep(0)
     outbox.put(delta(1, "x" * 1200))
     outbox.put(delta(2, "y" * 4000, "item_b"))
-    with pytest.raises(Hangup):
+    with pytest.raises(ConnectionCloseError):
         await asyncio.wait_for(running, 5)
 
 
@@ -195,8 +195,8 @@ async def test_a_reader_who_catches_up_is_forgiven() -> None:
         outbox.put(delta(n, "x" * 1200))
         await asyncio.sleep(0.02)
         socket.reading.set()
-        await outbox.sent()
-    await asyncio.sleep(2 * SMALL.outbox_over_s_max)
+        await outbox.wait_until_sent()
+    await asyncio.sleep(2 * SMALL.outbox_over_limit_s_max)
     assert not running.done()
     running.cancel()
 

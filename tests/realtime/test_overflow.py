@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.commands import Configure, DropItem, FetchItem
-from continuo.realtime.protocol.events import Configured, ItemFetched
+from continuo.realtime.protocol.commands import ConfigureSession, DeleteItem, FetchItem
+from continuo.realtime.protocol.events import ItemFetched, SessionConfigured
 from continuo.realtime.protocol.items import MessageItem
-from continuo.realtime.protocol.realtime_api import Voice, decode, encode, hear
-from continuo.realtime.protocol.settings import Settings, Truncation
-from continuo.realtime.session.state import State
+from continuo.realtime.protocol.realtime_api import (
+    Encoder,
+    decode_command,
+    decode_frame,
+    encode_frame,
+)
+from continuo.realtime.protocol.settings import GenerationSettings, Truncation
+from continuo.realtime.session.state import SessionState
 from tests.realtime.talks import Talk
 
 LIMIT = 400
@@ -20,8 +25,8 @@ LIMIT = 400
 
 
 async def configure(talk: Talk, **truncation: Any) -> None:
-    wish = Settings(instructions="be kind", truncation=Truncation(**truncation))
-    await talk.session.do(Configure(wish))
+    wish = GenerationSettings(instructions="be kind", truncation=Truncation(**truncation))
+    await talk.session.execute(ConfigureSession(wish))
 
 
 def live(talk: Talk) -> list[str]:
@@ -31,7 +36,7 @@ def live(talk: Talk) -> list[str]:
 async def fill(talk: Talk) -> list[str]:
     """Says things until the first of them is dropped; gives the names."""
     names: list[str] = []
-    while not talk.session.conversation.dropped:
+    while not talk.session.conversation.out_of_window:
         names.append(await talk.say("something to remember"))
         assert len(names) < 40, "something is dropped in the end"
     return names
@@ -52,7 +57,7 @@ async def test_auto_drops_the_oldest_after_the_instructions(talk: Talk) -> None:
     head = talk.session.conversation.head
     names = await fill(talk)
     conversation = talk.session.conversation
-    gone = [item.id for item in conversation.dropped]
+    gone = [item.id for item in conversation.out_of_window]
     assert gone == names[: len(gone)]
     assert live(talk) == names[len(gone) :]
     assert conversation.head.ids == head.ids, "the instructions stay"
@@ -64,7 +69,7 @@ async def test_auto_drops_the_oldest_after_the_instructions(talk: Talk) -> None:
 
 async def test_dropped_items_stay_retrievable(talk: Talk) -> None:
     names = await fill(talk)
-    await talk.session.do(FetchItem(names[0]))
+    await talk.session.execute(FetchItem(names[0]))
     fetched = talk.ears.heard[-1]
     assert isinstance(fetched, ItemFetched)
     assert fetched.item.id == names[0]
@@ -73,7 +78,7 @@ async def test_dropped_items_stay_retrievable(talk: Talk) -> None:
     assert caught.value.code == "item_create_duplicate_item_id"
     await talk.say("front", after=names[0], name="new")
     assert live(talk)[0] == "new"
-    await talk.session.do(DropItem(names[0]))
+    await talk.session.execute(DeleteItem(names[0]))
     assert talk.session.conversation.find(names[0]) is None
     await talk.turn()
 
@@ -81,9 +86,9 @@ async def test_dropped_items_stay_retrievable(talk: Talk) -> None:
 async def test_it_prefills_once_more_while_idle(talk: Talk) -> None:
     for turn in range(60):
         await talk.say(f"this is turn {turn}")
-        dropped = len(talk.session.conversation.dropped)
+        dropped = len(talk.session.conversation.out_of_window)
         await talk.turn(20)
-        if len(talk.session.conversation.dropped) > dropped:
+        if len(talk.session.conversation.out_of_window) > dropped:
             break
     else:
         raise AssertionError("an answer fills the context once")
@@ -127,7 +132,7 @@ async def test_a_smaller_window_takes_effect_at_once(talk: Talk) -> None:
     for n in range(5):
         await talk.say(f"something to remember {n}")
     await configure(talk, mode="retention_ratio", ratio=1.0, after_instructions=60)
-    assert talk.session.conversation.dropped
+    assert talk.session.conversation.out_of_window
     await talk.turn()
 
 
@@ -136,8 +141,8 @@ async def test_disabled_is_an_error_with_the_numbers(talk: Talk) -> None:
     with pytest.raises(Refusal, match=r"400 \(max_model_len\)") as caught:
         await fill(talk)
     assert caught.value.code == "context_length_exceeded"
-    assert not talk.session.conversation.dropped
-    await talk.session.do(DropItem("u1"))
+    assert not talk.session.conversation.out_of_window
+    await talk.session.execute(DeleteItem("u1"))
     await talk.turn()
 
 
@@ -159,11 +164,11 @@ async def test_a_full_context_while_an_answer_is_made(talk: Talk) -> None:
     with pytest.raises(Refusal):
         await talk.say("x" * 500)
     answer = await talk.ended()
-    while talk.session.state is not State.IDLE:
+    while talk.session.state is not SessionState.IDLE:
         await asyncio.sleep(0)
     assert answer.usage is not None
     assert answer.usage.output_tokens == len(expected)
-    while not talk.session.conversation.dropped:
+    while not talk.session.conversation.out_of_window:
         await talk.say("more")
     assert live(talk)[-1] != names[0]
     await talk.turn()
@@ -195,9 +200,9 @@ WIRE = [
 @pytest.mark.parametrize(("sent", "reported"), WIRE)
 def test_truncation_on_the_wire(sent: object, reported: object) -> None:
     session = {"type": "realtime", "truncation": sent}
-    event = decode(json.dumps({"type": "session.update", "session": session}))
-    default = Settings()
-    asked = hear(event, default, default, lambda prefix: prefix)
-    assert isinstance(asked, Configure)
-    (updated,) = Voice("sess_x", "m").say(Configured(asked.settings), str)
-    assert json.loads(encode(updated))["session"]["truncation"] == reported
+    event = decode_frame(json.dumps({"type": "session.update", "session": session}))
+    default = GenerationSettings()
+    asked = decode_command(event, default, default, lambda prefix: prefix)
+    assert isinstance(asked, ConfigureSession)
+    (updated,) = Encoder("sess_x", "m").encode(SessionConfigured(asked.settings), str)
+    assert json.loads(encode_frame(updated))["session"]["truncation"] == reported

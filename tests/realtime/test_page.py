@@ -23,7 +23,7 @@ def built(tmp_path: Path) -> Page:
 
 
 async def get(page: Page, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
-    app, said = Starlette(routes=page.all()), list[Message]()
+    app, said = Starlette(routes=page.routes()), list[Message]()
     scope: Scope = {
         "type": "http",
         "method": "GET",
@@ -87,7 +87,7 @@ async def test_nothing_else_is_found(built: Page, path: str) -> None:
 
 async def test_without_its_files_it_says_how_to_build_them(tmp_path: Path) -> None:
     page = Page(tmp_path / "never built")
-    assert not page.built
+    assert not page.is_built
     status, headers, body = await get(page, "/")
     assert status == 404
     assert headers["content-type"].startswith("text/html")

@@ -11,8 +11,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.response import Usage
-from continuo.realtime.rate_limit import Allowance, Rates
-from continuo.realtime.server.config.settings import Settings, make
+from continuo.realtime.rate_limit import RateLimits, TenantRateLimits
+from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
 from tests.realtime.served import Running, first, serve
 from tests.support.engines import Bench
 
@@ -26,17 +26,17 @@ class Clock:
         return self.now_s
 
 
-def allowance(clock: Clock, requests: int = 0, tokens: int = 0) -> Allowance:
+def allowance(clock: Clock, requests: int = 0, tokens: int = 0) -> TenantRateLimits:
     limits = Limits(requests_per_minute=requests, tokens_per_minute=tokens)
-    return Rates(limits, clock).of("acme")
+    return RateLimits(limits, clock).for_tenant("acme")
 
 
-def begin(allowed: Allowance) -> None:
-    with allowed.request():
+def begin(allowed: TenantRateLimits) -> None:
+    with allowed.charge_request():
         pass
 
 
-def remaining(allowed: Allowance) -> dict[str, int]:
+def remaining(allowed: TenantRateLimits) -> dict[str, int]:
     return {level.name: level.remaining for level in allowed.levels()}
 
 
@@ -55,7 +55,7 @@ def test_requests_fill_up_again() -> None:
         begin(allowed)
     assert (told.value.code, told.value.retry_after_s) == ("rate_limit_exceeded", 10)
     (level,) = allowed.levels()
-    assert (level.limit, level.reset_s) == (6, 60)
+    assert (level.limit_per_minute, level.reset_s) == (6, 60)
     clock.now_s = 10
     begin(allowed)
     clock.now_s = 1000
@@ -66,21 +66,21 @@ def test_tokens_are_those_computed_and_may_be_owed() -> None:
     clock = Clock()
     allowed = allowance(clock, tokens=60)
     begin(allowed)
-    allowed.spend(Usage(input_tokens=100, cached_tokens=90, output_tokens=5))
+    allowed.charge_usage(Usage(input_tokens=100, cached_tokens=90, output_tokens=5))
     assert remaining(allowed) == {"tokens": 45}
-    allowed.spend(Usage(output_tokens=55))
+    allowed.charge_usage(Usage(output_tokens=55))
     assert remaining(allowed) == {"tokens": 0}
     with pytest.raises(Refusal) as told:
         begin(allowed)
     assert told.value.retry_after_s == 11, "ten are owed, and one is needed"
     clock.now_s = 11
     begin(allowed)
-    allowed.spend(None)
+    allowed.charge_usage(None)
 
 
 def test_what_does_not_begin_costs_nothing() -> None:
     allowed = allowance(Clock(), requests=1)
-    with pytest.raises(KeyError), allowed.request():
+    with pytest.raises(KeyError), allowed.charge_request():
         raise KeyError
     assert remaining(allowed) == {"requests": 1}
 
@@ -89,16 +89,16 @@ def test_without_limits_nothing_is_refused_or_told() -> None:
     allowed = allowance(Clock())
     for _ in range(1000):
         begin(allowed)
-    allowed.spend(Usage(output_tokens=10**9))
+    allowed.charge_usage(Usage(output_tokens=10**9))
     assert allowed.levels() == []
 
 
 def test_the_options() -> None:
-    made = make({"requests_per_minute": 5, "tokens_per_minute": 700}).limits
+    made = make_serve_settings({"requests_per_minute": 5, "tokens_per_minute": 700}).limits
     assert (made.requests_per_minute, made.tokens_per_minute) == (5, 700)
-    assert make({}).limits.requests_per_minute == 0
+    assert make_serve_settings({}).limits.requests_per_minute == 0
     with pytest.raises(SetupError, match="--tokens-per-minute -1: expected 0 to"):
-        make({"tokens_per_minute": -1})
+        make_serve_settings({"tokens_per_minute": -1})
 
 
 # ---------------------------------------------------------------- the wire
@@ -106,7 +106,7 @@ def test_the_options() -> None:
 
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
-    settings = Settings(
+    settings = GatewaySettings(
         tenants={"key-one": "acme", "key-two": "umbrella"},
         served_model_name=("demo",),
         limits=Limits(requests_per_minute=2, tokens_per_minute=100_000),

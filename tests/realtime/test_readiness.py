@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
-from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.store import health_probe, open_store
 from tests.realtime.served import Running, first, listening
 from tests.realtime.store.redis_process import RedisProcess, needs_redis
@@ -40,10 +40,10 @@ async def running(bench: Bench, redis: RedisProcess) -> AsyncIterator[Running]:
 @contextlib.asynccontextmanager
 async def served(bench: Bench, url: str) -> AsyncIterator[Running]:
     store = await open_store(url)
-    app = build(bench.engine, Settings(), store)
-    entrance = Entrance()
-    entrance.open(app, bench.engine, store)
-    async with listening(entrance, app.state.registry, Settings()) as running:
+    app = build_app(bench.engine, GatewaySettings(), store)
+    entrance = ReadinessGate()
+    entrance.set_app(app, bench.engine, store)
+    async with listening(entrance, app.state.registry, GatewaySettings()) as running:
         yield running
     await store.aclose()
 
@@ -95,7 +95,7 @@ async def test_not_while_its_store_refuses_writes(
 ) -> None:
     """What is sent meanwhile is refused as what the store cannot take, never as a fault of ours,
     and accepted when it can. What was accepted before is there."""
-    monkeypatch.setattr(health_probe, "IDLE_S", 0.1)
+    monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 0.1)
     await until(running, READY)
     async with connect(running.url) as socket:
         await first(socket)
@@ -147,7 +147,7 @@ async def test_an_embedded_store_that_cannot_be_written(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its file is where it was, and its folder is not."""
-    monkeypatch.setattr(health_probe, "IDLE_S", 0.1)
+    monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 0.1)
     folder = tmp_path / "state"
     async with served(bench, f"sqlite:///{folder / 'store.db'}") as running:
         await until(running, READY)

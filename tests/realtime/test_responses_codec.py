@@ -10,17 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
+from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol import chat_api, responses_api
-from continuo.realtime.protocol.commands import GoOn
-from continuo.realtime.protocol.events import Steered, Told
+from continuo.realtime.protocol.commands import CreateResponse
+from continuo.realtime.protocol.events import ResponseEvent, ResponseSteered
 from continuo.realtime.protocol.responses_api import (
     client_events,
-    decode,
+    decode_frame,
     decode_input,
-    stream_id_of,
+    extract_stream_id,
 )
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
 TOOL: dict[str, Any] = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 FRAMES: list[dict[str, Any]] = [
@@ -71,12 +71,12 @@ def mutated(value: Any, rng: random.Random) -> Any:
 
 def understood(event: client_events.ClientEvent) -> None:
     match event:
-        case client_events.Create():
-            asked = responses_api.hear(event, Settings(), "demo", fresh)
-            assert isinstance(asked, GoOn)
-        case client_events.Steer(input=raw):
-            responses_api.steering(decode_input(raw), fresh)
-        case client_events.Cancel():
+        case client_events.ResponseCreate():
+            asked = responses_api.decode_command(event, GenerationSettings(), "demo", generate_id)
+            assert isinstance(asked, CreateResponse)
+        case client_events.ResponseSteer(input=raw):
+            responses_api.decode_steering_input(decode_input(raw), generate_id)
+        case client_events.ResponseCancel():
             pass
 
 
@@ -92,31 +92,39 @@ def explained(call: Callable[[], object]) -> bool:
 @given(st.integers(0, 2**32), st.sampled_from(FRAMES))
 def test_odd_frames_are_understood_or_explained(seed: int, frame: dict[str, Any]) -> None:
     text = json.dumps(mutated(frame, random.Random(seed)))
-    assert explained(lambda: understood(decode(text)))
-    lane = stream_id_of(text)
+    assert explained(lambda: understood(decode_frame(text)))
+    lane = extract_stream_id(text)
     assert lane is None or 0 < len(lane) <= 128
 
 
 @given(st.text())
 def test_any_text_is_understood_or_explained(text: str) -> None:
     for frame in (text, '{"type": "response.create", "input": ' + text):
-        assert explained(lambda frame=frame: understood(decode(frame)))
+        assert explained(lambda frame=frame: understood(decode_frame(frame)))
 
 
 @given(st.integers(0, 2**32))
 def test_odd_chats_are_understood_or_explained(seed: int) -> None:
     body = json.dumps(mutated(CHAT, random.Random(seed))).encode()
-    assert explained(lambda: chat_api.hear(chat_api.decode(body), Settings(), fresh))
+    assert explained(
+        lambda: chat_api.decode_command(
+            chat_api.decode_body(body), GenerationSettings(), generate_id
+        )
+    )
 
 
 def test_what_is_well_formed_is_understood() -> None:
     for frame in FRAMES:
-        understood(decode(json.dumps(frame)))
-    asked = chat_api.hear(chat_api.decode(json.dumps(CHAT).encode()), Settings(), fresh)
+        understood(decode_frame(json.dumps(frame)))
+    asked = chat_api.decode_command(
+        chat_api.decode_body(json.dumps(CHAT).encode()), GenerationSettings(), generate_id
+    )
     assert [type(item).__name__ for item in asked.input] == ["CallItem", "CallOutputItem"]
     assert asked.settings.instructions == "x"
     grammar = asked.settings.sampling.grammar
     assert grammar is not None
     assert grammar.kind == "json_schema"
-    told = msgspec.json.decode(msgspec.json.encode([Steered("a", "b")]), type=list[Told])
-    assert told == [Steered("a", "b")], "what is told can be kept"
+    told = msgspec.json.decode(
+        msgspec.json.encode([ResponseSteered("a", "b")]), type=list[ResponseEvent]
+    )
+    assert told == [ResponseSteered("a", "b")], "what is told can be kept"

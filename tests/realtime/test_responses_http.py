@@ -11,7 +11,7 @@ import pytest
 
 from continuo.engine.client import connection
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import Store, open_store
 from tests.realtime.response_talks import ENDS, Event, cached, calling, text_of
 from tests.realtime.served import Running, serve
@@ -40,10 +40,10 @@ async def store() -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def running(bench: Bench, store: Store) -> AsyncIterator[Running]:
-    settings = Settings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
     async with serve(bench, settings, store) as running:
         yield running
-    assert await bench.engine.list() == [], "nothing is left open in the engine"
+    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 async def post(running: Running, **body: object) -> Event:
@@ -115,7 +115,7 @@ async def test_going_on_over_http(running: Running, bench: Bench) -> None:
     first = await post(running, input="hello")
     second = await post(running, input="on", previous_response_id=first["id"])
     assert cached(second) == first["usage"]["total_tokens"] - 1
-    assert len(await bench.engine.list()) == 1, "the same engine session"
+    assert len(await bench.engine.list_sessions()) == 1, "the same engine session"
     async with calling(running, "key-one") as caller:
         third = await caller.turn("on", previous_response_id=second["id"])
     assert cached(third) == second["usage"]["total_tokens"] - 1, "one state for both"
@@ -162,8 +162,8 @@ async def test_a_stream_that_broke_is_taken_up_while_it_runs(running: Running) -
 
 
 async def test_what_nobody_reads_ends_after_a_while(bench: Bench, store: Store) -> None:
-    limits = Limits(unfollowed_s_max=0.02)
-    settings = Settings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
+    limits = Limits(unread_response_grace_s=0.02)
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
     async with serve(bench, settings, store) as running:
         async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
             id = json.loads((await anext(events))[1])["response"]["id"]
@@ -185,10 +185,10 @@ async def test_who_hangs_up_leaves_nothing_running(running: Running, bench: Benc
     head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: {ONE['Authorization']}\r\n"
     writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
     async with asyncio.timeout(20):
-        while not await bench.engine.list():
+        while not await bench.engine.list_sessions():
             await asyncio.sleep(0.01)
         writer.close()
-        while await bench.engine.list():
+        while await bench.engine.list_sessions():
             await asyncio.sleep(0.01)
 
 
@@ -283,7 +283,7 @@ async def test_a_chat_completion(running: Running, bench: Bench) -> None:
     assert choice["finish_reason"] in ("length", "stop")
     response = await post(running, input="hello", instructions="be kind", store=False)
     assert choice["message"]["content"] == text_of(response), "one core for both"
-    assert await bench.engine.list() == [], "nothing is kept"
+    assert await bench.engine.list_sessions() == [], "nothing is kept"
 
 
 async def test_a_chat_goes_on_with_its_whole_history(running: Running) -> None:
@@ -389,7 +389,7 @@ async def test_a_fault_of_ours_is_500(
     async def broken(response: str) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(store, "kept", broken)
+    monkeypatch.setattr(store, "find_response", broken)
     status, body = await ask(running, "GET", "/v1/responses/resp_none")
     assert (status, body["error"]["type"], body["error"]["code"]) == (
         *(500, "server_error"),
@@ -401,15 +401,15 @@ async def test_a_fault_of_ours_is_500(
 async def test_nothing_is_begun_without_an_engine(
     running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "AWAY_S", 0.05)
+    monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
     bench.may_launch.clear()
     bench.kill()
-    while bench.engine.expected:
+    while bench.engine.is_available_soon:
         await asyncio.sleep(0.01)
     asked = {"model": "demo", "input": "hello", "max_output_tokens": 4}
     status, refused = await ask(running, "POST", "/v1/responses", asked)
     assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
     bench.may_launch.set()
-    while not bench.engine.up:
+    while not bench.engine.is_available:
         await asyncio.sleep(0)
     await post(running, input="hello")

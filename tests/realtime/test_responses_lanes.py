@@ -11,9 +11,9 @@ import pytest
 from starlette.applications import Starlette
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import Settings as Wishes
-from continuo.realtime.responses.service import Responses
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.responses.service import ResponseService
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from continuo.realtime.transport.responses_connection import ResponsesConnection
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of
@@ -22,10 +22,10 @@ from tests.realtime.sockets import FakeSocket
 from tests.support.engines import Bench, digest_engine
 
 LIMITS = Limits(
-    lanes_max=3,
+    stream_queues_max=3,
     running_responses_max=2,
     waiting_responses_max=4,
-    steers_max=2,
+    pending_steers_max=2,
     waiting_response_chars_max=20_000,
 )
 
@@ -42,11 +42,11 @@ async def bench(chatty: Path) -> AsyncIterator[Bench]:
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
     store = await open_store("sqlite://:memory:")
-    settings = Settings(served_model_name=("demo",), limits=LIMITS)
+    settings = GatewaySettings(served_model_name=("demo",), limits=LIMITS)
     async with serve(bench, settings, store) as running:
         yield running
     await store.aclose()
-    assert await bench.engine.list() == [], "nothing is left open in the engine"
+    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def sequence(events: list[Event]) -> list[int]:
 async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
     socket = FakeSocket()
     app = cast("Starlette", running.server.config.app)
-    responses: Responses = app.state.responses
+    responses: ResponseService = app.state.responses
     connection = ResponsesConnection(socket, responses, "default", lambda name: name or "demo")
     serving = asyncio.create_task(connection.run())
     frame = json.dumps({"type": "response.cancel"})
@@ -209,7 +209,7 @@ async def test_what_is_not_stored_ends_with_its_connection(running: Running, ben
     async with calling(running) as caller:
         await started(caller, store=False)
     async with asyncio.timeout(20):
-        while await bench.engine.list():
+        while await bench.engine.list_sessions():
             await asyncio.sleep(0.01)
 
 
@@ -281,7 +281,7 @@ async def test_steering_into_too_long_a_successor(caller: Caller) -> None:
 
 
 async def test_waiting_steers_have_a_bound(bench: Bench) -> None:
-    settings = Settings(served_model_name=("demo",), limits=Limits(steers_max=0))
+    settings = GatewaySettings(served_model_name=("demo",), limits=Limits(pending_steers_max=0))
     store = await open_store("sqlite://:memory:")
     async with serve(bench, settings, store) as running, calling(running) as caller:
         response = await started(caller, store=False)
@@ -309,8 +309,8 @@ async def test_waiting_steers_have_a_bound_of_bytes(caller: Caller) -> None:
 async def test_who_reads_nothing_is_hung_up_on(bench: Bench) -> None:
     template = bench.engine.text.template
     assert template is not None
-    limits = Limits(send_s_max=0.1)
-    responses = Responses(bench.engine, template, Wishes(), limits, lambda tenant: tenant)
+    limits = Limits(send_timeout_s=0.1)
+    responses = ResponseService(bench.engine, template, Wishes(), limits, lambda tenant: tenant)
     socket = FakeSocket()
     running = asyncio.create_task(
         ResponsesConnection(socket, responses, "", lambda name: "demo").run()
@@ -322,4 +322,4 @@ async def test_who_reads_nothing_is_hung_up_on(bench: Bench) -> None:
     assert socket.closed is not None
     assert socket.closed[0] == 1013
     await responses.close()
-    assert await bench.engine.list() == []
+    assert await bench.engine.list_sessions() == []

@@ -9,7 +9,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import Store, open_store
 from tests.realtime.response_talks import ENDS, Caller, Event, cached, calling, text_of
 from tests.realtime.served import Running, closed, serve
@@ -28,9 +28,9 @@ async def store() -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def running(bench: Bench, store: Store) -> AsyncIterator[Running]:
-    async with serve(bench, Settings(served_model_name=("demo",)), store) as running:
+    async with serve(bench, GatewaySettings(served_model_name=("demo",)), store) as running:
         yield running
-    assert await bench.engine.list() == [], "nothing is left open in the engine"
+    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ async def test_the_latest_goes_on_in_o_new_tokens(caller: Caller, bench: Bench) 
         computed = (await bench.engine.stats()).tokens_computed - before
         assert cached(response) == length - 1, "all but the id drawn last, which nothing has read"
         assert computed == response["usage"]["total_tokens"] - length
-    assert len(await bench.engine.list()) == 1, "one engine session for all of them"
+    assert len(await bench.engine.list_sessions()) == 1, "one engine session for all of them"
 
 
 async def test_an_older_one_is_forked_and_shares_kv(caller: Caller, bench: Bench) -> None:
@@ -208,7 +208,7 @@ async def test_an_older_one_is_forked_and_shares_kv(caller: Caller, bench: Bench
     other = await caller.turn("off", previous_response_id=first["id"])
     assert cached(again) >= first["usage"]["total_tokens"] - 1
     assert cached(other) >= first["usage"]["total_tokens"] - 1
-    assert len(await bench.engine.list()) == 3
+    assert len(await bench.engine.list_sessions()) == 3
     assert text_of(again) != text_of(other)
 
 
@@ -250,9 +250,9 @@ async def test_warm_up_prefills(caller: Caller, bench: Bench) -> None:
     kinds = [event["type"] for event in events]
     assert kinds == ["response.created", "response.in_progress", "response.completed"]
     assert (warm["output"], warm["usage"]["output_tokens"]) == ([], 0)
-    [session] = await bench.engine.list()
+    [session] = await bench.engine.list_sessions()
     while session.committed < session.length:
-        [session] = await bench.engine.list()
+        [session] = await bench.engine.list_sessions()
     assert session.length == warm["usage"]["input_tokens"]
     hot = await caller.turn(input="and", previous_response_id=warm["id"])
     assert cached(hot) == warm["usage"]["input_tokens"]
@@ -276,7 +276,7 @@ async def test_usage_of_a_warm_up_is_what_was_computed_for_it(caller: Caller, be
 
 
 async def test_a_warm_up_is_cancelled(chatty: Path) -> None:
-    settings = Settings(served_model_name=("demo",))
+    settings = GatewaySettings(served_model_name=("demo",))
     async with (
         digest_engine(chatty, pages=128, max_model_len=400, step_s=0.2) as bench,
         serve(bench, settings) as running,
@@ -303,16 +303,16 @@ async def test_warm_up_without_input_prefills_what_stands_before_it(
     warm = (await caller.until(*ENDS))[-1]["response"]
     head = warm["usage"]["input_tokens"]
     assert (warm["status"], warm["output"], head > 0) == ("completed", [], True)
-    [session] = await bench.engine.list()
+    [session] = await bench.engine.list_sessions()
     while session.committed < head:
-        [session] = await bench.engine.list()
+        [session] = await bench.engine.list_sessions()
     computed = (await bench.engine.stats()).tokens_computed
     assert computed == head == session.length
     response = await caller.turn("hello", previous_response_id=warm["id"], **wish)
     assert cached(response) == head
     computed = (await bench.engine.stats()).tokens_computed - computed
     assert computed == response["usage"]["total_tokens"] - 1 - head, "nothing of it again"
-    assert len(await bench.engine.list()) == 1, "one engine session for both"
+    assert len(await bench.engine.list_sessions()) == 1, "one engine session for both"
 
 
 async def test_warm_up_of_nothing_at_all_is_a_point_like_others(caller: Caller) -> None:
@@ -373,7 +373,7 @@ async def test_what_is_stored_outlives_the_server(
         third = await caller.turn("off", previous_response_id=second["id"], temperature=1, seed=1)
         here = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
     async with (
-        serve(bench, Settings(served_model_name=("demo",)), store) as after,
+        serve(bench, GatewaySettings(served_model_name=("demo",)), store) as after,
         calling(after) as caller,
     ):
         there = await caller.turn("so", previous_response_id=third["id"], instructions="be kind")
@@ -384,7 +384,7 @@ async def test_what_is_stored_outlives_the_server(
 
 
 async def test_somebody_elses_response_is_an_unknown_one(bench: Bench, store: Store) -> None:
-    settings = Settings(tenants=TENANTS, served_model_name=("demo",))
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
     async with (
         serve(bench, settings, store) as running,
         calling(running, "key-one") as one,
@@ -401,7 +401,7 @@ async def test_somebody_elses_response_is_an_unknown_one(bench: Bench, store: St
 
 
 async def test_without_a_key_there_is_no_connection(bench: Bench) -> None:
-    settings = Settings(tenants=TENANTS, served_model_name=("demo",))
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",))
     async with serve(bench, settings) as running:
         with pytest.raises(InvalidStatus) as refused:
             async with calling(running, "key-three"):
@@ -443,7 +443,7 @@ async def test_a_fault_of_ours_is_an_error_of_its_lane(
     async def broken(response: str) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(store, "kept", broken)
+    monkeypatch.setattr(store, "find_response", broken)
     event = await caller.refused(input="x", previous_response_id="resp_none", stream_id="a")
     assert (event["status"], event["stream_id"]) == (500, "a")
     assert (event["error"]["type"], event["error"]["code"]) == ("server_error", "server_error")
@@ -459,7 +459,7 @@ async def test_frames_that_are_never_json_close_the_call(caller: Caller) -> None
 
 async def test_frames_have_a_limit(bench: Bench) -> None:
     limits = Limits(response_frame_bytes_max=2000)
-    settings = Settings(served_model_name=("demo",), limits=limits)
+    settings = GatewaySettings(served_model_name=("demo",), limits=limits)
     async with serve(bench, settings) as running, calling(running) as caller:
         await caller.send(input="x", client_metadata="y" * 2000)
         assert (await caller.recv())["error"]["code"] == "frame_too_large"
@@ -469,7 +469,9 @@ async def test_frames_have_a_limit(bench: Bench) -> None:
 
 
 async def test_a_connection_has_a_maximum_duration(bench: Bench) -> None:
-    settings = Settings(served_model_name=("demo",), limits=Limits(session_s_max=0.2))
+    settings = GatewaySettings(
+        served_model_name=("demo",), limits=Limits(connection_lifetime_s=0.2)
+    )
     async with serve(bench, settings) as running, calling(running) as caller:
         event = await caller.recv()
         assert (event["status"], event["error"]["code"]) == (

@@ -9,9 +9,9 @@ from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import SetupError
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
-from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
 from continuo.realtime.server.process.web_server import bind
 from tests.realtime.served import BEARER, KEY, Running, closed, first, listening, serve
 from tests.realtime.talks import store_of
@@ -44,9 +44,9 @@ async def test_health_is_for_everyone_and_models_are_not(running: Running) -> No
 
 
 async def test_readiness_is_for_everyone(bench: Bench) -> None:
-    settings = Settings(tenants={KEY: "default"})
+    settings = GatewaySettings(tenants={KEY: "default"})
     store = await store_of(bench)
-    app, entrance = build(bench.engine, settings, store), Entrance()
+    app, entrance = build_app(bench.engine, settings, store), ReadinessGate()
     async with listening(entrance, app.state.registry, settings) as running:
         for open, draining, expected in (
             (False, False, (503, {"status": "starting"})),
@@ -54,8 +54,8 @@ async def test_readiness_is_for_everyone(bench: Bench) -> None:
             (True, True, (503, {"status": "draining"})),
         ):
             if open:
-                entrance.open(app, bench.engine, store)
-            entrance.draining = draining
+                entrance.set_app(app, bench.engine, store)
+            entrance.is_draining = draining
             for path in ("/ready", "/health/ready"):
                 assert await running.get(path) == expected
 
@@ -134,19 +134,19 @@ async def test_a_model_by_another_name(running: Running) -> None:
 
 
 async def test_stopping_says_restart(bench: Bench) -> None:
-    async with serve(bench, Settings()) as running:
+    async with serve(bench, GatewaySettings()) as running:
         socket = await connect(running.url)
         await first(socket)
         await socket.send('{"type": "response.create"}')
         running.server.should_exit = True
         assert await closed(socket) == 1012
-    assert await bench.engine.list() == []
+    assert await bench.engine.list_sessions() == []
 
 
 async def test_a_model_that_cannot_converse_is_not_served(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         with pytest.raises(SetupError, match="no chat template"):
-            build(bench.engine, Settings(), await store_of(bench))
+            build_app(bench.engine, GatewaySettings(), await store_of(bench))
 
 
 def test_a_taken_port_is_said() -> None:

@@ -19,18 +19,23 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import (
     AppendText,
-    Cancel,
+    CancelResponse,
     CommitText,
-    Configure,
-    DropItem,
+    ConfigureSession,
+    CreateSessionResponse,
+    DeleteItem,
     FetchItem,
     ReplaceText,
-    Respond,
 )
-from continuo.realtime.protocol.events import AnswerEnded, AnswerStarted, OutputStarted, TextDelta
+from continuo.realtime.protocol.events import (
+    OutputItemStarted,
+    ResponseEnded,
+    ResponseStarted,
+    TextDelta,
+)
 from continuo.realtime.protocol.items import ROOT, ItemReference, MessageItem
-from continuo.realtime.protocol.settings import Settings, Tool, Truncation
-from continuo.realtime.session.state import State
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, Truncation
+from continuo.realtime.session.state import SessionState
 from tests.realtime.talks import Talk, kinds, message, open_talk
 from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
@@ -64,7 +69,7 @@ async def test_many_turns_continue_one_log(talk: Talk) -> None:
 
 async def test_items_are_prefilled_before_the_answer_is_wanted(talk: Talk) -> None:
     name = await talk.say("a rather long thing to say before anybody answers")
-    (info,) = await talk.engine.list()
+    (info,) = await talk.engine.list_sessions()
     assert info.length == talk.session.conversation.length
     assert talk.session.conversation.find(name) is not None
 
@@ -87,7 +92,7 @@ async def test_history_edits_reach_the_engine(talk: Talk) -> None:
     await talk.say("three")
     await talk.say("two", after=first)
     await talk.turn()
-    await talk.session.do(DropItem(first))
+    await talk.session.execute(DeleteItem(first))
     await talk.turn()
     await talk.say("zero", after=ROOT)
     await talk.turn()
@@ -97,23 +102,23 @@ async def test_instructions_and_tools_change_under_a_history(talk: Talk) -> None
     await talk.say("hello")
     await talk.turn()
     for wish in (
-        Settings(instructions="be kind"),
-        Settings(instructions="be kind", tools=(Tool(name="look"),)),
-        Settings(),
+        GenerationSettings(instructions="be kind"),
+        GenerationSettings(instructions="be kind", tools=(Tool(name="look"),)),
+        GenerationSettings(),
     ):
-        await talk.session.do(Configure(wish))
+        await talk.session.execute(ConfigureSession(wish))
         assert talk.session.settings == wish
         await talk.say("more")
         await talk.turn()
 
 
 async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
-    await talk.session.do(Configure(Settings(instructions="be kind")))
+    await talk.session.execute(ConfigureSession(GenerationSettings(instructions="be kind")))
     await talk.say("hello")
     await talk.turn()
     computed = talk.bench.runner.tokens_run
-    warm = Settings(instructions="be kind", sampling=Sampling(temperature=1.0))
-    await talk.session.do(Configure(warm))
+    warm = GenerationSettings(instructions="be kind", sampling=Sampling(temperature=1.0))
+    await talk.session.execute(ConfigureSession(warm))
     await talk.say("x")
     await talk.respond(1)
     await talk.ended()
@@ -123,10 +128,10 @@ async def test_an_unchanged_configuration_rewinds_nothing(talk: Talk) -> None:
 
 async def test_overrides_are_of_one_response_alone(talk: Talk) -> None:
     await talk.say("hello")
-    wish = Settings(instructions="answer in one word", max_output_tokens=5)
-    told, header = talk.session.conversation.configured(wish).asked()
+    wish = GenerationSettings(instructions="answer in one word", max_output_tokens=5)
+    told, header = talk.session.conversation.with_settings(wish).render_header()
     expected = oracle(told.ids() + header, 5, stop_ids=[0])
-    await talk.session.do(Respond(settings=wish))
+    await talk.session.execute(CreateSessionResponse(settings=wish))
     assert talk.sampled(await talk.ended()) == expected
     await talk.say("and now?")
     await talk.turn()
@@ -136,7 +141,7 @@ async def test_cancel_keeps_what_was_said(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
     await talk.ears.until(TextDelta, 2)
-    await talk.session.do(Cancel())
+    await talk.session.execute(CancelResponse())
     answer = await talk.ended()
     assert answer.status == "cancelled"
     assert answer.reason == "client_cancelled"
@@ -159,7 +164,7 @@ async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
                 await talk.say("hello")
             await talk.respond(None)
             await talk.ears.until(TextDelta, index)
-            await talk.session.do(Cancel())
+            await talk.session.execute(CancelResponse())
             assert (await talk.ended()).status == "cancelled"
             assert kinds(talk.ears).count("AnswerEnded") == 1
             await talk.say("go on")
@@ -171,13 +176,13 @@ async def test_cancel_at_once_leaves_no_trace(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation.ids()
     await talk.respond(None)
-    await talk.session.do(Cancel())
+    await talk.session.execute(CancelResponse())
     answer = await talk.ended()
     assert answer.status == "cancelled"
     if not answer.items:
         assert talk.session.conversation.ids() == before
     with pytest.raises(Refusal, match="Cancellation failed"):
-        await talk.session.do(Cancel())
+        await talk.session.execute(CancelResponse())
     await talk.say("hello again")
     await talk.turn()
 
@@ -218,12 +223,12 @@ async def test_what_came_during_an_answer_is_prefilled_when_it_ends(talk: Talk) 
 async def test_a_long_text_and_the_end_of_an_answer_at_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = await open_talk(bench, Limits(off_loop_chars=10))
+    talk = await open_talk(bench, Limits(off_loop_chars_min=10))
     await talk.say("hello")
 
     async def slowly(make: Callable[[], Conversation]) -> Conversation:
         made = make()
-        await talk.ears.until(AnswerEnded)
+        await talk.ears.until(ResponseEnded)
         return made
 
     await talk.respond(20)
@@ -239,14 +244,14 @@ async def test_a_long_text_and_the_end_of_an_answer_at_once(
 async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(None)
-    started = await talk.ears.until(OutputStarted)
-    assert isinstance(started, OutputStarted)
-    await talk.session.do(FetchItem(started.item.id))
+    started = await talk.ears.until(OutputItemStarted)
+    assert isinstance(started, OutputItemStarted)
+    await talk.session.execute(FetchItem(started.item.id))
     with pytest.raises(Refusal, match="still being made"):
-        await talk.session.do(DropItem(started.item.id))
-    await talk.session.do(Cancel())
+        await talk.session.execute(DeleteItem(started.item.id))
+    await talk.session.execute(CancelResponse())
     await talk.ended()
-    await talk.session.do(DropItem(started.item.id))
+    await talk.session.execute(DeleteItem(started.item.id))
     await talk.turn()
 
 
@@ -254,7 +259,7 @@ async def test_settings_change_during_an_answer(talk: Talk) -> None:
     await talk.say("hello")
     await talk.respond(30)
     await talk.ears.until(TextDelta)
-    await talk.session.do(Configure(Settings(instructions="be brief")))
+    await talk.session.execute(ConfigureSession(GenerationSettings(instructions="be brief")))
     await talk.ended()
     await talk.say("and now?")
     await talk.turn()
@@ -288,13 +293,13 @@ async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
 
 
 async def test_answers_apart_have_a_bound(bench: Bench) -> None:
-    talk = await open_talk(bench, Limits(apart_responses_max=1))
+    talk = await open_talk(bench, Limits(out_of_band_responses_max=1))
     await talk.respond(None, apart=True)
     with pytest.raises(Refusal, match="the limit is 1") as caught:
         await talk.respond(None, apart=True)
     assert caught.value.param == "response.conversation"
-    (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, AnswerStarted)]
-    await talk.session.do(Cancel(answer_id))
+    (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, ResponseStarted)]
+    await talk.session.execute(CancelResponse(answer_id))
     assert (await talk.ended()).status == "cancelled"
     await talk.session.close()
 
@@ -323,10 +328,10 @@ async def test_an_item_over_the_context_changes_nothing(talk: Talk) -> None:
 
 async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> None:
     limit = talk.engine.ready.max_model_len
-    whole = Settings(truncation=Truncation(mode="disabled"))
-    await talk.session.do(Configure(whole))
+    whole = GenerationSettings(truncation=Truncation(mode="disabled"))
+    await talk.session.execute(ConfigureSession(whole))
     await talk.say("x")
-    header = len(talk.session.conversation.asked()[1])
+    header = len(talk.session.conversation.render_header()[1])
     await talk.say("y" * (limit - 3 - header - 2 * talk.session.conversation.length + 1))
     while talk.session.conversation.length + header < limit:
         await talk.say("", name="")
@@ -335,8 +340,8 @@ async def test_a_prompt_without_room_for_an_answer_is_refused(talk: Talk) -> Non
         await talk.respond()
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "conversation")
     assert talk.session.conversation is before
-    assert talk.session.state is State.IDLE
-    await talk.session.do(DropItem("u2"))
+    assert talk.session.state is SessionState.IDLE
+    await talk.session.execute(DeleteItem("u2"))
     await talk.turn()
 
 
@@ -355,7 +360,7 @@ async def test_an_answer_ends_where_the_context_ends(talk: Talk) -> None:
 
 async def test_a_turn_that_breaks_fails_alone(talk: Talk) -> None:
     await talk.say("hello")
-    poison = talk.session.conversation.asked()[1][-1]
+    poison = talk.session.conversation.render_header()[1][-1]
     talk.bench.runner.poison = {poison}
     await talk.respond()
     answer = await talk.ended()
@@ -406,14 +411,14 @@ async def test_a_lost_engine_fails_the_answer(bench: Bench) -> None:
 
 async def test_an_answer_says_its_seed(talk: Talk) -> None:
     await talk.say("hello")
-    wish = Settings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
-    await talk.session.do(Respond(settings=wish))
+    wish = GenerationSettings(sampling=Sampling(temperature=1.5), max_output_tokens=12)
+    await talk.session.execute(CreateSessionResponse(settings=wish))
     first = await talk.ended()
     seed = first.settings.sampling.seed
     assert seed is not None
-    await talk.session.do(DropItem(first.items[0].id))
-    again = Settings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
-    await talk.session.do(Respond(settings=again))
+    await talk.session.execute(DeleteItem(first.items[0].id))
+    again = GenerationSettings(sampling=Sampling(temperature=1.5, seed=seed), max_output_tokens=12)
+    await talk.session.execute(CreateSessionResponse(settings=again))
     second = await talk.ended()
     assert second.settings.sampling.seed == seed
     (one,), (two,) = first.items, second.items
@@ -436,7 +441,7 @@ async def test_closing_stops_what_runs(bench: Bench) -> None:
 
 
 async def test_long_texts_are_read_beside_the_loop(bench: Bench) -> None:
-    talk = await open_talk(bench, Limits(off_loop_chars=10))
+    talk = await open_talk(bench, Limits(off_loop_chars_min=10))
     await talk.say("a text of more than ten characters")
     await talk.respond(30)
     await talk.ears.until(TextDelta)
@@ -472,26 +477,28 @@ async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[
                 await talk.turn(4)
             case "cut":
                 await talk.respond(40)
-                await talk.ears.until(AnswerStarted, talk._answers + 1)
+                await talk.ears.until(ResponseStarted, talk._answers + 1)
                 await asyncio.sleep(0)
-                await talk.session.do(Cancel())
+                await talk.session.execute(CancelResponse())
                 await talk.ended()
             case "drop":
                 if here:
-                    await talk.session.do(DropItem(here[n % len(here)]))
+                    await talk.session.execute(DeleteItem(here[n % len(here)]))
             case "front":
                 await talk.say("front", after=ROOT)
             case "configure":
-                await talk.session.do(Configure(Settings(instructions="i" * n)))
+                await talk.session.execute(
+                    ConfigureSession(GenerationSettings(instructions="i" * n))
+                )
             case "late":
                 await talk.respond(10)
                 await talk.say(f"late {n}")
                 await talk.ended()
             case "hear":
-                await talk.session.do(ReplaceText(f"words {n} of s{n // 2}"))
+                await talk.session.execute(ReplaceText(f"words {n} of s{n // 2}"))
             case "commit":
-                await talk.session.do(AppendText(f" and {n}"))
-                await talk.session.do(CommitText(f"c{n}"))
+                await talk.session.execute(AppendText(f" and {n}"))
+                await talk.session.execute(CommitText(f"c{n}"))
             case _:
                 await talk.respond(2, apart=True)
                 await talk.ended()

@@ -6,8 +6,18 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.errors import SetupError
-from continuo.realtime.server.config.options import COMMANDS, OPTIONS, Value, add_options, read
-from continuo.realtime.server.config.settings import make, make_engine, make_gateway
+from continuo.realtime.server.config.options import (
+    COMMAND_GROUPS,
+    OPTIONS,
+    OptionValue,
+    add_options,
+    merge_sources,
+)
+from continuo.realtime.server.config.settings import (
+    make_engine_settings,
+    make_gateway_settings,
+    make_serve_settings,
+)
 
 
 def parse(*argv: str, command: str = "serve") -> dict[str, object]:
@@ -20,16 +30,16 @@ def test_a_flag_wins_over_the_environment_over_the_file(tmp_path: Path) -> None:
     file = tmp_path / "continuo.toml"
     file.write_text('port = 1\nhost = "127.0.0.2"\nmax-num-seqs = 3\nlog_level = "info"\n')
     environ = {"CONTINUO_PORT": "2", "CONTINUO_HOST": "127.0.0.3", "CONTINUO_CONFIG": str(file)}
-    settings = make(read(parse("--port", "4"), environ))
+    settings = make_serve_settings(merge_sources(parse("--port", "4"), environ))
     assert (settings.port, settings.host) == (4, "127.0.0.3")
     assert (settings.engine.max_num_seqs, settings.log_level) == (3, "info")
-    assert make(read(parse("--config", str(file)), {})).port == 1
+    assert make_serve_settings(merge_sources(parse("--config", str(file)), {})).port == 1
 
 
 def test_nothing_given_is_the_bundled_model_on_loopback() -> None:
-    settings = make(read(parse(), {}))
+    settings = make_serve_settings(merge_sources(parse(), {}))
     assert (settings.engine.model, settings.host, settings.port) == ("demo", "127.0.0.1", 8000)
-    assert settings.loopback
+    assert settings.is_loopback
 
 
 def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
@@ -43,12 +53,12 @@ def test_every_kind_of_option_comes_from_everywhere(tmp_path: Path) -> None:
     }
     flags = ("--api-key", "a", "--api-key", "b", "--no-auth", "--temperature", "1", "--model", "m")
     ways = [
-        read(parse(*flags), {}),
-        read(parse(), environ),
-        read(parse("--config", str(file)), {}),
+        merge_sources(parse(*flags), {}),
+        merge_sources(parse(), environ),
+        merge_sources(parse("--config", str(file)), {}),
     ]
     assert ways[0] == ways[1] == ways[2]
-    assert make(ways[0]).tenants == {"a": "default", "b": "default"}
+    assert make_serve_settings(ways[0]).tenants == {"a": "default", "b": "default"}
 
 
 def test_every_engine_option_reaches_the_engine() -> None:
@@ -57,7 +67,7 @@ def test_every_engine_option_reaches_the_engine() -> None:
         if option.group not in ("model", "engine") or option.kind == "list":
             continue
         text = option.choices[-1] if option.choices else values[option.kind]
-        engine = make(read(parse(f"--{option.name}", text), {})).engine
+        engine = make_serve_settings(merge_sources(parse(f"--{option.name}", text), {})).engine
         assert str(getattr(engine, option.key)) == text, option.name
 
 
@@ -76,7 +86,7 @@ def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> Non
     path = tmp_path / "continuo.toml"
     path.write_text(file)
     with pytest.raises(SetupError, match=words) as caught:
-        read(parse("--config", str(path)), {})
+        merge_sources(parse("--config", str(path)), {})
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value).removeprefix(str(path)) or "TOML" in words
 
@@ -99,31 +109,31 @@ def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> Non
 )
 def test_a_wrong_value_is_explained(environ: dict[str, str], words: str) -> None:
     with pytest.raises(SetupError, match=words):
-        make(read(parse(), environ))
+        make_serve_settings(merge_sources(parse(), environ))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
 def test_beyond_loopback_a_key_is_needed(host: str) -> None:
     with pytest.raises(SetupError, match=r"--api-key.*--no-auth"):
-        make({"host": host})
-    assert make({"host": host, "api_key": ["k"]}).host == host
-    assert make({"host": host, "no_auth": True}).host == host
+        make_serve_settings({"host": host})
+    assert make_serve_settings({"host": host, "api_key": ["k"]}).host == host
+    assert make_serve_settings({"host": host, "no_auth": True}).host == host
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
 def test_loopback_needs_none(host: str) -> None:
-    assert make({"host": host}).loopback
+    assert make_serve_settings({"host": host}).is_loopback
 
 
 def test_help_names_every_option_and_its_variable() -> None:
     text = ""
-    for command in COMMANDS:
+    for command in COMMAND_GROUPS:
         parser = argparse.ArgumentParser()
         add_options(parser, command)
         text += " ".join(parser.format_help().split())
     for option in OPTIONS:
         assert f"--{option.name}" in text
-        assert f"[{option.variable}]" in text
+        assert f"[{option.environment_variable}]" in text
 
 
 # ---- gateways and engines apart ------------------------------------------------------------------
@@ -137,17 +147,19 @@ def test_a_gateway_is_told_of_its_engines(tmp_path: Path) -> None:
         "CONTINUO_SECRET_FILE": str(secret),
         "CONTINUO_MODEL": "options of others do not matter",
     }
-    settings = make_gateway(read(parse(command="gateway"), environ))
+    settings = make_gateway_settings(merge_sources(parse(command="gateway"), environ))
     assert settings.engines == (("engine-1", 8100), ("::1", 8101))
     assert settings.secret == b"0123456789abcdef"
     assert settings.drain_grace_s == 20
-    assert make_gateway({"store": "redis://r:6379/0"}).engines == ()
+    assert make_gateway_settings({"store": "redis://r:6379/0"}).engines == ()
 
 
 def test_an_engine_alone() -> None:
-    settings = make_engine(read(parse("--listen", "127.0.0.1:0", command="engine"), {}))
+    settings = make_engine_settings(
+        merge_sources(parse("--listen", "127.0.0.1:0", command="engine"), {})
+    )
     assert settings.listen == ("127.0.0.1", 0)
-    assert make_engine({}).listen == ("127.0.0.1", 8100)
+    assert make_engine_settings({}).listen == ("127.0.0.1", 8100)
 
 
 @pytest.mark.parametrize(
@@ -161,17 +173,17 @@ def test_an_engine_alone() -> None:
         ({"engine": ["a:1"], "drain_grace_s": -1.0}, "--drain-grace-s -1.0: expected 0 to 3600"),
     ],
 )
-def test_what_a_gateway_refuses(options: dict[str, Value], words: str) -> None:
+def test_what_a_gateway_refuses(options: dict[str, OptionValue], words: str) -> None:
     with pytest.raises(SetupError, match=words):
-        make_gateway(options)
+        make_gateway_settings(options)
 
 
 def test_what_an_engine_refuses(tmp_path: Path) -> None:
     short, secret = tmp_path / "short", tmp_path / "secret"
     short.write_text("0123456789\n")
     secret.write_text("0123456789abcdef\n")
-    known: dict[str, Value] = {"secret_file": str(secret)}
-    wrong: list[tuple[dict[str, Value], str]] = [
+    known: dict[str, OptionValue] = {"secret_file": str(secret)}
+    wrong: list[tuple[dict[str, OptionValue], str]] = [
         ({"listen": "0.0.0.0:1"}, "would let any gateway in: set --secret-file"),
         ({"secret_file": str(short)}, "10 bytes; it must have 16"),
         ({"store": "sqlite:///x"}, "announced in a Redis only"),
@@ -179,5 +191,5 @@ def test_what_an_engine_refuses(tmp_path: Path) -> None:
     ]
     for options, words in wrong:
         with pytest.raises(SetupError, match=words):
-            make_engine(options)
-    assert make_engine({**known, "listen": "0.0.0.0:1"}).listen.port == 1
+            make_engine_settings(options)
+    assert make_engine_settings({**known, "listen": "0.0.0.0:1"}).listen.port == 1

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from websockets.asyncio.client import connect
 
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.logging_setup import RECENT_MAX, Recent
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.logging_setup import RECENT_WARNINGS_MAX, RecentWarnings
 from tests.realtime.test_server import Running, serve
 from tests.support.engines import Bench
 
@@ -17,7 +17,7 @@ ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
 
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
-    settings = Settings(tenants={"key-one": "one", "key-two": "two"})
+    settings = GatewaySettings(tenants={"key-one": "one", "key-two": "two"})
     async with serve(bench, settings) as running:
         yield running
 
@@ -53,8 +53,8 @@ async def test_warnings_of_several_tenants_are_shown_to_none(running: Running) -
 
 
 def test_the_last_warnings_are_kept_without_keys() -> None:
-    recent = Recent(["sk-secret"])
-    for n in range(RECENT_MAX + 5):
+    recent = RecentWarnings(["sk-secret"])
+    for n in range(RECENT_WARNINGS_MAX + 5):
         recent.handle(logging.makeLogRecord({"msg": f"{n} sk-secret", "levelname": "WARNING"}))
-    assert len(recent.warnings) == RECENT_MAX
-    assert recent.warnings[0].message == f"{RECENT_MAX + 4} [key]"
+    assert len(recent.warnings) == RECENT_WARNINGS_MAX
+    assert recent.warnings[0].message == f"{RECENT_WARNINGS_MAX + 4} [key]"

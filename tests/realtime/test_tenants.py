@@ -16,10 +16,10 @@ from websockets.typing import Subprotocol
 
 from continuo.realtime.errors import Refusal, SetupError
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import Settings as Wishes
+from continuo.realtime.protocol.settings import GenerationSettings as Wishes
 from continuo.realtime.server.auth import api_keys, client_secrets
-from continuo.realtime.server.auth.client_secrets import KeptSecrets, SealedSecrets
-from continuo.realtime.server.config.settings import Settings, make
+from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
+from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
 from tests.realtime.served import Running, closed, first, serve
 from tests.support.engines import Bench
 
@@ -29,7 +29,9 @@ ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
     tenants = {"key-one": "acme", "key-two": "umbrella"}
-    async with serve(bench, Settings(tenants=tenants, served_model_name=("demo",))) as running:
+    async with serve(
+        bench, GatewaySettings(tenants=tenants, served_model_name=("demo",))
+    ) as running:
         yield running
 
 
@@ -78,9 +80,13 @@ async def answer(socket: ClientConnection) -> None:
 def test_a_keys_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nkey-one = acme\n\"key-two\" = 'umbrella'  # toml too\nkey-3=acme\n")
-    assert api_keys.read(file) == {"key-one": "acme", "key-two": "umbrella", "key-3": "acme"}
-    made = make({"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"})
-    assert made.tenants == {**api_keys.read(file), "mine": "default"}
+    assert api_keys.read_keys_file(file) == {
+        "key-one": "acme",
+        "key-two": "umbrella",
+        "key-3": "acme",
+    }
+    made = make_serve_settings({"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"})
+    assert made.tenants == {**api_keys.read_keys_file(file), "mine": "default"}
 
 
 @pytest.mark.parametrize(
@@ -96,10 +102,10 @@ def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(SetupError, match=problem) as caught:
-        api_keys.read(file)
+        api_keys.read_keys_file(file)
     assert "secret-1" not in str(caught.value)
     with pytest.raises(SetupError, match="cannot be read"):
-        api_keys.read(tmp_path / "none")
+        api_keys.read_keys_file(tmp_path / "none")
 
 
 # ---------------------------------------------------------------- sessions over HTTP
@@ -128,7 +134,7 @@ async def test_delete_ends_a_session(running: Running, bench: Bench) -> None:
         assert await closed(socket) == 4003
     status, _ = await ask(running, "GET", f"/v1/realtime/sessions/{name}")
     assert status == 404
-    assert await bench.engine.list() == []
+    assert await bench.engine.list_sessions() == []
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])
@@ -238,25 +244,25 @@ def test_secrets_expire(sealed: bool) -> None:
     def clock() -> float:
         return now[0]
 
-    secrets = SealedSecrets(b"x" * 16, clock) if sealed else KeptSecrets(clock)
+    secrets = SignedSecrets(b"x" * 16, clock) if sealed else InMemorySecrets(clock)
     minted = secrets.mint("acme", Wishes(instructions="x"), 10)
     assert minted.expires_at == 1010
     found = secrets.find(minted.value)
     assert found is not None
-    assert (found.tenant, found.ephemeral) == ("acme", True)
+    assert (found.tenant, found.is_ephemeral) == ("acme", True)
     assert secrets.find(minted.value + "x") is None
     now[0] = 1010
     assert secrets.find(minted.value) is None
 
 
 def test_a_sealed_secret_is_good_at_every_gateway() -> None:
-    one, two, stranger = (SealedSecrets(key * 16) for key in (b"x", b"x", b"y"))
+    one, two, stranger = (SignedSecrets(key * 16) for key in (b"x", b"x", b"y"))
     wishes = Wishes(instructions="Speak like a pirate. " * 500)
     value = one.mint("acme", wishes, 60).value
     assert re.fullmatch(r"ek_[A-Za-z0-9_-]+", value), "it must do as a subprotocol"
     found = two.find(value)
     assert found is not None
-    assert (found.tenant, found.settings, found.ephemeral) == ("acme", wishes, True)
+    assert (found.tenant, found.settings, found.is_ephemeral) == ("acme", wishes, True)
     assert stranger.find(value) is None
     for at in range(3, len(value), 7):
         other = "A" if value[at] != "A" else "B"
@@ -269,14 +275,14 @@ def test_a_sealed_secret_fits_a_header() -> None:
     noise = "".join(chr(33 + (n * n * 7919 + n) % 90) for n in range(30_000))
     noise = hashlib.shake_256(noise.encode()).hexdigest(20_000)
     with pytest.raises(Refusal, match="the limit is 8,192") as refused:
-        SealedSecrets(b"x" * 16).mint("acme", Wishes(instructions=noise), 60)
+        SignedSecrets(b"x" * 16).mint("acme", Wishes(instructions=noise), 60)
     assert refused.value.param == "session"
 
 
 def test_secrets_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_secrets, "_OPEN_MAX", 2)
+    monkeypatch.setattr(client_secrets, "_SECRETS_MAX", 2)
     now = [0.0]
-    secrets = KeptSecrets(lambda: now[0])
+    secrets = InMemorySecrets(lambda: now[0])
     for _ in range(2):
         secrets.mint("acme", Wishes(), 10)
     with pytest.raises(Refusal):
@@ -306,12 +312,12 @@ async def test_session_close_is_answered_and_closes(running: Running, bench: Ben
         event = await until(socket, "session.closed")
         assert event["reason"] == "client_request"
         assert await closed(socket) == 1000
-    assert await bench.engine.list() == []
+    assert await bench.engine.list_sessions() == []
 
 
 async def test_a_session_has_a_maximum_duration(bench: Bench) -> None:
     async with (
-        serve(bench, Settings(limits=Limits(session_s_max=0.05))) as running,
+        serve(bench, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))) as running,
         connect(running.url) as socket,
     ):
         await opened(socket)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from continuo.realtime.server.hardening.read_turns import Turns
+from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport import connection
 from tests.realtime.served import KEY, Running
 from tests.support.frames import Peer, frame
@@ -13,9 +13,9 @@ BEARER = f"Bearer {KEY}"
 
 
 async def test_a_few_take_their_turn_in_each_round_first_come_first_served() -> None:
-    turns, taken, rounds = Turns(per_round=2), list[int](), list[int]()
+    turns, taken, rounds = ReadTurns(per_round=2), list[int](), list[int]()
     for number in range(5):
-        turns.take(lambda number=number: taken.append(number))
+        turns.call_in_turn(lambda number=number: taken.append(number))
     while len(taken) < 5:
         await asyncio.sleep(0)
         rounds.append(len(taken))
@@ -24,13 +24,13 @@ async def test_a_few_take_their_turn_in_each_round_first_come_first_served() -> 
 
 
 async def test_a_turn_that_is_taken_within_a_turn_is_one_of_the_next_round() -> None:
-    turns, taken = Turns(per_round=8), list[str]()
+    turns, taken = ReadTurns(per_round=8), list[str]()
 
     def again() -> None:
         taken.append("first")
-        turns.take(lambda: taken.append("second"))
+        turns.call_in_turn(lambda: taken.append("second"))
 
-    turns.take(again)
+    turns.call_in_turn(again)
     await asyncio.sleep(0)
     assert taken == ["first"]
     await asyncio.sleep(0)
@@ -39,8 +39,8 @@ async def test_a_turn_that_is_taken_within_a_turn_is_one_of_the_next_round() -> 
 
 
 async def test_a_wait_that_is_cancelled_takes_no_turn_of_others() -> None:
-    turns = Turns(per_round=1)
-    waits = [asyncio.create_task(turns.mine()) for _ in range(3)]
+    turns = ReadTurns(per_round=1)
+    waits = [asyncio.create_task(turns.wait()) for _ in range(3)]
     await asyncio.sleep(0)
     waits[0].cancel()
     async with asyncio.timeout(5):
@@ -52,13 +52,13 @@ async def test_a_flood_of_frames_does_not_hold_up_a_single_one(
 ) -> None:
     """Thousands of frames in one chunk are not handled before the frame of another client."""
     handled: list[str | None] = []
-    hear = connection.hear
+    hear = connection.decode_command
 
     def counting(event, *rest):
         handled.append(event.event_id)
         return hear(event, *rest)
 
-    monkeypatch.setattr(connection, "hear", counting)
+    monkeypatch.setattr(connection, "decode_command", counting)
     flood = await Peer.connect(running.port, Authorization=BEARER)
     other = await Peer.connect(running.port, Authorization=BEARER)
     for peer in (flood, other):

@@ -13,22 +13,22 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from continuo.engine import Engine, EngineConfig, Sampling
+from continuo.engine import EngineClient, EngineConfig, Sampling
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
+from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.commands import (
     AddItem,
-    Cancel,
+    CancelResponse,
     CommitText,
+    CreateSessionResponse,
     ReplaceText,
-    Respond,
     TruncateItem,
 )
-from continuo.realtime.protocol.events import AnswerEnded, TextDelta
-from continuo.realtime.protocol.items import MessageItem, Part
-from continuo.realtime.protocol.response import Answer
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.events import ResponseEnded, TextDelta
+from continuo.realtime.protocol.items import ContentPart, MessageItem
+from continuo.realtime.protocol.response import Response
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from continuo.realtime.store import open_store
@@ -50,7 +50,9 @@ SPOKEN = (
 
 
 class Voice:
-    def __init__(self, engine: Engine, session: Session, ears: Ears, source: random.Random) -> None:
+    def __init__(
+        self, engine: EngineClient, session: Session, ears: Ears, source: random.Random
+    ) -> None:
         self.engine = engine
         self.session = session
         self.ears = ears
@@ -63,33 +65,35 @@ class Voice:
             heard = words[:count]
             if count < len(words) and self.source.random() < REVISED:
                 heard = [*heard[:-1], self.source.choice(("with", "tall", "flour", "sum"))]
-            await self.session.do(ReplaceText(" ".join(heard)))
+            await self.session.execute(ReplaceText(" ".join(heard)))
             await asyncio.sleep(PARTIAL_S)
 
     async def fresh_answer(self, tokens: int) -> list[int]:
         """What the model says to the same ids where nothing of them is known: another scope."""
-        asked, header = self.session.conversation.asked()
+        asked, header = self.session.conversation.render_header()
         sampling = Sampling(max_tokens=tokens, ignore_eos=True)
-        turn = await self.engine.complete([*asked.ids(), *header], sampling, cache_scope=fresh("x"))
+        turn = await self.engine.complete(
+            [*asked.ids(), *header], sampling, cache_scope=generate_id("x")
+        )
         said = [id async for piece in turn for id in piece.ids]
         assert turn.ended is not None
         assert turn.ended.cached_tokens == 0, "it was fresh"
         return said
 
-    async def respond(self, tokens: int, *, interrupted: bool) -> Answer:
+    async def respond(self, tokens: int, *, interrupted: bool) -> Response:
         """The whole answer, or as far as it had come at some moment."""
         before = self.deltas
-        wish = Settings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
-        await self.session.do(Respond(settings=wish))
+        wish = GenerationSettings(max_output_tokens=tokens, sampling=Sampling(ignore_eos=True))
+        await self.session.execute(CreateSessionResponse(settings=wish))
         self.answers += 1
         if interrupted:
             after = self.source.randrange(1, 12)
             while self.deltas < before + after and not self.ended:
                 await asyncio.sleep(0.002)
             with contextlib.suppress(Refusal):  # it has ended by itself
-                await self.session.do(Cancel())
-        tell = await self.ears.until(AnswerEnded, self.answers)
-        assert isinstance(tell, AnswerEnded)
+                await self.session.execute(CancelResponse())
+        tell = await self.ears.until(ResponseEnded, self.answers)
+        assert isinstance(tell, ResponseEnded)
         return tell.answer
 
     @property
@@ -98,32 +102,32 @@ class Voice:
 
     @property
     def ended(self) -> bool:
-        return sum(isinstance(tell, AnswerEnded) for tell in self.ears.heard) == self.answers
+        return sum(isinstance(tell, ResponseEnded) for tell in self.ears.heard) == self.answers
 
-    async def cut(self, answer: Answer) -> None:
+    async def cut(self, answer: Response) -> None:
         """To what was heard of it."""
         (item,) = answer.items
         assert isinstance(item, MessageItem)
         text = item.parts[0].text
         heard = self.source.randrange(1, len(text) + 1)
-        await self.session.do(TruncateItem(item.id, 0, text_end=heard))
+        await self.session.execute(TruncateItem(item.id, 0, text_end=heard))
         cut = self.session.conversation.find(item.id)
         assert isinstance(cut, MessageItem)
         assert cut.parts[0].text == text[:heard]
 
-    def sampled(self, answer: Answer) -> list[int]:
-        spans = [span for span in self.session.conversation.spans if span.answer == answer.id]
-        return list(spans[0].sampled or ())
+    def sampled(self, answer: Response) -> list[int]:
+        spans = [span for span in self.session.conversation.spans if span.response_id == answer.id]
+        return list(spans[0].sampled_ids or ())
 
 
 @pytest.fixture(params=range(2), ids=lambda seed: f"seed {seed}")
 async def voice(request: pytest.FixtureRequest) -> AsyncIterator[Voice]:
-    engine = await Engine.start(EngineConfig(dtype="float32", device="cpu"))
+    engine = await EngineClient.start(EngineConfig(dtype="float32", device="cpu"))
     store = await open_store("sqlite://:memory:")
     try:
         template = engine.text.template
         assert template is not None
-        registry = Registry(engine, template, Settings(), Limits(), store)
+        registry = Registry(engine, template, GenerationSettings(), Limits(), store)
         ears = Ears()
         session = await registry.open(ears)
         yield Voice(engine, session, ears, random.Random(request.param))
@@ -138,7 +142,7 @@ async def test_a_spoken_conversation(voice: Voice) -> None:
     for number, line in enumerate(SPOKEN):
         interrupted = 0 < number < len(SPOKEN) - 1
         await voice.speak(line.split())
-        await voice.session.do(CommitText(fresh("item")))
+        await voice.session.execute(CommitText(generate_id("item")))
         expected = await voice.fresh_answer(ANSWER_TOKENS)
         answer = await voice.respond(ANSWER_TOKENS, interrupted=interrupted)
         said = voice.sampled(answer)
@@ -164,11 +168,11 @@ async def test_five_hundred_turns_just_go_on(voice: Voice) -> None:
         item = MessageItem(
             id=f"u{number}",
             role="user",
-            parts=(Part("input_text", f"What is {number} plus 1?"),),
+            parts=(ContentPart("input_text", f"What is {number} plus 1?"),),
         )
-        await voice.session.do(AddItem(item))
-        again = len(voice.session.conversation.dropped) > dropped
-        dropped = len(voice.session.conversation.dropped)
+        await voice.session.execute(AddItem(item))
+        again = len(voice.session.conversation.out_of_window) > dropped
+        dropped = len(voice.session.conversation.out_of_window)
         expected = await voice.fresh_answer(8) if again else None
         answer = await voice.respond(8, interrupted=False)
         voice.ears.heard.clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.session.status import KV
+from continuo.realtime.session.status import KVStatus
 from tests.realtime.resume.returning import Client, resumed
 from tests.realtime.talks import registry_of
 from tests.support.engines import Bench, digest_engine
@@ -47,7 +47,7 @@ async def answered(client: Client, tokens: int) -> str:
     return done["response"]["usage"]["residency"]
 
 
-async def look(registry: Registry, client: Client) -> KV:
+async def look(registry: Registry, client: Client) -> KVStatus:
     status = await registry.status(client.session_id, "")
     assert status is not None
     return status.kv

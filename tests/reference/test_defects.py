@@ -30,13 +30,13 @@ import pytest
 
 from continuo.engine.core.deferred_commands import QUEUED_TURNS_MAX
 from continuo.engine.wire.messages import (
-    Append,
-    Cancel,
-    Expired,
+    AppendIds,
+    CancelTurn,
+    CommandRefused,
     Generate,
-    Refused,
-    Rewind,
+    RewindSession,
     Sampling,
+    SessionExpired,
     TurnEnded,
 )
 from tests.support.desk import Desk
@@ -72,10 +72,12 @@ def test_1_a_rejected_request_does_not_unlock_the_session(streaming: bool, ahead
         before = list(desk.sequence("s").ids), desk.sequence("s").turn
         refused = desk.refuse(Generate(desk.n(), "s", f"third {n}", Sampling()))
         assert (refused.code, refused.field) == ("busy", "turn")
-        assert desk.refuse(Append(desk.n(), "s", [1000])).code == "bad_request"
+        assert desk.refuse(AppendIds(desk.n(), "s", [1000])).code == "bad_request"
         if streaming:
-            assert desk.refuse(Append(desk.n(), "s", [7, 7], offset=1)).field == "offset"
-        assert desk.tell(Append(desk.n(), "s", [7, 7, 7])) is None, "it waits; it rewrites nothing"
+            assert desk.refuse(AppendIds(desk.n(), "s", [7, 7], offset=1)).field == "offset"
+        assert desk.tell(AppendIds(desk.n(), "s", [7, 7, 7])) is None, (
+            "it waits; it rewrites nothing"
+        )
         assert (list(desk.sequence("s").ids), desk.sequence("s").turn) == before
         desk.step()
     desk.run(ahead=ahead)
@@ -103,7 +105,7 @@ def test_2_retract_does_not_commit_an_unfinished_turn(streaming: bool, ahead: in
     desk.scheduler.retract(sequence)
     assert not sequence.lease.pages
     assert list(sequence.ids) == prompt + desk.said("s"), "retract changes no history"
-    assert desk.tell(Append(desk.n(), "s", [7, 7])) is None
+    assert desk.tell(AppendIds(desk.n(), "s", [7, 7])) is None
     assert desk.tell(Generate(desk.n(), "s", "next", Sampling(max_tokens=3))) is None
     assert not desk.heard(TurnEnded)
     desk.run(ahead=ahead)
@@ -126,7 +128,7 @@ def test_3_replace_without_a_turn() -> None:
     desk.run()
     assert desk.said("s", "d") == oracle([8, 8], 4)
     for gone in "abc":
-        assert desk.refuse(Append(desk.n(), "s", [1], after=gone)).field == "after"
+        assert desk.refuse(AppendIds(desk.n(), "s", [1], after=gone)).field == "after"
     assert desk.append("s", [1], after="d").length == 7
 
 
@@ -137,12 +139,12 @@ def test_4_retract_frees_every_page() -> None:
     for _ in range(5):
         desk.step()
     held = len(desk.sequence("b").lease.pages)
-    could, unheld = desk.cache.attainable(), desk.cache.tree.unheld
-    private = desk.sequence("b").lease.private
+    could, unheld = desk.cache.available_pages(), desk.cache.tree.unreferenced
+    private = desk.sequence("b").lease.private_pages
     assert private > 0
     desk.scheduler.retract(desk.sequence("b"))
-    assert desk.cache.attainable() == could + private
-    assert desk.cache.tree.unheld == unheld + held - private
+    assert desk.cache.available_pages() == could + private
+    assert desk.cache.tree.unreferenced == unheld + held - private
     assert desk.sequence("b").committed == 0
     desk.run()
     assert desk.said("a") == oracle(words(20, seed=ord("a")), 8)
@@ -204,7 +206,7 @@ def test_6_a_pool_for_three_serves_thirty(streaming: bool, ahead: int, host_page
             if turn:
                 residency = "host" if host_pages == 400 else "recomputed"
                 assert desk.ended(name, "1").residency == residency
-    assert desk.cache.evicted > 0
+    assert desk.cache.evicted_pages > 0
 
 
 @KINDS
@@ -222,11 +224,11 @@ def test_7_a_timeout_counts_from_the_end_of_the_turn(streaming: bool) -> None:
     desk.pass_time(9.9)
     assert desk.append("s", [1]).length == 14, "which counts anew"
     desk.pass_time(9.9)
-    assert not desk.heard(Expired)
+    assert not desk.heard(SessionExpired)
     desk.pass_time(0.2)
-    assert desk.heard(Expired) == [Expired("s")]
-    assert desk.cache.leased == 0
-    assert desk.refuse(Append(desk.n(), "s", [1])).code == "unknown_session"
+    assert desk.heard(SessionExpired) == [SessionExpired("s")]
+    assert desk.cache.leased_pages == 0
+    assert desk.refuse(AppendIds(desk.n(), "s", [1])).code == "unknown_session"
 
 
 def test_7_nor_while_something_waits_for_the_turn() -> None:
@@ -238,7 +240,7 @@ def test_7_nor_while_something_waits_for_the_turn() -> None:
     desk.pass_time(100.0)
     desk.run()
     assert desk.ended("s", "next").reason == "length"
-    assert not desk.heard(Expired)
+    assert not desk.heard(SessionExpired)
 
 
 async def test_8_a_turn_finds_its_history_in_an_engine_that_came_back(letters: Path) -> None:
@@ -299,7 +301,7 @@ def test_11_the_host_tier_keeps_sessions(ahead: int) -> None:
         desk.open(name)
         desk.append(name, list(logs[name]))
         desk.run(ahead=ahead)
-    assert desk.cache.host.used > 0
+    assert desk.cache.host_tier.used_pages > 0
     for name, log in logs.items():
         before = desk.runner.tokens_run
         desk.generate(name, 2)
@@ -322,15 +324,15 @@ def test_12_the_books_are_audited_with_sessions_held() -> None:
         cache, lease = desk.cache, desk.sequence("idle").lease
         match fault:
             case 0:
-                cache.pool.give([lease.pages[-1]])
+                cache.pool.release([lease.pages[-1]])
             case 1:
-                cache.pool.take()
+                cache.pool.allocate()
             case 2:
-                lease.path[-1].holds += 1
+                lease.path[-1].ref_count += 1
             case 3:
                 lease.committed -= 4
             case _:
-                cache.host.pool.give([0])
+                cache.host_tier.pool.release([0])
         with pytest.raises(AssertionError):
             cache.audit()
 
@@ -350,7 +352,7 @@ def test_turns_are_the_same_however_often_they_are_retracted(streaming: bool, ah
             desk.generate(name, 7, str(round))
         for _ in range(4):
             desk.step()
-        desk.do(Cancel(desk.n(), "a", drop=bool(round % 2)))
+        desk.do(CancelTurn(desk.n(), "a", drop=bool(round % 2)))
         desk.run(ahead=ahead)
         for name in names:
             said = desk.said(name, str(round))
@@ -380,7 +382,7 @@ def test_a_refused_rewind_or_append_is_no_turn() -> None:
     desk = Desk()
     talking(desk, "s", words(6), 3)
     desk.run()
-    desk.refuse(Rewind(desk.n(), "s", 10))
-    desk.refuse(Append(desk.n(), "s", [1], after="turn"))
-    assert len(desk.heard(Refused)) == 2
+    desk.refuse(RewindSession(desk.n(), "s", 10))
+    desk.refuse(AppendIds(desk.n(), "s", [1], after="turn"))
+    assert len(desk.heard(CommandRefused)) == 2
     assert desk.append("s", [4]).length == 10

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
 from tests.support.engines import digest_engine
@@ -64,7 +64,7 @@ async def test_thirty_turns_are_the_same_in_every_mode(letters: Path, ahead: int
 async def test_random_lengths(letters: Path, bounds: dict[str, Any]) -> None:
     """8 to 64 in, 4 to 32 out: every session gets all its turns, each answered rightly."""
 
-    async def one(engine: Engine, number: int) -> None:
+    async def one(engine: EngineClient, number: int) -> None:
         source = random.Random(SEED + number)
         talk = await Talk.open(engine)
         for _ in range(TURNS):

@@ -15,15 +15,15 @@ vision variants                      nothing to test: text alone
 import pytest
 
 from continuo.engine.wire.messages import (
-    Append,
-    Attach,
-    Cancel,
+    AppendIds,
+    AttachSession,
+    CancelTurn,
+    CommandRefused,
     Generate,
-    Open,
-    Refused,
+    OpenSession,
     Sampling,
     TokenLogprobs,
-    Tokens,
+    TurnTokens,
 )
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
@@ -57,7 +57,7 @@ def test_four_chunks_equal_one_request(ahead: int) -> None:
 
 def test_opening_twice_fails() -> None:
     desk = regular()
-    refused = desk.refuse(Open(desk.n(), "s"))
+    refused = desk.refuse(OpenSession(desk.n(), "s"))
     assert (refused.field, "already open" in refused.message) == ("session_id", True)
 
 
@@ -68,9 +68,9 @@ def test_an_erased_turn_and_a_closed_session_are_gone(ahead: int) -> None:
     turn(desk, "b", words(5, seed=1), ahead)
     turn(desk, "c", [4], ahead, after="b", replace=True)
     assert desk.said("s", "c") == oracle([*words(9), *first, 4], 12)
-    assert desk.refuse(Append(desk.n(), "s", [1], after="b")).field == "after"
+    assert desk.refuse(AppendIds(desk.n(), "s", [1], after="b")).field == "after"
     desk.close("s")
-    assert desk.refuse(Append(desk.n(), "s", [1])).code == "unknown_session"
+    assert desk.refuse(AppendIds(desk.n(), "s", [1])).code == "unknown_session"
 
 
 @AHEAD
@@ -101,7 +101,7 @@ def test_log_probabilities_after_backtracking(ahead: int) -> None:
         sampling = Sampling(max_tokens=12, logprobs=3)
         desk.do(Generate(desk.n(), session, "back", sampling))
         desk.run(ahead=ahead)
-        told = [e for e in desk.heard(Tokens) if (e.session, e.turn) == (session, "back")]
+        told = [e for e in desk.heard(TurnTokens) if (e.session, e.turn) == (session, "back")]
         scored.append([each for e in told for each in e.logprobs or []])
     assert desk.said("s", "back") == desk.said("once", "back") == oracle([*log, 1, 2, 3], 12)
     assert desk.ended("s", "back").cached_tokens > 0 == desk.ended("once", "back").cached_tokens
@@ -119,7 +119,7 @@ def test_backtracking_with_an_abort(ahead: int, steps: int) -> None:
     desk.generate("s", 12, "aborted")
     for _ in range(steps):
         desk.step()
-    desk.do(Cancel(desk.n(), "s", "aborted"))
+    desk.do(CancelTurn(desk.n(), "s", "aborted"))
     log = [*words(9), *first, 6, 6, *desk.said("s", "aborted")]
     assert list(desk.sequence("s").ids) == log
     assert turn(desk, "on", [3], ahead) == oracle([*log, 3], 12)
@@ -190,7 +190,7 @@ def test_a_fork_has_the_turns_that_finished_in_it() -> None:
     desk.append("whole", [1], after="b")
     assert list(desk.sequence("whole").ids) == [*second, 1]
     desk.fork("s", "cut", len(second) - 3)
-    assert desk.refuse(Append(desk.n(), "cut", [1], after="b")).field == "after"
+    assert desk.refuse(AppendIds(desk.n(), "cut", [1], after="b")).field == "after"
     assert drop(desk, "cut", [3]) == [*first, 7, 7, 3]
     desk.append("cut", [6], after="a", replace=True)
     assert list(desk.sequence("cut").ids) == [6]
@@ -217,7 +217,7 @@ def test_a_queued_turn_whose_name_has_been_taken_is_refused_in_its_turn() -> Non
     again = Generate(desk.n(), "s", "a", Sampling(max_tokens=2))
     assert desk.tell(again) is None
     desk.run()
-    (refused,) = desk.heard(Refused)
+    (refused,) = desk.heard(CommandRefused)
     assert (refused.n, refused.field) == (again.n, "turn")
     assert desk.said("s", "a") == oracle([1], 2)
 
@@ -226,5 +226,5 @@ def test_a_turn_whose_front_never_heard_of_it_may_be_asked_for_again() -> None:
     """Its link was lost before the answer came: it says what it knows, and asks once more."""
     desk = regular()
     first = turn(desk, "a", [1, 2], 0)
-    desk.do(Attach(desk.n(), Open(desk.n(), "s", streaming=False), [1, 2]))
+    desk.do(AttachSession(desk.n(), OpenSession(desk.n(), "s", streaming=False), [1, 2]))
     assert turn(desk, "a", [], 0) == first + first

@@ -5,7 +5,7 @@ from array import array
 
 import pytest
 
-from continuo.engine.core.cache.radix_tree import Node, RadixTree
+from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
 from tests.support.desk import Desk
 from tests.support.digest_runner import oracle
 from tests.support.talks import words
@@ -18,11 +18,13 @@ class CountedTree(RadixTree):
     walks = 0
     """How often it was walked, to find something or to put something in."""
 
-    def match(self, scope: str, ids: "array[int]", limit: int) -> list[Node]:
+    def match(self, scope: str, ids: "array[int]", limit: int) -> list[RadixNode]:
         self.walks += 1
         return super().match(scope, ids, limit)
 
-    def insert(self, scope: str, parent: Node | None, key: bytes, page: int) -> tuple[Node, bool]:
+    def insert(
+        self, scope: str, parent: RadixNode | None, key: bytes, page: int
+    ) -> tuple[RadixNode, bool]:
         self.walks += 1
         return super().insert(scope, parent, key, page)
 

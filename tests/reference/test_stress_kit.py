@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from continuo.engine.client.engine_client import Engine
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.messages import Sampling, TokenLogprobs
@@ -132,7 +132,7 @@ async def test_logprobs_equal_one_shot(letters: Path, variant: str) -> None:
     re-sends everything."""
     sampling = Sampling(max_tokens=16, logprobs=2)
 
-    async def one(engine: Engine, number: int) -> None:
+    async def one(engine: EngineClient, number: int) -> None:
         session, log = await engine.open(cache_scope="session"), list[int]()
         for turn in range(5):
             log += words(7 + number, seed=turn)

@@ -27,18 +27,18 @@ import pytest
 
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.wire.messages import (
-    Append,
-    Cancel,
-    Close,
-    Done,
-    Expired,
-    Fork,
+    AppendIds,
+    CancelTurn,
+    CloseSession,
+    CommandDone,
+    CommandRefused,
+    ForkSession,
     Generate,
     LoopCommand,
-    Open,
-    Refused,
-    Rewind,
+    OpenSession,
+    RewindSession,
     Sampling,
+    SessionExpired,
     TurnEnded,
 )
 from tests.support.desk import Desk
@@ -71,12 +71,12 @@ def test_a_refused_turn_keeps_pages_and_log(page_size: int) -> None:
     sequence = desk.sequence("s")
     before = (list(sequence.ids), list(sequence.lease.pages), sequence.committed)
     for command in (
-        Append(desk.n(), "s", words(30)),
-        Append(desk.n(), "s", [1], offset=3),
-        Append(desk.n(), "s", [1], drop_previous_output=True),
-        Append(desk.n(), "s", [1], replace=True),
-        Rewind(desk.n(), "s", 26),
-        Fork(desk.n(), "s", "child", 26),
+        AppendIds(desk.n(), "s", words(30)),
+        AppendIds(desk.n(), "s", [1], offset=3),
+        AppendIds(desk.n(), "s", [1], drop_previous_output=True),
+        AppendIds(desk.n(), "s", [1], replace=True),
+        RewindSession(desk.n(), "s", 26),
+        ForkSession(desk.n(), "s", "child", 26),
     ):
         desk.refuse(command)
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == before
@@ -89,11 +89,11 @@ def test_an_aborted_first_turn_leaves_nothing(page_size: int, ahead: int) -> Non
     desk = started("s", prompt, 30, page_size=page_size, batched_tokens=8)
     for _ in range(4):
         desk.step()
-    desk.do(Cancel(desk.n(), "s", drop=True))
+    desk.do(CancelTurn(desk.n(), "s", drop=True))
     assert desk.rewind("s", 0).length == 0
     sequence = desk.sequence("s")
     assert (list(sequence.ids), list(sequence.lease.pages), sequence.committed) == ([], [], 0)
-    assert desk.cache.leased == 0
+    assert desk.cache.leased_pages == 0
     desk.append("s", prompt[:9])
     desk.generate("s", 3, "next")
     desk.run(ahead=ahead)
@@ -112,7 +112,7 @@ def test_an_aborted_later_turn_keeps_what_was_before(page_size: int, ahead: int)
     desk.generate("s", 100, "second")
     for _ in range(5):
         desk.step()
-    desk.do(Cancel(desk.n(), "s", drop=True))
+    desk.do(CancelTurn(desk.n(), "s", drop=True))
     log += words(13, seed=1)
     assert list(desk.sequence("s").ids) == log
     assert desk.sequence("s").committed == len(log) == 65
@@ -133,14 +133,14 @@ def test_trim_overshoot(page_size: int) -> None:
     """KV of 26 + 18 tokens was reserved and written; 38 of them are believed; the tail goes."""
     cache = SessionAwareCache(64, page_size)
     lease = cache.open()
-    assert cache.grow(lease, 26)
+    assert cache.reserve(lease, 26)
     cache.commit(lease, 26)
-    assert cache.grow(lease, 18)
+    assert cache.reserve(lease, 18)
     assert len(lease.pages) == pages_for(44, page_size)
     cache.commit(lease, 18, 12)
     assert (lease.committed, lease.reserved) == (38, 0)
     assert len(lease.pages) == pages_for(38, page_size)
-    assert cache.pool.free == 64 - len(lease.pages)
+    assert cache.pool.free_count == 64 - len(lease.pages)
     cache.audit()
 
 
@@ -209,7 +209,7 @@ def test_abort_mid_turn_then_continue(ahead: int) -> None:
         desk.generate("s", 50, f"aborted {time}")
         for _ in range(4):
             desk.step()
-        desk.do(Cancel(desk.n(), "s", f"aborted {time}", drop=False))
+        desk.do(CancelTurn(desk.n(), "s", f"aborted {time}", drop=False))
         log += [time, 8, *desk.said("s", f"aborted {time}")]
         desk.append("s", [9])
         desk.generate("s", 3, f"next {time}")
@@ -223,15 +223,15 @@ def test_abort_mid_turn_then_continue(ahead: int) -> None:
 
 
 REJECTED: dict[str, Callable[[int], LoopCommand]] = {
-    "too long": lambda n: Append(n, "s", words(500)),
-    "no such id": lambda n: Append(n, "s", [97]),
-    "offset": lambda n: Append(n, "s", [1], offset=1),
-    "replace": lambda n: Append(n, "s", [1], replace=True),
-    "drop_previous_output": lambda n: Append(n, "s", [1], drop_previous_output=True),
-    "rewind too far": lambda n: Rewind(n, "s", 500),
-    "fork too far": lambda n: Fork(n, "s", "child", 500),
-    "fork onto itself": lambda n: Fork(n, "s", "s"),
-    "open again": lambda n: Open(n, "s"),
+    "too long": lambda n: AppendIds(n, "s", words(500)),
+    "no such id": lambda n: AppendIds(n, "s", [97]),
+    "offset": lambda n: AppendIds(n, "s", [1], offset=1),
+    "replace": lambda n: AppendIds(n, "s", [1], replace=True),
+    "drop_previous_output": lambda n: AppendIds(n, "s", [1], drop_previous_output=True),
+    "rewind too far": lambda n: RewindSession(n, "s", 500),
+    "fork too far": lambda n: ForkSession(n, "s", "child", 500),
+    "fork onto itself": lambda n: ForkSession(n, "s", "s"),
+    "open again": lambda n: OpenSession(n, "s"),
     "no room": lambda n: Generate(n, "full", "t", Sampling()),
 }
 
@@ -246,14 +246,14 @@ def test_rejected_requests_do_not_refresh_the_idle_clock(rejected: str) -> None:
     desk.pass_time(6.0)
     desk.refuse(REJECTED[rejected](desk.n()))
     desk.pass_time(6.0)
-    assert {event.session for event in desk.heard(Expired)} == {"s", "full"}
+    assert {event.session for event in desk.heard(SessionExpired)} == {"s", "full"}
 
 
 ACCEPTED: dict[str, Callable[[int], LoopCommand]] = {
-    "append": lambda n: Append(n, "s", [1]),
-    "provisional": lambda n: Append(n, "s", [1], "provisional"),
-    "rewind": lambda n: Rewind(n, "s", 3),
-    "fork": lambda n: Fork(n, "s", "child", 3),
+    "append": lambda n: AppendIds(n, "s", [1]),
+    "provisional": lambda n: AppendIds(n, "s", [1], "provisional"),
+    "rewind": lambda n: RewindSession(n, "s", 3),
+    "fork": lambda n: ForkSession(n, "s", "child", 3),
     "generate": lambda n: Generate(n, "s", "t", Sampling(max_tokens=1)),
 }
 
@@ -268,9 +268,9 @@ def test_accepted_ones_do(accepted: str) -> None:
     desk.do(ACCEPTED[accepted](desk.n()))
     desk.run()
     desk.pass_time(6.0)
-    assert not desk.heard(Expired)
+    assert not desk.heard(SessionExpired)
     desk.pass_time(5.0)
-    assert "s" in {event.session for event in desk.heard(Expired)}
+    assert "s" in {event.session for event in desk.heard(SessionExpired)}
 
 
 def test_the_reaper_skips_what_is_busy_and_reaps_after_its_end() -> None:
@@ -282,11 +282,15 @@ def test_the_reaper_skips_what_is_busy_and_reaps_after_its_end() -> None:
             desk.generate(name, 4)
     desk.step()
     desk.pass_time(6.0)
-    assert [event.session for event in desk.heard(Expired)] == ["empty"]
+    assert [event.session for event in desk.heard(SessionExpired)] == ["empty"]
     desk.run()
     desk.pass_time(6.0)
-    assert {event.session for event in desk.heard(Expired)} == {"regular", "streaming", "empty"}
-    assert desk.cache.leased == 0
+    assert {event.session for event in desk.heard(SessionExpired)} == {
+        "regular",
+        "streaming",
+        "empty",
+    }
+    assert desk.cache.leased_pages == 0
 
 
 def test_close_defers_to_what_is_in_flight() -> None:
@@ -294,14 +298,14 @@ def test_close_defers_to_what_is_in_flight() -> None:
     desk = started("s", words(8), 20)
     desk.step()
     desk.launch()
-    closing = Close(desk.n(), "s")
+    closing = CloseSession(desk.n(), "s")
     assert desk.tell(closing) is None
     assert desk.ended("s").reason == "cancelled"
-    assert desk.refuse(Append(desk.n(), "s", [1])).code == "unknown_session"
-    assert desk.cache.leased > 0
+    assert desk.refuse(AppendIds(desk.n(), "s", [1])).code == "unknown_session"
+    assert desk.cache.leased_pages > 0
     desk.collect()
-    assert Done(closing.n, 9) in desk.events
-    assert desk.cache.leased == 0
+    assert CommandDone(closing.n, 9) in desk.events
+    assert desk.cache.leased_pages == 0
 
 
 # ---- aborts of what waits, aborts twice ----------------------------------------------------
@@ -311,8 +315,8 @@ def test_abort_of_a_queued_turn() -> None:
     desk = started("s", words(8), 6)
     waiting = Generate(desk.n(), "s", "queued", Sampling(max_tokens=4))
     assert desk.tell(waiting) is None
-    desk.do(Cancel(desk.n(), "s", "queued"))
-    assert [(e.n, e.code) for e in desk.heard(Refused)] == [(waiting.n, "cancelled")]
+    desk.do(CancelTurn(desk.n(), "s", "queued"))
+    assert [(e.n, e.code) for e in desk.heard(CommandRefused)] == [(waiting.n, "cancelled")]
     desk.run()
     assert desk.said("s") == oracle(words(8), 6)
     assert [end.turn for end in desk.heard(TurnEnded)] == ["turn"]
@@ -323,14 +327,14 @@ def test_aborting_twice(ahead: int) -> None:
     desk = started("s", words(8), 20)
     desk.step()
     desk.launch()
-    lengths = [desk.do(Cancel(desk.n(), "s", "turn")).length for _ in range(3)]
+    lengths = [desk.do(CancelTurn(desk.n(), "s", "turn")).length for _ in range(3)]
     assert len(set(lengths)) == 1
     desk.collect()
-    assert desk.do(Cancel(desk.n(), "s", "turn")).length == lengths[0]
+    assert desk.do(CancelTurn(desk.n(), "s", "turn")).length == lengths[0]
     assert desk.ended("s").reason == "cancelled"
     log = words(8) + desk.said("s")
     desk.generate("s", 3, "next")
-    desk.do(Cancel(desk.n(), "s", "turn"))
+    desk.do(CancelTurn(desk.n(), "s", "turn"))
     desk.run(ahead=ahead)
     assert desk.said("s", "next") == oracle(log, 3), "a late abort does not hit the next turn"
 
@@ -376,5 +380,5 @@ def test_backtracking_five_times_leaks_nothing(page_size: int, ahead: int) -> No
         log += desk.said("s", str(turn))
         assert len(desk.sequence("s").lease.pages) == pages_for(len(log) - 1, page_size)
     desk.close("s", keep_prefix=False)
-    assert desk.cache.leased == 0
-    assert desk.cache.tree.unheld == desk.cache.tree.size
+    assert desk.cache.leased_pages == 0
+    assert desk.cache.tree.unreferenced == desk.cache.tree.size

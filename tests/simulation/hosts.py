@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from continuo.engine import Engine
+from continuo.engine import EngineClient
 from continuo.engine.batch import Geometry
-from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.loop import Flight, Loop
+from continuo.engine.core.loop import EngineLoop, InFlightStep
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sessions import Sessions
-from continuo.engine.server.clients import Fronts
+from continuo.engine.server.clients import Clients
 from continuo.engine.server.listener import listen
-from continuo.engine.text import StopWatch, Text
+from continuo.engine.text import ModelText, StopStringMatcher
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server.process.web_server import PING_S
 from continuo.realtime.transport import Connection, SocketClosed
@@ -31,7 +31,11 @@ from tests.simulation.virtual import Process, VirtualLoop
 from tests.support.digest_runner import DigestRunner, ready
 
 LIMITS = Limits(
-    resume_window_s=90.0, detach_grace_s=2.0, ask_s_max=8.0, close_s_max=2.0, session_s_max=900.0
+    resume_window_s=90.0,
+    detach_grace_s=2.0,
+    command_timeout_s=8.0,
+    close_timeout_s=2.0,
+    connection_lifetime_s=900.0,
 )
 CONFIG = EngineConfig(detach_grace_s=3.0, detach_keep_s=20.0)
 
@@ -41,7 +45,7 @@ class Host(NamedTuple):
 
     loop: VirtualLoop
     folder: str
-    text: Text
+    text: ModelText
     step_s: float
     ahead: int
     pages: int
@@ -63,14 +67,14 @@ class _Here:
         pass
 
 
-class TimedLoop(Loop[Any]):
+class TimedLoop(EngineLoop[Any]):
     """A step takes its time, while commands come in."""
 
     step_s = 0.0
 
-    async def _answer(self, flight: Flight) -> Any:
+    async def _await_result(self, step: InFlightStep) -> Any:
         await asyncio.sleep(self.step_s)
-        return await super()._answer(flight)
+        return await super()._await_result(step)
 
 
 class EngineHost:
@@ -83,7 +87,7 @@ class EngineHost:
         scheduler = Scheduler(self.cache, geometry.batched_tokens, 4)
         self._loop = TimedLoop(self.runner, self.cache, scheduler, counters, audit_every_step=True)
         self._loop.step_s = host.step_s
-        self._loop._device = _Here()  # type: ignore[assignment]  # has what the loop uses
+        self._loop._device_executor = _Here()  # type: ignore[assignment]  # has what the loop uses
 
         def clock() -> float:
             return host.loop.now + 1000.0
@@ -93,26 +97,28 @@ class EngineHost:
             scheduler,
             geometry,
             counters,
-            watch=lambda stops: StopWatch(stops, host.text.detokenizer()),
-            grammars=host.text.grammars(geometry.vocab_size, self._loop.wake),
+            make_stop_watch=lambda stops: StopStringMatcher(stops, host.text.create_detokenizer()),
+            grammars=host.text.create_grammar_compiler(geometry.vocab_size, self._loop.wake),
             emit=self._loop.emit,
             clock=clock,
         )
-        self.fronts = Fronts(self._loop.tell, self.sessions.load, CONFIG, clock, host.folder)
+        self.fronts = Clients(
+            self._loop.enqueue, self.sessions.measure_load, CONFIG, clock, host.folder
+        )
         self._ready = ready(geometry, host.folder, f"{name}-{life}")
         self.running = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        await listen(Listening(fd=socket.socket().detach()), self.fronts, self._ready)
+        await listen(ListenerConfig(fd=socket.socket().detach()), self.fronts, self._ready)
         await self._loop.run(self.sessions, self.fronts.send_all)
 
     def check_empty(self) -> None:
         """Nothing of a session is left in it."""
         self.cache.audit()
         pool, tree = self.cache.pool, self.cache.tree
-        load = self.sessions.load()
+        load = self.sessions.measure_load()
         assert load.sessions == 0, f"{self.name} has {load.sessions} sessions left"
-        assert pool.free + tree.size == pool.total, "pages are left over"
+        assert pool.free_count + tree.size == pool.total, "pages are left over"
 
 
 class GatewayHost:
@@ -127,27 +133,27 @@ class GatewayHost:
         self.running = self.process.run(self._run(), name)
 
     async def _run(self) -> None:
-        engine = Engine()
+        engine = EngineClient()
         for name in self._engines:
-            engine.add(name, 1)
-        await engine.when_ready()
+            engine.add_engine(name, 1)
+        await engine.wait_until_ready()
         template = engine.text.template
         assert template is not None
-        registry = Registry(engine, template, Settings(), LIMITS, self._store, b"s" * 32)
-        engine.on_superseded = registry.superseded
+        registry = Registry(engine, template, GenerationSettings(), LIMITS, self._store, b"s" * 32)
+        engine.on_superseded = registry.on_superseded
         async with registry.running():
             self.registry = registry
             await self.stopping.wait()
             self.registry = None
         await engine.stop()
 
-    def accept(self, end: End, wish: Fork | Return | None) -> None:
+    def accept(self, end: End, wish: ForkRequest | ResumeRequest | None) -> None:
         """A client is there. Within the process."""
         if self.registry is None:
-            end.close((CloseCode.TRY_LATER, "not ready"))
+            end.close((CloseCode.TRY_AGAIN_LATER, "not ready"))
             return
         wire = Wire(end)
-        connection = Connection(wire, self.registry, LIMITS, "demo", Guest(), wish)
+        connection = Connection(wire, self.registry, LIMITS, "demo", Credentials(), wish)
         self.process.run(connection.run(), "connection")
 
 
@@ -186,13 +192,13 @@ class Wire:
             self._end.send(frame.decode())
         return self._end.open
 
-    async def there(self, wait_s: float) -> bool:
+    async def ping(self, timeout_s: float) -> bool:
         self._asked = asyncio.get_running_loop().create_future()
         if not self._end.open:
             return False
         self._end.ping(lambda: self._answer(True))
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout(timeout_s):
                 return await self._asked
         except TimeoutError:
             return False

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.registry.access import Return
+from continuo.realtime.registry.access import ResumeRequest
 from tests.simulation.network import End
 from tests.simulation.replica import Fact
 from tests.simulation.storage import Storage
@@ -208,7 +208,7 @@ class Person:
 
     async def _come(self) -> None:
         await asyncio.sleep(self.chance.uniform(0.0, 0.3))
-        wish = Return(self.session, self.last) if self.session else None
+        wish = ResumeRequest(self.session, self.last) if self.session else None
         end = self._dial(self.chance, wish)
         if end is None:
             await asyncio.sleep(self.chance.uniform(0.1, 0.5))
@@ -226,7 +226,7 @@ class Person:
         if why is None:
             return
         code, reason = why
-        if code == CloseCode.REPLACED and self._sent_away < self._hands_lost:
+        if code == CloseCode.SUPERSEDED and self._sent_away < self._hands_lost:
             self._sent_away += 1
             return
         if code not in (1001, 1011, 1012, 1013) and not self.ended:

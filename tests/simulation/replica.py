@@ -5,7 +5,7 @@ import json
 import sqlite3
 from collections import Counter
 
-from continuo.realtime.persistence.session_codec import first_of
+from continuo.realtime.persistence.session_codec import first_item_id
 from continuo.realtime.store.codec import unpack_entry
 from continuo.realtime.store.sqlite.file import connect
 
@@ -40,7 +40,7 @@ def facts(db: sqlite3.Connection) -> dict[Fact, str]:
     found = {("owner", id): owner for id, owner in db.execute("SELECT id, owner FROM sessions")}
     for (id,) in db.execute("SELECT id FROM answers"):
         found["answer", id] = found["making", id] = ""
-        found["item", first_of(id)] = (
+        found["item", first_item_id(id)] = (
             "(not yet)"  # if it was deleted in what is lost, it comes back
         )
     for (result,) in db.execute("SELECT result FROM once"):
@@ -51,5 +51,5 @@ def facts(db: sqlite3.Connection) -> dict[Fact, str]:
             found["answer", body["answer"]] = ""
         for item in body.get("items", ()):
             words = "".join(part["text"] for part in item["parts"])
-            found["item", item["id"] or first_of(body["answer"])] = words
+            found["item", item["id"] or first_item_id(body["answer"])] = words
     return found

@@ -6,7 +6,7 @@ from contextvars import Context
 from random import Random
 from typing import Any, TypeVar
 
-from continuo.realtime.store import StoreLost, StoreUnavailable, keys
+from continuo.realtime.store import StoreReplaced, StoreUnavailable, keys
 from continuo.realtime.store.sqlite.file import connect, transaction
 from continuo.realtime.store.sqlite.store import SqliteStore
 from continuo.realtime.store.sqlite.tables import Tables
@@ -57,7 +57,7 @@ class Storage:
             self._db.execute("SAVEPOINT call")
             try:
                 return act(*args)
-            except StoreLost:
+            except StoreReplaced:
                 raise
             except Exception:
                 self._db.execute("ROLLBACK TO call")

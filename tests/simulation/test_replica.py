@@ -3,21 +3,21 @@
 from collections import Counter
 
 from continuo.realtime.conversation.tokenization import Span
-from continuo.realtime.persistence.session_codec import entry_of, first_of
-from continuo.realtime.protocol.items import MessageItem, Part
-from continuo.realtime.store import Begun, Change, NewSession, Once
+from continuo.realtime.persistence.session_codec import encode_entry, first_item_id
+from continuo.realtime.protocol.items import ContentPart, MessageItem
+from continuo.realtime.store import IdempotentRequest, NewSession, ResponseCheckpoint, WriteBatch
 from continuo.realtime.store.sqlite.file import connect
 from continuo.realtime.store.sqlite.tables import Tables
 from tests.simulation.replica import Replica, facts
 
 
-def said(name: str, text: str) -> Change:
-    item = MessageItem(id=name, role="user", parts=(Part("input_text", text),))
-    return Change(at=0, entries=(entry_of(Span((item,), (1, 2, 3))),))
+def said(name: str, text: str) -> WriteBatch:
+    item = MessageItem(id=name, role="user", parts=(ContentPart("input_text", text),))
+    return WriteBatch(kept_entries=0, entries=(encode_entry(Span((item,), (1, 2, 3))),))
 
 
 def new(name: str) -> NewSession:
-    return NewSession(id=name, owner="gate-1", tenant="", hold_s=60)
+    return NewSession(id=name, owner="gate-1", tenant="", ttl_s=60)
 
 
 def test_what_a_fail_over_takes_away_or_brings_back_is_known() -> None:
@@ -26,17 +26,23 @@ def test_what_a_fail_over_takes_away_or_brings_back_is_known() -> None:
     lease = tables.create(new("sess_1"))
     tables.write(tables.create(new("sess_2")), said("item_9", "kept"))
     tables.write(lease, said("item_1", "hello"))
-    tables.write(lease, Change(begins=(Begun(id="resp_1", seed=1, prompt=3),)))
+    tables.write(
+        lease, WriteBatch(started_responses=(ResponseCheckpoint(id="resp_1", seed=1, prompt=3),))
+    )
     replica.catch_up()
     before = facts(store)
-    once = Once("event_1", b"", b"resp_2")
-    begun = (Begun(id="resp_2", seed=1, prompt=3),)
-    tables.write(lease, Change(ends=("resp_1",), begins=begun, once=once))
+    once = IdempotentRequest("event_1", b"", b"resp_2")
+    begun = (ResponseCheckpoint(id="resp_2", seed=1, prompt=3),)
+    tables.write(
+        lease, WriteBatch(ended_responses=("resp_1",), started_responses=begun, request=once)
+    )
     tables.write(lease, said("item_1", "hel"))
     lease = tables.claim("sess_1", "gate-2", 60, None, None)
     assert replica.take_over()
     answers = [(kind, name) for kind in ("answer", "making") for name in ("resp_1", "resp_2")]
-    items = [("item", name) for name in ("item_1", first_of("resp_1"), first_of("resp_2"))]
+    items = [
+        ("item", name) for name in ("item_1", first_item_id("resp_1"), first_item_id("resp_2"))
+    ]
     assert replica.lost == Counter([*items, ("owner", "sess_1"), *answers])
     assert facts(store) == before, "it goes on with what the replica had"
     tables.create(new("sess_3"))

@@ -142,7 +142,7 @@ def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
             gc.enable()
 
 
-_made_text: Callable[[dict[str, bytes], int], Any] = engine_client._text_of  # pyright: ignore[reportPrivateUsage]
+_made_text: Callable[[dict[str, bytes], int], Any] = engine_client._load_text  # pyright: ignore[reportPrivateUsage]
 
 
 def _text_of(files: dict[str, bytes], tokens_max: int) -> Any:

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from continuo.engine.text import Text
-from continuo.realtime.persistence.session_codec import entry_of, pieces_of
-from continuo.realtime.registry.access import Fork, Return
+from continuo.engine.text import ModelText
+from continuo.realtime.persistence.session_codec import encode_entry, to_entries
+from continuo.realtime.registry.access import ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
 from tests.simulation.hosts import LIMITS, EngineHost, GatewayHost, Host
@@ -58,8 +58,8 @@ class Complaints(logging.Handler):
 
 
 @lru_cache
-def _text(folder: str) -> Text:
-    return Text(folder)
+def _text(folder: str) -> ModelText:
+    return ModelText(folder)
 
 
 class World:
@@ -108,7 +108,7 @@ class World:
         return GatewayHost(self.host, name, self._lives, Handle(self.storage), list(self.engines))
 
     def _dialler(self, process: Process) -> Any:
-        def dial(chance: Random, wish: Return | Fork | None) -> End | None:
+        def dial(chance: Random, wish: ResumeRequest | ForkRequest | None) -> End | None:
             gateway = self.gateways[chance.choice(sorted(self.gateways))]
             if gateway.process.dead or gateway.name in self.network.unreachable:
                 return None
@@ -328,7 +328,7 @@ def found(world: World, person: Person) -> Session:
 def check(world: World, person: Person) -> None:
     session = found(world, person)
     conversation = session.conversation
-    assert not conversation.has_open, "nothing is being made"
+    assert not conversation.has_open_response, "nothing is being made"
     items = {item.id: item for item in conversation.items()}
     assert list(items) == person.order, f"{list(items)} is told as {person.order}"
     assert items.keys() == person.items.keys(), f"{items.keys() ^ person.items.keys()}"
@@ -341,12 +341,12 @@ def check(world: World, person: Person) -> None:
     snapshot = world.storage.do(world.storage.tables.load, person.session)
     assert snapshot is not None, "the store has it"
     assert snapshot.card.fence == session.fence, "who has it owns it"
-    assert snapshot.log == tuple(entry_of(piece) for piece in pieces_of(conversation, ()))
+    assert snapshot.log == tuple(encode_entry(piece) for piece in to_entries(conversation, ()))
     assert snapshot.answers == (), "nothing is being made there either"
-    answers = [span for span in conversation.spans if span.sampled is not None]
-    assert len({span.answer for span in answers}) == len(answers)
-    assert {span.answer for span in answers} <= set(person.asks.values())
-    if not person.edited and not conversation.dropped:
+    answers = [span for span in conversation.spans if span.sampled_ids is not None]
+    assert len({span.response_id for span in answers}) == len(answers)
+    assert {span.response_id for span in answers} <= set(person.asks.values())
+    if not person.edited and not conversation.out_of_window:
         for span in answers:
             _check_answer(person, conversation, span)
     else:
@@ -429,7 +429,7 @@ async def over(world: World) -> None:
     for gateway in world.gateways.values():
         registry = gateway.registry
         assert registry is not None, f"{gateway.name} never came up: {gateway.running}"
-        assert registry.of("") == [], "a gateway keeps what is over"
+        assert registry.list_sessions("") == [], "a gateway keeps what is over"
         gateway.process.context.run(gateway.stopping.set)
     async with asyncio.timeout(HEALED_S):
         await asyncio.gather(*(gateway.running for gateway in world.gateways.values()))

@@ -7,10 +7,10 @@ import secrets
 import signal
 from collections.abc import Callable
 
-from continuo.engine.batch import Batch, Geometry, Sampled
+from continuo.engine.batch import Batch, BatchResult, Geometry
 from continuo.engine.config import EngineConfig
 from continuo.engine.server import process
-from continuo.engine.wire.messages import Ready
+from continuo.engine.wire.messages import EngineReady
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 DEADLY = {int(id) for id in os.environ["DEADLY_IDS"].split(",")}
@@ -22,12 +22,12 @@ GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY + 200, 64, AHEAD, 0)
 class Deadly(DigestRunner):
     lost = False
 
-    def works(self) -> bool:
+    def is_usable(self) -> bool:
         return not self.lost
 
-    def launch(self, batch: Batch) -> Sampled:
+    def launch(self, batch: Batch) -> BatchResult:
         for row in batch.rows:
-            if DEADLY.intersection(row.ids if row.feed < 0 else [self.drawn[row.feed]]):
+            if DEADLY.intersection(row.ids if row.feed_row < 0 else [self.drawn[row.feed_row]]):
                 self.lost = True
         if self.lost and WAY == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -36,7 +36,9 @@ class Deadly(DigestRunner):
         return super().launch(batch)
 
 
-def _build(config: EngineConfig, progress: Callable[[str, float], None]) -> tuple[Deadly, Ready]:
+def _build(
+    config: EngineConfig, progress: Callable[[str, float], None]
+) -> tuple[Deadly, EngineReady]:
     runner = Deadly(GEOMETRY, step_s=0.001)
     return runner, ready(GEOMETRY, config.model, secrets.token_hex(8))
 

@@ -7,29 +7,29 @@ a clock: `now` stands still until a test moves it.
 from collections import deque
 from typing import Any, TypeVar
 
-from continuo.engine.batch import Geometry, Sampled
+from continuo.engine.batch import BatchResult, Geometry
 from continuo.engine.core.cache import SessionAwareCache
 from continuo.engine.core.counters import Counters
-from continuo.engine.core.loop import Loop, Order
+from continuo.engine.core.loop import EngineLoop, PreparedStep
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.sessions import Sessions
-from continuo.engine.text import Grammars, StopWatch
+from continuo.engine.text import GrammarCompiler, StopStringMatcher
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.wire.messages import (
-    AnyEvent,
-    Append,
-    Close,
-    Done,
-    Fork,
+    AppendIds,
+    CloseSession,
+    CommandDone,
+    CommandRefused,
+    EngineEvent,
+    ForkSession,
     Generate,
     LoopCommand,
-    Open,
-    Refused,
-    Rewind,
+    OpenSession,
+    RewindSession,
     Sampling,
-    Tokens,
     TurnEnded,
+    TurnTokens,
 )
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 from tests.support.engines import tiny_tokenizer
@@ -58,9 +58,9 @@ class Desk:
         self.scheduler = scheduler(self.cache, batched_tokens, rows)
         self.counters = Counters()
         self.now = 1000.0
-        self.events: list[AnyEvent] = []
-        self._loop = Loop(self.runner, self.cache, self.scheduler, self.counters)
-        self._flying: deque[tuple[Order, Sampled | Exception]] = deque()
+        self.events: list[EngineEvent] = []
+        self._loop = EngineLoop(self.runner, self.cache, self.scheduler, self.counters)
+        self._flying: deque[tuple[PreparedStep, BatchResult | Exception]] = deque()
         self._pages: deque[list[bytes]] = deque()
         """Of the rows in flight, which nobody may change."""
         self._n = 0
@@ -69,8 +69,8 @@ class Desk:
             self.scheduler,
             geometry,
             self.counters,
-            watch=_no_stops,
-            grammars=Grammars(Tokenizer(tiny_tokenizer()), VOCABULARY, (), self._loop.wake),
+            make_stop_watch=_no_stops,
+            grammars=GrammarCompiler(Tokenizer(tiny_tokenizer()), VOCABULARY, (), self._loop.wake),
             emit=self._loop.emit,
             clock=lambda: self.now,
         )
@@ -86,41 +86,41 @@ class Desk:
         capacity: int | None = None,
         scope: str = "",
     ) -> Sequence:
-        self.do(Open(self.n(), session, streaming, timeout_s, capacity, scope))
+        self.do(OpenSession(self.n(), session, streaming, timeout_s, capacity, scope))
         return self.sequence(session)
 
-    def append(self, session: str, ids: list[int], **options: Any) -> Done:
-        return self.do(Append(self.n(), session, ids, **options))
+    def append(self, session: str, ids: list[int], **options: Any) -> CommandDone:
+        return self.do(AppendIds(self.n(), session, ids, **options))
 
-    def generate(self, session: str, count: int, turn: str = "turn") -> Done:
+    def generate(self, session: str, count: int, turn: str = "turn") -> CommandDone:
         return self.do(Generate(self.n(), session, turn, Sampling(max_tokens=count)))
 
-    def rewind(self, session: str, to: int) -> Done:
-        return self.do(Rewind(self.n(), session, to))
+    def rewind(self, session: str, to: int) -> CommandDone:
+        return self.do(RewindSession(self.n(), session, to))
 
-    def fork(self, session: str, child: str, at: int | None = None) -> Done:
-        return self.do(Fork(self.n(), session, child, at))
+    def fork(self, session: str, child: str, at: int | None = None) -> CommandDone:
+        return self.do(ForkSession(self.n(), session, child, at))
 
-    def close(self, session: str, *, keep_prefix: bool = True) -> Done:
-        return self.do(Close(self.n(), session, keep_prefix))
+    def close(self, session: str, *, keep_prefix: bool = True) -> CommandDone:
+        return self.do(CloseSession(self.n(), session, keep_prefix))
 
-    def do(self, command: LoopCommand) -> Done:
+    def do(self, command: LoopCommand) -> CommandDone:
         """A command that takes effect at once."""
         answer = self.tell(command)
-        assert isinstance(answer, Done), answer
+        assert isinstance(answer, CommandDone), answer
         return answer
 
-    def refuse(self, command: LoopCommand) -> Refused:
+    def refuse(self, command: LoopCommand) -> CommandRefused:
         answer = self.tell(command)
-        assert isinstance(answer, Refused), answer
+        assert isinstance(answer, CommandRefused), answer
         return answer
 
-    def tell(self, command: LoopCommand) -> Done | Refused | None:
+    def tell(self, command: LoopCommand) -> CommandDone | CommandRefused | None:
         """The command's answer; None: it waits."""
         before = len(self.events)
         self.sessions.apply(command)
         self._take_events()
-        answers = [e for e in self.events[before:] if isinstance(e, Done | Refused)]
+        answers = [e for e in self.events[before:] if isinstance(e, CommandDone | CommandRefused)]
         return next((e for e in answers if e.n == command.n), None)
 
     def n(self) -> int:
@@ -129,12 +129,12 @@ class Desk:
 
     # ---- steps ----------------------------------------------------------------------------
 
-    def launch(self) -> Order | None:
+    def launch(self) -> PreparedStep | None:
         """Plans a step and runs it on the device; its answer is not looked at yet."""
-        order = self._loop.order()
+        order = self._loop.prepare_step()
         if order is None:
             return None
-        answer: Sampled | Exception
+        answer: BatchResult | Exception
         try:
             answer = self.runner.launch(order.batch)
         except Exception as error:
@@ -155,13 +155,13 @@ class Desk:
             lost = [order, *(each for each, _ in self._flying)]
             self._flying.clear()
             self._pages.clear()
-            self._loop.lose(lost, answer, self.sessions)
+            self._loop.apply_failure(lost, answer, self.sessions)
         else:
-            self._loop.land(order, answer, self.sessions)
+            self._loop.apply_result(order, answer, self.sessions)
         self._take_events()
         self.cache.audit()
 
-    def step(self) -> Order | None:
+    def step(self) -> PreparedStep | None:
         order = self.launch()
         if order is not None:
             self.collect()
@@ -187,7 +187,7 @@ class Desk:
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self.sessions.expire()
+        self.sessions.expire_idle()
         self._take_events()
 
     # ---- what can be seen -----------------------------------------------------------------
@@ -197,7 +197,7 @@ class Desk:
 
     def said(self, session: str, turn: str = "turn") -> list[int]:
         """All ids of a turn."""
-        pieces = [e for e in self.heard(Tokens) if (e.session, e.turn) == (session, turn)]
+        pieces = [e for e in self.heard(TurnTokens) if (e.session, e.turn) == (session, turn)]
         return [id for piece in pieces for id in piece.ids]
 
     def ended(self, session: str, turn: str = "turn") -> TurnEnded:
@@ -209,11 +209,11 @@ class Desk:
         return any((e.session, e.turn) == (session, turn) for e in self.heard(TurnEnded))
 
     def sequence(self, session: str) -> Sequence:
-        return self.sessions._table[session]
+        return self.sessions._sequences[session]
 
     def _take_events(self) -> None:
         self.events += self._loop.take_events()
 
 
-def _no_stops(stops: tuple[str, ...]) -> StopWatch:
+def _no_stops(stops: tuple[str, ...]) -> StopStringMatcher:
     raise AssertionError("no stop strings here")

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from continuo.engine.batch import Geometry
 from continuo.engine.config import EngineConfig
 from continuo.engine.server import process
-from continuo.engine.wire.messages import Ready
+from continuo.engine.wire.messages import EngineReady
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 STEP_S = float(os.environ.get("DIGEST_STEP_S", "0.002"))
@@ -23,7 +23,7 @@ GEOMETRY = Geometry(2048, 4, 4000, VOCABULARY, 64, 0, 0)
 
 def _build(
     config: EngineConfig, progress: Callable[[str, float], None]
-) -> tuple[DigestRunner, Ready]:
+) -> tuple[DigestRunner, EngineReady]:
     runner = DigestRunner(GEOMETRY, step_s=STEP_S)
     return runner, ready(GEOMETRY, config.model, secrets.token_hex(8))
 

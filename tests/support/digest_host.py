@@ -7,5 +7,5 @@ from continuo.engine.client import engine_process
 from continuo.realtime.server.cli import main
 
 if __name__ == "__main__":
-    engine_process.MODULE = "tests.support.digest_boot"
+    engine_process.ENGINE_MODULE = "tests.support.digest_boot"
     sys.exit(main())

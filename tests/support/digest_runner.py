@@ -11,18 +11,18 @@ from typing import TypeVar
 
 from continuo.engine.batch import (
     Batch,
-    Drawn,
+    BatchResult,
+    BatchRow,
     Geometry,
     Logprobs,
-    Move,
-    Row,
+    PageMove,
+    RowResult,
     Runner,
-    Sample,
-    Sampled,
+    SampleParams,
 )
-from continuo.engine.fingerprint import fingerprint
-from continuo.engine.text import Matcher
-from continuo.engine.wire.messages import Ready
+from continuo.engine.fingerprint import compute_fingerprint
+from continuo.engine.text import GrammarMatcher
+from continuo.engine.wire.messages import EngineReady
 
 VOCABULARY = 97
 Digest = bytes
@@ -32,13 +32,13 @@ def extend(past: Digest, id: int) -> Digest:
     return hashlib.blake2b(past + id.to_bytes(4, "little"), digest_size=8).digest()
 
 
-def draw(past: Digest, sample: Sample) -> int:
+def draw(past: Digest, sample: SampleParams) -> int:
     """The first id from one that the whole past names that the mask allows; -1: it allows none."""
     salt = b"%.17g" % (sample.uniform if sample.temperature else 0.0)
     named = hashlib.blake2b(past + salt, digest_size=2).digest()[0] % VOCABULARY
     if sample.mask is None:
         return named
-    allowed = sample.mask.allowed()
+    allowed = sample.mask.compute_bitmask()
     order = ((named + n) % VOCABULARY for n in range(VOCABULARY))
     return next((id for id in order if allowed[id >> 3] >> (id & 7) & 1), -1)
 
@@ -47,7 +47,7 @@ def oracle(
     ids: Sequence[int],
     count: int,
     stop_ids: Sequence[int] = (),
-    matcher: Matcher | None = None,
+    matcher: GrammarMatcher | None = None,
 ) -> list[int]:
     """The greedy continuation of `ids`: what one fresh prefill would give."""
     past = b""
@@ -55,7 +55,7 @@ def oracle(
         past = extend(past, id)
     out: list[int] = []
     while len(out) < count and not (out and out[-1] in stop_ids):
-        out.append(draw(past, Sample(mask=matcher)))
+        out.append(draw(past, SampleParams(mask=matcher)))
         if matcher is not None:
             matcher.accept(out[-1])
         past = extend(past, out[-1])
@@ -65,7 +65,7 @@ def oracle(
 Page = TypeVar("Page")
 
 
-def carry_out(moves: Sequence[Move], device: list[list[Page]], host: list[list[Page]]) -> None:
+def carry_out(moves: Sequence[PageMove], device: list[list[Page]], host: list[list[Page]]) -> None:
     for kind, source, target in moves:
         match kind:
             case "copy":
@@ -82,9 +82,9 @@ def logprobs(past: Digest, id: int, count: int) -> Logprobs:
     return Logprobs(drawn, [((id + n) % VOCABULARY, drawn - n) for n in range(count)])
 
 
-def ready(geometry: Geometry, folder: str, incarnation: str) -> Ready:
+def ready(geometry: Geometry, folder: str, incarnation: str) -> EngineReady:
     """What an engine on this device says of itself."""
-    return Ready(
+    return EngineReady(
         folder=folder,
         model="test",
         architecture="Test",
@@ -96,11 +96,11 @@ def ready(geometry: Geometry, folder: str, incarnation: str) -> Ready:
         dtype="-",
         load_s=0.0,
         incarnation=incarnation,
-        digest=fingerprint(folder),
+        digest=compute_fingerprint(folder),
     )
 
 
-class DigestRunner(Runner[Sampled]):
+class DigestRunner(Runner[BatchResult]):
     """`fail_at` names step numbers that raise; `explosive` ids that make each step raise that
     reads them; `poison` ids whose logits are NaN; a step takes `step_s`. Where none runs ahead, two
     of three are left to others before their end."""
@@ -119,24 +119,24 @@ class DigestRunner(Runner[Sampled]):
         self.tokens_run = 0
         self.approached = 0
         self.abandoned = 0
-        self._rows: list[Row] = []
+        self._rows: list[BatchRow] = []
 
     @property
     def geometry(self) -> Geometry:
         return self._geometry
 
-    def launch(self, batch: Batch) -> Sampled:
+    def launch(self, batch: Batch) -> BatchResult:
         if batch.number in self.fail_at:
             raise RuntimeError("the device is on fire")
         carry_out(batch.moves, self.memory, self.host)
         before, self.drawn = self.drawn, []
         self._rows = batch.rows
-        answers: list[Drawn | None] = []
+        answers: list[RowResult | None] = []
         size = self._geometry.page_size
         for row in batch.rows:
             self.rows_run += 1
             self.tokens_run += row.count
-            ids = list(row.ids) if row.feed < 0 else [before[row.feed]]
+            ids = list(row.ids) if row.feed_row < 0 else [before[row.feed_row]]
             if self.explosive and self.explosive.intersection(ids):
                 raise RuntimeError("the device is on fire")
             place = row.start - 1
@@ -148,22 +148,22 @@ class DigestRunner(Runner[Sampled]):
             id = self.draw(past, row.sample) if row.sample is not None else -1
             self.drawn.append(id)
             answers.append(self._answer(id, row.sample, ids[-1], past))
-        return Sampled(answers, self.step_s)
+        return BatchResult(answers, self.step_s)
 
-    def draw(self, past: Digest, sample: Sample) -> int:
+    def draw(self, past: Digest, sample: SampleParams) -> int:
         return draw(past, sample)
 
-    def collect(self, ticket: Sampled) -> Sampled:
+    def collect(self, ticket: BatchResult) -> BatchResult:
         if self.step_s:
             time.sleep(self.step_s)
         return ticket
 
-    def approach(self, ticket: Sampled) -> bool:
+    def run_until_near_end(self, ticket: BatchResult) -> bool:
         del ticket
         self.approached += 1
         return self.approached % 3 > 0
 
-    def abandon(self, ticket: Sampled) -> None:
+    def discard(self, ticket: BatchResult) -> None:
         """It has written anything at all."""
         del ticket
         self.abandoned += 1
@@ -172,13 +172,15 @@ class DigestRunner(Runner[Sampled]):
             for position in range(row.start, row.start + row.count):
                 self.memory[row.pages[position // size]][position % size] = b"?"
 
-    def _answer(self, id: int, sample: Sample | None, last: int, past: Digest) -> Drawn | None:
+    def _answer(
+        self, id: int, sample: SampleParams | None, last: int, past: Digest
+    ) -> RowResult | None:
         if sample is None:
             return None
         if last in self.poison:
-            return Drawn(-1, failure="the logits are not finite")
+            return RowResult(-1, failure="the logits are not finite")
         if id < 0:
-            return Drawn(-1, failure="the grammar allows nothing")
+            return RowResult(-1, failure="the grammar allows nothing")
         if sample.logprobs < 0:
-            return Drawn(id)
-        return Drawn(id, logprobs(past, id, sample.logprobs))
+            return RowResult(id)
+        return RowResult(id, logprobs(past, id, sample.logprobs))

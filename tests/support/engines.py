@@ -14,16 +14,16 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import WordLevel
 
 from continuo.engine.batch import Geometry, Runner
-from continuo.engine.client.engine_client import Engine
-from continuo.engine.config import EngineConfig, Listening
+from continuo.engine.client.engine_client import EngineClient
+from continuo.engine.config import EngineConfig, ListenerConfig
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.loop import Loop
+from continuo.engine.core.loop import EngineLoop
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.server.assembly import assemble
 from continuo.engine.server.listener import listen
-from continuo.engine.text import Text
+from continuo.engine.text import ModelText
 from continuo.engine.wire.link import Link
-from continuo.engine.wire.messages import AnyCommand, AnyEvent, Ready, malformed
+from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineReady, refuse_malformed
 from tests.support.digest_runner import VOCABULARY, DigestRunner, ready
 
 
@@ -55,7 +55,7 @@ class Bench:
     """An engine whose loop runs in this process, and the parts of it a test may look at. `kill`
     ends it as a crash would; the front then launches another."""
 
-    engine: Engine
+    engine: EngineClient
     runner: Any
     cache: SessionAwareCache
     scheduler: Scheduler
@@ -67,9 +67,9 @@ class Bench:
         self._folder = str(folder)
         self._make = make
         self._rows = rows
-        self._text = Text(self._folder)
-        self._loop: Loop[Any] | None = None
-        self._link: Link[AnyEvent, AnyCommand] | None = None
+        self._text = ModelText(self._folder)
+        self._loop: EngineLoop[Any] | None = None
+        self._link: Link[EngineEvent, EngineCommand] | None = None
         self._running: asyncio.Task[None] | None = None
         self.launches = 0
         self.config = EngineConfig()
@@ -94,14 +94,14 @@ class Bench:
         digest = self._ready(self.runner.geometry).digest
         parts = assemble(self.runner, self._text, config, self._scheduling, digest)
         self.cache, self.scheduler, loop = parts.cache, parts.scheduler, parts.loop
-        fronts = self.fronts = parts.fronts
-        link: Link[AnyEvent, AnyCommand] = Link(
-            msgspec.msgpack.Decoder(list[AnyCommand]),
+        fronts = self.fronts = parts.clients
+        link: Link[EngineEvent, EngineCommand] = Link(
+            msgspec.msgpack.Decoder(list[EngineCommand]),
             lambda commands: fronts.receive(front, commands),
             lambda: None,
-            refusal=malformed,
+            make_refusal=refuse_malformed,
         )
-        front = fronts.join(link.send_now)
+        front = fronts.add(link.send_now)
         ours, theirs = socket.socketpair()
         await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
         link.send(self._ready(self.runner.geometry))
@@ -129,9 +129,9 @@ class Bench:
 
     def cut(self) -> None:
         """Every link to a front elsewhere."""
-        for front in list(self.fronts.all):
-            if front.hang_up is not None:
-                front.hang_up()
+        for front in list(self.fronts.connected):
+            if front.disconnect is not None:
+                front.disconnect()
 
     async def listen(
         self,
@@ -149,7 +149,7 @@ class Bench:
     async def _listen(self, listener: socket.socket) -> None:
         if self._server is not None:
             self._server.close()
-        listening = Listening(fd=listener.dup().detach(), **self._files)
+        listening = ListenerConfig(fd=listener.dup().detach(), **self._files)
         ready = self._ready(self.runner.geometry)
         self._server = await listen(listening, self.fronts, ready)
 
@@ -170,7 +170,7 @@ class Bench:
             self._loop.stop()
             await self._running
 
-    def _ready(self, geometry: Geometry) -> Ready:
+    def _ready(self, geometry: Geometry) -> EngineReady:
         return ready(geometry, self._folder, f"{id(self):x}-{self.launches}")
 
 
@@ -180,7 +180,7 @@ async def engine_on(
 ) -> AsyncIterator[Bench]:
     """An engine on the runner that `make` makes, at each launch a new one."""
     bench = Bench(folder, make, rows, scheduler)
-    bench.engine = Engine(bench.launch)
+    bench.engine = EngineClient(bench.launch)
     await bench.engine.connect()
     try:
         yield bench

@@ -5,7 +5,7 @@ engine's events, in their order, and copies whole logs; names of turns must not 
 
 from typing import NamedTuple
 
-from continuo.engine.wire.messages import Append
+from continuo.engine.wire.messages import AppendIds
 
 
 class Item(NamedTuple):
@@ -26,10 +26,10 @@ class PlainLog:
     def ids(self) -> list[int]:
         return _ids(self.items)
 
-    def refuses(self, append: Append) -> bool:
+    def refuses(self, append: AppendIds) -> bool:
         return append.after is not None and append.after not in self.finished
 
-    def append(self, append: Append) -> None:
+    def append(self, append: AppendIds) -> None:
         items = self.items
         if append.after is not None:
             items = self.finished[append.after]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from continuo.engine.client.engine_client import Engine, Turn
+from continuo.engine.client.engine_client import EngineClient, TurnStream
 from continuo.engine.wire.messages import Sampling, TurnEnded
 from tests.support.digest_runner import VOCABULARY, oracle
 
@@ -12,18 +12,18 @@ def words(length: int, seed: int = 0) -> list[int]:
     return [(seed * 31 + n * (seed % 7 + 1) + n // 5) % VOCABULARY for n in range(length)]
 
 
-async def read(turn: Turn) -> list[int]:
+async def read(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
 class Talk:
-    def __init__(self, engine: Engine, session: str) -> None:
+    def __init__(self, engine: EngineClient, session: str) -> None:
         self.engine = engine
         self.session = session
         self.log: list[int] = []
 
     @classmethod
-    async def open(cls, engine: Engine, *, streaming: bool = True) -> "Talk":
+    async def open(cls, engine: EngineClient, *, streaming: bool = True) -> "Talk":
         return cls(engine, await engine.open(streaming=streaming))
 
     async def say(
@@ -38,7 +38,7 @@ class Talk:
         self.log += ids
         assert await self.engine.append(self.session, ids) == len(self.log)
 
-    async def hear(self, turn: Turn, count: int) -> TurnEnded:
+    async def hear(self, turn: TurnStream, count: int) -> TurnEnded:
         said = await read(turn)
         assert said == oracle(self.log, count)
         assert turn.ended is not None
@@ -56,7 +56,7 @@ class Talk:
         async for piece in turn:
             said += piece.ids
             if len(said) == after:
-                await self.engine.cancel(self.session, turn.id, drop=drop)
+                await self.engine.cancel(self.session, turn.id, discard_output=drop)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
         assert said == oracle(self.log, len(said))
@@ -67,13 +67,13 @@ class Talk:
         await self.engine.close(self.session)
 
 
-async def complete(engine: Engine, ids: Sequence[int], count: int) -> None:
+async def complete(engine: EngineClient, ids: Sequence[int], count: int) -> None:
     """One turn without a session."""
     turn = await engine.complete(ids, Sampling(max_tokens=count))
     assert await read(turn) == oracle(ids, count)
 
 
-async def is_healthy(engine: Engine, *, sessions: int) -> bool:
+async def is_healthy(engine: EngineClient, *, sessions: int) -> bool:
     """It answers, and its books balance, as they did after every step."""
     stats = await engine.stats()
     assert stats.sessions == sessions

@@ -23,7 +23,7 @@ from tools.mutation.mutants import MUTANTS, Mutant
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build/mutation.json"
 TABLE = ROOT / "docs/mutations.md"
-COPIED = ("engine", "tests", "tools/mutation", "pyproject.toml")
+COPIED_PATHS = ("engine", "tests", "tools/mutation", "pyproject.toml")
 TESTS = (
     "tests/engine/schedule",
     "tests/reference/test_unit_cases.py",
@@ -46,14 +46,19 @@ TESTS = (
 """The quick ones first."""
 EXAMPLES = 60
 """Of each state machine."""
-TIMED = ("engine/test_door", "engine/test_idle_audit", "reference/test_stress_kit", "machines/")
+TIMING_SENSITIVE = (
+    "engine/test_door",
+    "engine/test_idle_audit",
+    "reference/test_stress_kit",
+    "machines/",
+)
 """Tests with a real loop and real time: one of them that fails must fail again to be believed."""
 TEST_S_MAX = 30
 """A test that takes longer hangs: the bug is caught by that."""
 RUN_S_MAX = 600
 
 
-class Result(TypedDict):
+class MutantResult(TypedDict):
     digest: str
     """Of the file with the bug in it."""
     caught_by: str | None
@@ -76,26 +81,26 @@ def main() -> int:
     if options.list:
         print("\n".join(f"{m.path:34} {m.name}" for m in chosen))
         return 0
-    results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results: dict[str, MutantResult] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
-        tree = copy_of_the_tree(Path(folder))
-        todo = [m for m in chosen if options.again or not is_known(tree, m, results)]
+        tree = copy_tree(Path(folder))
+        todo = [m for m in chosen if options.again or not is_up_to_date(tree, m, results)]
         if todo:
-            check_unchanged(tree)
+            check_baseline(tree)
         for number, mutant in enumerate(todo, 1):
-            results[mutant.name] = result = try_one(tree, mutant)
-            keep(results)
+            results[mutant.name] = result = run_mutant(tree, mutant)
+            save_results(results)
             caught = result["caught_by"] or "NOT CAUGHT"
             print(f"{number:3}/{len(todo)} {result['seconds']:6.1f} s  {mutant.name}: {caught}")
-    TABLE.write_text(table(results))
+    TABLE.write_text(render_table(results))
     missed = [m.name for m in MUTANTS if m.name in results and not results[m.name]["caught_by"]]
     untried = sum(m.name not in results for m in MUTANTS)
     print(f"{len(MUTANTS)} bugs, {len(missed)} not caught, {untried} not tried")
     return 1 if missed else 0
 
 
-def copy_of_the_tree(folder: Path) -> Path:
-    for name in COPIED:
+def copy_tree(folder: Path) -> Path:
+    for name in COPIED_PATHS:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if source.is_dir():
@@ -105,17 +110,19 @@ def copy_of_the_tree(folder: Path) -> Path:
     return folder
 
 
-def digest_of(tree: Path, mutant: Mutant) -> str:
+def digest_mutated_file(tree: Path, mutant: Mutant) -> str:
     planted = mutant.planted((tree / mutant.path).read_text())
     return hashlib.blake2b(planted.encode(), digest_size=8).hexdigest()
 
 
-def is_known(tree: Path, mutant: Mutant, results: dict[str, Result]) -> bool:
+def is_up_to_date(tree: Path, mutant: Mutant, results: dict[str, MutantResult]) -> bool:
     known = results.get(mutant.name)
-    return bool(known and known["caught_by"] and known["digest"] == digest_of(tree, mutant))
+    return bool(
+        known and known["caught_by"] and known["digest"] == digest_mutated_file(tree, mutant)
+    )
 
 
-def check_unchanged(tree: Path) -> None:
+def check_baseline(tree: Path) -> None:
     print("  the unchanged tree …", end=" ", flush=True)
     began = time.monotonic()
     caught_by = first_failure(tree)
@@ -124,7 +131,7 @@ def check_unchanged(tree: Path) -> None:
     print(f"passes in {time.monotonic() - began:.1f} s")
 
 
-def try_one(tree: Path, mutant: Mutant) -> Result:
+def run_mutant(tree: Path, mutant: Mutant) -> MutantResult:
     file = tree / mutant.path
     original = file.read_text()
     mutant.plant(tree)
@@ -134,13 +141,13 @@ def try_one(tree: Path, mutant: Mutant) -> Result:
     finally:
         file.write_text(original)
     seconds = round(time.monotonic() - began, 1)
-    digest, today = digest_of(tree, mutant), time.strftime("%Y-%m-%d")
-    return Result(digest=digest, caught_by=caught_by, seconds=seconds, on=today)
+    digest, today = digest_mutated_file(tree, mutant), time.strftime("%Y-%m-%d")
+    return MutantResult(digest=digest, caught_by=caught_by, seconds=seconds, on=today)
 
 
 def first_failure(tree: Path) -> str | None:
     failed = run_tests(tree)
-    if failed and failed.startswith(TIMED) and not run_tests(tree, f"tests/{failed}"):
+    if failed and failed.startswith(TIMING_SENSITIVE) and not run_tests(tree, f"tests/{failed}"):
         return run_tests(tree)
     return failed
 
@@ -168,12 +175,12 @@ def run_tests(tree: Path, *tests: str) -> str | None:
     sys.exit(f"the tests could not be run:\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}")
 
 
-def keep(results: dict[str, Result]) -> None:
+def save_results(results: dict[str, MutantResult]) -> None:
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
-def table(results: dict[str, Result]) -> str:
+def render_table(results: dict[str, MutantResult]) -> str:
     tried = [(m, results[m.name]) for m in MUTANTS if m.name in results]
     caught = sum(result["caught_by"] is not None for _, result in tried)
     days = sorted({result["on"] for _, result in tried})

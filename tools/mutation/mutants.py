@@ -9,6 +9,7 @@ HOST = "engine/core/cache/host_tier.py"
 RADIX = "engine/core/cache/radix_tree.py"
 SCHEDULER = "engine/core/schedule/scheduler.py"
 BUDGET = "engine/core/schedule/budget.py"
+STEP_TIME = "engine/core/schedule/step_time_model.py"
 SESSIONS = "engine/core/sessions.py"
 HISTORY = "engine/wire/turn_tree.py"
 LOG = "engine/wire/token_log.py"
@@ -20,7 +21,7 @@ class Mutant(NamedTuple):
     path: str
     changes: tuple[tuple[str, str], ...]
 
-    def planted(self, text: str) -> str:
+    def mutate(self, text: str) -> str:
         """The text of its file with the bug in it. Raises ValueError where it does not apply."""
         for old, new in self.changes:
             if text.count(old) != 1:
@@ -29,9 +30,9 @@ class Mutant(NamedTuple):
             text = text.replace(old, new)
         return text
 
-    def plant(self, root: Path) -> None:
+    def mutate_file(self, root: Path) -> None:
         file = root / self.path
-        file.write_text(self.planted(file.read_text()))
+        file.write_text(self.mutate(file.read_text()))
 
 
 def _bug(name: str, path: str, *changes: tuple[str, str]) -> Mutant:
@@ -43,12 +44,18 @@ MUTANTS = [
     _bug(
         "pages let go are not freed",
         CACHE,
-        ("        self.pool.give(private)\n        self._leased -=", "        self._leased -="),
+        (
+            "        self.pool.release(private)\n        self._leased_pages -=",
+            "        self._leased_pages -=",
+        ),
     ),
     _bug(
         "the tail rule keeps a page too many",
         CACHE,
-        ("keep = self._pages_for(lease.reach)\n", "keep = self._pages_for(lease.reach) + 1\n"),
+        (
+            "keep = self._pages_for(lease.launched)\n",
+            "keep = self._pages_for(lease.launched) + 1\n",
+        ),
     ),
     _bug(
         "the tail rule gives nothing back",
@@ -70,30 +77,30 @@ MUTANTS = [
         "what a matching lease takes is held twice",
         CACHE,
         (
-            "        self.tree.hold(path)\n",
-            "        self.tree.hold(path)\n        self.tree.hold(path)\n",
+            "        self.tree.acquire(path)\n",
+            "        self.tree.acquire(path)\n        self.tree.acquire(path)\n",
         ),
     ),
     _bug(
         "what is published is not held",
         CACHE,
-        ("            self.tree.hold([node])\n", ""),
+        ("            self.tree.acquire([node])\n", ""),
     ),
     _bug(
         "shared pages are not dropped at rewind",
         CACHE,
-        ("            self.tree.drop(lease.path[keep:])\n", ""),
+        ("            self.tree.release(lease.path[keep:])\n", ""),
     ),
     _bug(
         "a fork does not hold what it shares",
         CACHE,
-        ("        self.tree.hold(child.path)\n", ""),
+        ("        self.tree.acquire(child.path)\n", ""),
     ),
     _bug(
         "a page that was copied stays held",
         CACHE,
         (
-            "lease.pages[len(lease.path)] = page\n        self.tree.drop([node])",
+            "lease.pages[len(lease.path)] = page\n        self.tree.release([node])",
             "lease.pages[len(lease.path)] = page",
         ),
     ),
@@ -101,7 +108,7 @@ MUTANTS = [
         "a published double is not freed",
         CACHE,
         (
-            "                self.pool.give([page])\n        lease.pages = pages",
+            "                self.pool.release([page])\n        lease.pages = pages",
             "        lease.pages = pages",
         ),
     ),
@@ -109,8 +116,9 @@ MUTANTS = [
         "a fork's copy is not counted",
         CACHE,
         (
-            "page = self.pool.take()\n            self._leased += 1\n            self._moves",
-            "page = self.pool.take()\n            self._moves",
+            "page = self.pool.allocate()\n            self._leased_pages += 1\n            "
+            "self._moves",
+            "page = self.pool.allocate()\n            self._moves",
         ),
     ),
     # ---- what is in a page
@@ -130,25 +138,28 @@ MUTANTS = [
     _bug(
         "the copy of a shared page is forgotten",
         CACHE,
-        ('        self._moves.append(Move("copy", node.page, page))\n', ""),
+        ('        self._moves.append(PageMove("copy", node.page, page))\n', ""),
     ),
     _bug(
         "the copy of a shared page goes the wrong way",
         CACHE,
-        ('Move("copy", node.page, page)', 'Move("copy", page, node.page)'),
+        ('PageMove("copy", node.page, page)', 'PageMove("copy", page, node.page)'),
     ),
     _bug(
         "a fork's copy goes the wrong way",
         CACHE,
         (
-            'Move("copy", lease.pages[len(child.path)], page)',
-            'Move("copy", page, lease.pages[len(child.path)])',
+            'PageMove("copy", lease.pages[len(child.path)], page)',
+            'PageMove("copy", page, lease.pages[len(child.path)])',
         ),
     ),
     _bug(
         "a fork copies the page after its last",
         CACHE,
-        ('Move("copy", lease.pages[len(child.path)], page)', 'Move("copy", lease.pages[-1], page)'),
+        (
+            'PageMove("copy", lease.pages[len(child.path)], page)',
+            'PageMove("copy", lease.pages[-1], page)',
+        ),
     ),
     _bug(
         "moves are carried out again in the next step",
@@ -196,7 +207,7 @@ MUTANTS = [
         "a match disregards what is on the host",
         CACHE,
         (
-            "<= lease.known:\n            return lease.committed",
+            "<= lease.resident_tokens:\n            return lease.committed",
             "<= lease.committed:\n            return lease.committed",
         ),
     ),
@@ -209,41 +220,44 @@ MUTANTS = [
     _bug(
         "a held page is evicted",
         RADIX,
-        ("used == node.used and not node.holds and", "used == node.used and"),
-        ("            node.used = self._clock\n\n    def drop", "\n    def drop"),
+        ("            and not node.ref_count\n", ""),
+        ("            node.last_used = self._tick\n\n    def release", "\n    def release"),
     ),
     _bug(
         "a page is evicted below its continuation",
         RADIX,
-        ("and not node.holds and not node.children and", "and not node.holds and"),
+        ("            and not node.children\n", ""),
     ),
     _bug(
         "a page is never evicted once it had a continuation",
         RADIX,
-        ("            if parent.parent is not None and not parent.holds:", "            if False:"),
+        (
+            "            if parent.parent is not None and not parent.ref_count:",
+            "            if False:",
+        ),
     ),
     _bug(
         "held pages still count as evictable",
         RADIX,
-        ("            if node.holds == 0:\n                self.unheld -= 1\n", ""),
+        ("            if node.ref_count == 0:\n                self.unreferenced -= 1\n", ""),
     ),
     _bug(
         "the most recently used page is evicted first",
         RADIX,
-        ("(self._evictable, (node.used,", "(self._evictable, (-node.used,"),
-        ("used == node.used and not", "used == -node.used and not"),
+        ("(self._evictable, (node.last_used,", "(self._evictable, (-node.last_used,"),
+        ("            used == node.last_used\n", "            used == -node.last_used\n"),
     ),
     _bug(
         "the most recently used session is evicted first",
         CACHE,
-        ("self._shrink(next(iter(self._idle))", "self._shrink(next(reversed(self._idle))"),
+        ("self._evict_tail(next(iter(self._idle))", "self._evict_tail(next(reversed(self._idle))"),
     ),
     _bug(
         "a session that wakes may still be evicted",
         CACHE,
         (
-            "    def wake(self, lease: Lease) -> None:\n        self._idle.pop(lease, None)\n",
-            "    def wake(self, lease: Lease) -> None:\n",
+            "    def mark_busy(self, lease: Lease) -> None:\n        self._idle.pop(lease, None)\n",
+            "    def mark_busy(self, lease: Lease) -> None:\n",
         ),
     ),
     _bug(
@@ -256,14 +270,17 @@ MUTANTS = [
         "recalled pages come back in reverse",
         HOST,
         (
-            "in zip(lease.host, pages, strict=True)",
-            "in zip(reversed(lease.host), pages, strict=True)",
+            "in zip(lease.host_pages, pages, strict=True)",
+            "in zip(reversed(lease.host_pages), pages, strict=True)",
         ),
     ),
     _bug(
         "pages spilled later go behind those before",
         HOST,
-        ("lease.host = slots + lease.host", "lease.host = lease.host + slots"),
+        (
+            "lease.host_pages = slots + lease.host_pages",
+            "lease.host_pages = lease.host_pages + slots",
+        ),
     ),
     _bug(
         "a spilled last page counts as full",
@@ -274,33 +291,34 @@ MUTANTS = [
         "the wrong pages are spilled",
         CACHE,
         (
-            "self.host.spill(lease, lease.pages[keep:])",
-            "self.host.spill(lease, lease.pages[: len(lease.pages) - keep])",
+            "self.host_tier.spill(lease, lease.pages[keep:])",
+            "self.host_tier.spill(lease, lease.pages[: len(lease.pages) - keep])",
         ),
     ),
     _bug(
         "host pages are freed twice",
         HOST,
         (
-            "        self.recalled += len(pages)\n",
-            "        self.recalled += len(pages)\n        self.pool.give(lease.host)\n",
+            "        self.recalled_pages += len(pages)\n",
+            "        self.recalled_pages += len(pages)\n        "
+            "self.pool.release(lease.host_pages)\n",
         ),
     ),
     _bug(
         "host pages are not freed",
         HOST,
-        ("        self.pool.give(lease.host[keep:])\n", ""),
+        ("        self.pool.release(lease.host_pages[keep:])\n", ""),
     ),
     _bug(
         "rewind does not reach the host",
         CACHE,
-        ("        self.host.trim(lease, to)\n", ""),
+        ("        self.host_tier.trim(lease, to)\n", ""),
     ),
     _bug(
         "a closed session stays on the host",
         CACHE,
         (
-            "        self.publish(lease, ids, limit)\n        self.host.forget(lease)\n",
+            "        self.publish(lease, ids, limit)\n        self.host_tier.discard(lease)\n",
             "        self.publish(lease, ids, limit)\n",
         ),
     ),
@@ -332,7 +350,7 @@ MUTANTS = [
         "a retracted turn counts as admitted",
         SCHEDULER,
         (
-            "        self.retractions += 1\n        sequence.turn.admitted = False\n",
+            "        self.retractions += 1\n        sequence.turn.is_admitted = False\n",
             "        self.retractions += 1\n",
         ),
     ),
@@ -345,7 +363,7 @@ MUTANTS = [
         "a turn in flight is retracted",
         SCHEDULER,
         (
-            "victim = next((s for s in younger if not s.flying), None)",
+            "victim = next((s for s in younger if not s.in_flight), None)",
             "victim = next(iter(younger), None)",
         ),
     ),
@@ -357,36 +375,36 @@ MUTANTS = [
     _bug(
         "an id is drawn before the end",
         SCHEDULER,
-        ("and sequence.wants_to_draw\n", "or sequence.wants_to_draw\n"),
+        ("and sequence.can_draw\n", "or sequence.can_draw\n"),
     ),
     _bug(
         "a turn goes on past its limit",
         SCHEDULER,
-        ("elif owed and turn.ordered < turn.limit and (", "elif owed and ("),
+        ("                and turn.launched_tokens < turn.max_output_tokens\n", ""),
     ),
     _bug(
         "admission does not ask for room",
         SCHEDULER,
-        ("if not self._is_oldest(sequence) and pages > cache.attainable():", "if False:"),
+        ("if not self._is_oldest(sequence) and pages > cache.available_pages():", "if False:"),
     ),
     _bug(
         "admission asks for free pages, not for those that could be",
         CACHE,
         (
-            "return self.pool.total - sum(lease.private for lease in self._busy)",
-            "return self.pool.free",
+            "return self.pool.total - sum(lease.private_pages for lease in self._busy)",
+            "return self.pool.free_count",
         ),
     ),
     _bug(
         "an append that found no room is not idle",
         SCHEDULER,
-        ("                cache.rest(lease)\n                del", "                del"),
+        ("                cache.mark_idle(lease)\n                del", "                del"),
     ),
     _bug(
         "who waits longest is not remembered",
         SCHEDULER,
         (
-            "self._overdue = None if any(work.sequence is oldest for work in works) else oldest",
+            "self._overdue = None if any(work.sequence is oldest for work in rows) else oldest",
             "self._overdue = None",
         ),
     ),
@@ -401,15 +419,14 @@ MUTANTS = [
     _bug(
         "every turn walks the tree",
         SCHEDULER,
-        ("look=sequence.turns == 1)", "look=True)"),
+        ("match_shared=sequence.turn_count == 1)", "match_shared=True)"),
     ),
     _bug(
         "after a loss the tree still knows what was in it",
         CACHE,
         (
             "        while (page := self.tree.evict()) is not None:\n"
-            "            self.pool.give([page])\n"
-            "        self._moves.clear()",
+            "            self.pool.release([page])\n        self._moves.clear()",
             "        self._moves.clear()",
         ),
     ),
@@ -417,17 +434,20 @@ MUTANTS = [
     _bug(
         "long prompts: the oldest takes all",
         BUDGET,
-        ("share = max(tokens // len(wanted), 1)", "share = tokens"),
+        ("share = max(tokens // len(demands), 1)", "share = tokens"),
     ),
     _bug(
         "tokens of a step are not counted",
         BUDGET,
-        ("        self.tokens -= tokens\n        self.rows -= 1", "        self.rows -= 1"),
+        (
+            "        self.remaining_tokens -= tokens\n        self.remaining_rows -= 1",
+            "        self.remaining_rows -= 1",
+        ),
     ),
     _bug(
         "rows of a step are not counted",
         BUDGET,
-        ("        self.rows -= 1\n", ""),
+        ("        self.remaining_rows -= 1\n", ""),
     ),
     _bug(
         "attention over the context costs nothing",
@@ -436,54 +456,54 @@ MUTANTS = [
     ),
     _bug(
         "a token more than fits",
-        BUDGET,
-        ("        return low\n", "        return min(low + 1, most)\n"),
+        STEP_TIME,
+        ("        return low\n", "        return min(low + 1, tokens_max)\n"),
     ),
     _bug(
         "an outlier counts in full",
-        BUDGET,
-        ("seconds = min(seconds, OUTLIER * self._predict(load) + 1e-4)", "pass"),
+        STEP_TIME,
+        ("seconds = min(seconds, OUTLIER_RATIO_MAX * self._predict(load) + 1e-4)", "pass"),
     ),
     _bug(
         "coefficients may be negative",
-        BUDGET,
+        STEP_TIME,
         ("[max(c, 0.0) for c in", "[c for c in"),
     ),
     # ---- the turns of a regular session
     _bug(
         "a fork has none of the turns before it",
         LOG,
-        ("            child.history = self.history.fork(at)\n", "            pass\n"),
+        ("            child.turn_tree = self.turn_tree.fork(at)\n", "            pass\n"),
     ),
     _bug(
         "a fork has a turn that it has cut",
         HISTORY,
-        ("if self._finished.get(past.turn) is past:", "if past.turn in self._finished:"),
+        ("if self._finished.get(past.turn_id) is past:", "if past.turn_id in self._finished:"),
     ),
     _bug(
         "a rewind into an answer forgets its turn",
         HISTORY,
-        ("while past is not None and past.prompt > to:", "while past and past.length > to:"),
+        ("while turn is not None and turn.prompt_tokens > to:", "while turn and turn.length > to:"),
     ),
     _bug(
         "what was appended behind an answer is dropped with it",
         HISTORY,
-        ("ids = ids[: past.prompt] + ids[past.length :]", "ids = ids[: past.prompt]"),
+        ("ids = ids[: past.prompt_tokens] + ids[past.length :]", "ids = ids[: past.prompt_tokens]"),
     ),
     _bug(
         "an answer that was dropped is dropped again, with what stands there now",
         HISTORY,
-        ("            past = _cut(past, past.prompt)\n", ""),
+        ("            past = _truncate(past, past.prompt_tokens)\n", ""),
     ),
     _bug(
         "a turn takes the name of a finished one",
         SESSIONS,
-        ("                sequence.log.check_turn(command.turn)\n", ""),
+        ("                sequence.log.check_turn_unused(command.turn)\n", ""),
     ),
     _bug(
         "a turn nobody heard of keeps its name",
         SESSIONS,
-        ("        log.forget_turns()\n", ""),
+        ("        log.clear_turns()\n", ""),
     ),
     # ---- a step that is planned before the one before is done
     _bug(
@@ -494,44 +514,51 @@ MUTANTS = [
     _bug(
         "a step that nobody wants is not abandoned",
         LOOP,
-        ("            self._abandon(sessions)\n", ""),
+        ("            self._discard_unneeded_step(sessions)\n", ""),
     ),
     _bug(
         "what an abandoned step would have written is believed",
         LOOP,
         (
-            "        self._forget(order.works)\n        self._settle(order.works, sessions)",
-            "        self.land(order, Sampled([None] * len(order.works), 0.0), sessions)",
+            "        self._roll_back(order.rows)\n        self._advance_idle(order.rows, sessions)",
+            "        empty = BatchResult([None] * len(order.rows), 0.0)\n"
+            "        self.apply_result(order, empty, sessions)",
         ),
     ),
     _bug(
         "what is to be read waits while some of it is in flight",
         SCHEDULER,
-        ("if sequence.flying and sequence.deferred:", "if sequence.flying:"),
+        ("if sequence.in_flight and sequence.deferred:", "if sequence.in_flight:"),
     ),
     _bug(
         "what is asked of a session waits until all of it is read",
         SCHEDULER,
-        ("            if sequence.flying and sequence.deferred:\n                continue\n", ""),
+        (
+            "            if sequence.in_flight and sequence.deferred:\n                continue\n",
+            "",
+        ),
     ),
     _bug(
         "an abandoned step keeps its pages",
         LOOP,
-        ("        self._forget(order.works)\n        self._settle(", "        self._settle("),
+        (
+            "        self._roll_back(order.rows)\n        self._advance_idle(",
+            "        self._advance_idle(",
+        ),
     ),
     # ---- what is left of a session, and the books of an idle engine
     _bug(
         "a closed session always leaves its prefix",
         SESSIONS,
         (
-            "shared = sequence.log.length if closing.keep_prefix else 0",
+            "shared = sequence.log.length if command.keep_prefix else 0",
             "shared = sequence.log.length",
         ),
     ),
     _bug(
         "a closed session never leaves its prefix",
         SESSIONS,
-        ("shared = sequence.log.length if closing.keep_prefix else 0", "shared = 0"),
+        ("shared = sequence.log.length if command.keep_prefix else 0", "shared = 0"),
     ),
     _bug(
         "an idle engine does not prove its books",
@@ -543,7 +570,7 @@ MUTANTS = [
         LOOP,
         (
             "            if self._audit_every_step:\n                self._cache.audit()",
-            "            if not self._flying:\n                self._audit_idle()",
+            "            if not self._steps_in_flight:\n                self._audit_idle()",
         ),
     ),
     _bug(

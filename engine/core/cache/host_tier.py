@@ -11,75 +11,77 @@ down here; the device carries them out in order, before the rows of the next ste
 from array import array
 from collections import OrderedDict
 
-from continuo.engine.batch import Move
+from continuo.engine.batch import PageMove
 from continuo.engine.core.cache.lease import Lease
 from continuo.engine.core.cache.page_pool import PagePool
 
 
 class HostTier:
-    def __init__(self, pages: int, page_size: int, moves: list[Move]) -> None:
+    def __init__(self, pages: int, page_size: int, moves: list[PageMove]) -> None:
         self.pool = PagePool(pages)
-        self.spilled = 0
-        self.recalled = 0
+        self.spilled_pages = 0
+        self.recalled_pages = 0
         self._page_size = page_size
         self._moves = moves
         self._holders: OrderedDict[Lease, None] = OrderedDict()
         """Leases with pages here, the longest here first."""
 
     @property
-    def used(self) -> int:
-        return self.pool.total - self.pool.free
+    def used_pages(self) -> int:
+        return self.pool.total - self.pool.free_count
 
     def spill(self, lease: Lease, pages: "array[int]") -> None:
         """Copies `pages`, the last the lease has on the device, before they are given away. If they
         cannot all be had here, what the lease has here is forgotten: it would leave a gap."""
         if not self._make_room(len(pages), lease):
-            self.forget(lease)
+            self.discard(lease)
             return
-        if not lease.host:
+        if not lease.host_pages:
             lease.host_end = lease.committed
-        slots = array("i", [self.pool.take() for _ in pages])
+        slots = array("i", [self.pool.allocate() for _ in pages])
         for page, slot in zip(pages, slots, strict=True):
-            self._moves.append(Move("spill", page, slot))
-        lease.host = slots + lease.host
-        self.spilled += len(slots)
+            self._moves.append(PageMove("spill", page, slot))
+        lease.host_pages = slots + lease.host_pages
+        self.spilled_pages += len(slots)
         self._holders[lease] = None
         self._holders.move_to_end(lease)
 
-    def protect(self, lease: Lease) -> None:
+    def pin(self, lease: Lease) -> None:
         """Its pages here are about to be recalled: nobody else may push them out."""
         self._holders.pop(lease, None)
 
-    def load(self, lease: Lease, pages: "array[int]") -> None:
+    def recall(self, lease: Lease, pages: "array[int]") -> None:
         """Copies all it has here to `pages` on the device; then they are no longer here."""
-        for slot, page in zip(lease.host, pages, strict=True):
-            self._moves.append(Move("load", slot, page))
-        self.recalled += len(pages)
-        self.forget(lease)
+        for slot, page in zip(lease.host_pages, pages, strict=True):
+            self._moves.append(PageMove("load", slot, page))
+        self.recalled_pages += len(pages)
+        self.discard(lease)
 
     def trim(self, lease: Lease, to: int) -> None:
         """Forgets what lies beyond `to` tokens."""
-        if not lease.host or to >= lease.host_end:
+        if not lease.host_pages or to >= lease.host_end:
             return
         keep = max(-(-to // self._page_size) - len(lease.pages), 0)
-        self.pool.give(lease.host[keep:])
-        del lease.host[keep:]
+        self.pool.release(lease.host_pages[keep:])
+        del lease.host_pages[keep:]
         lease.host_end = to
-        if not lease.host:
+        if not lease.host_pages:
             self._holders.pop(lease, None)
 
-    def forget(self, lease: Lease) -> None:
+    def discard(self, lease: Lease) -> None:
         self.trim(lease, 0)
 
     def _make_room(self, needed: int, asking: Lease) -> bool:
         if needed > self.pool.total:
             return False
-        while self.pool.free < needed:
+        while self.pool.free_count < needed:
             oldest = next((x for x in self._holders if x is not asking), None)
             if oldest is not None:
-                self.forget(oldest)
-            elif asking.host:
-                self.trim(asking, (len(asking.pages) + len(asking.host) - 1) * self._page_size)
+                self.discard(oldest)
+            elif asking.host_pages:
+                self.trim(
+                    asking, (len(asking.pages) + len(asking.host_pages) - 1) * self._page_size
+                )
             else:
                 return False
         return True

@@ -12,33 +12,33 @@ or forgotten before anything is written. Only the cache changes a lease.
 
 from array import array
 
-from continuo.engine.core.cache.radix_tree import Node
+from continuo.engine.core.cache.radix_tree import RadixNode
 
 
 class Lease:
-    __slots__ = ("committed", "host", "host_end", "pages", "path", "reserved", "scope")
+    __slots__ = ("committed", "host_end", "host_pages", "pages", "path", "reserved", "scope")
 
     def __init__(self, scope: str) -> None:
         self.scope = scope
-        self.path: list[Node] = []
+        self.path: list[RadixNode] = []
         self.pages: array[int] = array("i")
         """Another array once it changes: a step in flight has the one it was given."""
         self.committed = 0
         self.reserved = 0
-        self.host: array[int] = array("i")
+        self.host_pages: array[int] = array("i")
         self.host_end = 0
         """Tokens known with the spilled ones, while `host` is not empty."""
 
     @property
-    def private(self) -> int:
+    def private_pages(self) -> int:
         return len(self.pages) - len(self.path)
 
     @property
-    def known(self) -> int:
+    def resident_tokens(self) -> int:
         """Tokens whose KV exists somewhere."""
-        return self.host_end if self.host else self.committed
+        return self.host_end if self.host_pages else self.committed
 
     @property
-    def reach(self) -> int:
+    def launched(self) -> int:
         """Tokens whose KV is written or on its way."""
         return self.committed + self.reserved

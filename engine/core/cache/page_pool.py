@@ -9,15 +9,15 @@ class PagePool:
         self._free = list(range(total - 1, -1, -1))
 
     @property
-    def free(self) -> int:
+    def free_count(self) -> int:
         return len(self._free)
 
-    def take(self) -> int:
+    def allocate(self) -> int:
         return self._free.pop()
 
-    def give(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Iterable[int]) -> None:
         self._free.extend(pages)
 
-    def listing(self) -> list[int]:
+    def free_pages(self) -> list[int]:
         """For the audit."""
         return list(self._free)

@@ -17,34 +17,34 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 
-class Node:
+class RadixNode:
     """One shared page. `key` is its ids as bytes; `used` the tick of its last hold or drop."""
 
-    __slots__ = ("children", "holds", "key", "page", "parent", "used")
+    __slots__ = ("children", "key", "last_used", "page", "parent", "ref_count")
 
-    def __init__(self, page: int, key: bytes, parent: "Node | None") -> None:
+    def __init__(self, page: int, key: bytes, parent: "RadixNode | None") -> None:
         self.page = page
         self.key = key
         self.parent = parent
-        self.children: dict[bytes, Node] = {}
-        self.holds = 0
-        self.used = 0
+        self.children: dict[bytes, RadixNode] = {}
+        self.ref_count = 0
+        self.last_used = 0
 
 
 class RadixTree:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self.size = 0
-        self.unheld = 0
-        self._roots: dict[str, Node] = {}
-        self._clock = 0
-        self._evictable: list[tuple[int, int, Node]] = []
+        self.unreferenced = 0
+        self._roots: dict[str, RadixNode] = {}
+        self._tick = 0
+        self._evictable: list[tuple[int, int, RadixNode]] = []
         """Heap of (used, tie-breaker, node); entries whose node has changed since are skipped."""
-        self._offers = 0
+        self._pushes = 0
 
-    def match(self, scope: str, ids: "array[int]", limit: int) -> list[Node]:
+    def match(self, scope: str, ids: "array[int]", limit: int) -> list[RadixNode]:
         """The longest shared path of full pages within ids[:limit]. Holds nothing yet."""
-        path: list[Node] = []
+        path: list[RadixNode] = []
         node = self._roots.get(scope)
         size = self.page_size
         for start in range(0, limit - size + 1, size):
@@ -55,35 +55,37 @@ class RadixTree:
                 path.append(node)
         return path
 
-    def insert(self, scope: str, parent: Node | None, key: bytes, page: int) -> tuple[Node, bool]:
+    def insert(
+        self, scope: str, parent: RadixNode | None, key: bytes, page: int
+    ) -> tuple[RadixNode, bool]:
         """The node for `key` below `parent` (None: the scope's root), made from `page` if it is
         new. The second value says whether `page` was taken."""
-        above = parent or self._roots.setdefault(scope, Node(-1, b"", None))
+        above = parent or self._roots.setdefault(scope, RadixNode(-1, b"", None))
         node = above.children.get(key)
         if node is not None:
             return node, False
-        node = above.children[key] = Node(page, key, above)
+        node = above.children[key] = RadixNode(page, key, above)
         self.size += 1
-        self._became_unheld(node)
+        self._mark_unreferenced(node)
         return node, True
 
-    def hold(self, nodes: Sequence[Node]) -> None:
-        self._clock += 1
+    def acquire(self, nodes: Sequence[RadixNode]) -> None:
+        self._tick += 1
         for node in nodes:
-            if node.holds == 0:
-                self.unheld -= 1
-            node.holds += 1
-            node.used = self._clock
+            if node.ref_count == 0:
+                self.unreferenced -= 1
+            node.ref_count += 1
+            node.last_used = self._tick
 
-    def drop(self, nodes: Sequence[Node]) -> None:
+    def release(self, nodes: Sequence[RadixNode]) -> None:
         """Deepest first in effect: a path is dropped whole or from its end."""
-        self._clock += 1
+        self._tick += 1
         for node in reversed(nodes):
-            node.holds -= 1
-            node.used = self._clock
-            assert node.holds >= 0, "a node was dropped more often than held"
-            if node.holds == 0:
-                self._became_unheld(node)
+            node.ref_count -= 1
+            node.last_used = self._tick
+            assert node.ref_count >= 0, "a node was dropped more often than held"
+            if node.ref_count == 0:
+                self._mark_unreferenced(node)
 
     def evict(self) -> int | None:
         """Forgets the least recently used childless unheld node; its page, or None."""
@@ -96,42 +98,45 @@ class RadixTree:
             assert parent is not None
             del parent.children[node.key]
             self.size -= 1
-            self.unheld -= 1
-            if parent.parent is not None and not parent.holds:
-                self._offer(parent)
+            self.unreferenced -= 1
+            if parent.parent is not None and not parent.ref_count:
+                self._push_evictable(parent)
             elif parent.parent is None and not parent.children:
-                self._forget_root(parent)
+                self._remove_root(parent)
             return node.page
         return None
 
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[RadixNode]:
         stack = [child for root in self._roots.values() for child in root.children.values()]
         while stack:
             node = stack.pop()
             stack.extend(node.children.values())
             yield node
 
-    def _became_unheld(self, node: Node) -> None:
-        self.unheld += 1
-        self._offer(node)
+    def _mark_unreferenced(self, node: RadixNode) -> None:
+        self.unreferenced += 1
+        self._push_evictable(node)
 
-    def _offer(self, node: Node) -> None:
+    def _push_evictable(self, node: RadixNode) -> None:
         """Makes the node evictable, if it has no children (else its last child will)."""
         if node.children:
             return
-        self._offers += 1
-        heapq.heappush(self._evictable, (node.used, self._offers, node))
-        if len(self._evictable) > 2 * self.unheld + 64:
+        self._pushes += 1
+        heapq.heappush(self._evictable, (node.last_used, self._pushes, node))
+        if len(self._evictable) > 2 * self.unreferenced + 64:
             self._evictable = [entry for entry in self._evictable if self._is_current(entry)]
             heapq.heapify(self._evictable)
 
-    def _is_current(self, entry: tuple[int, int, Node]) -> bool:
+    def _is_current(self, entry: tuple[int, int, RadixNode]) -> bool:
         used, _, node = entry
         return (
-            used == node.used and not node.holds and not node.children and node.parent is not None
+            used == node.last_used
+            and not node.ref_count
+            and not node.children
+            and node.parent is not None
         )
 
-    def _forget_root(self, root: Node) -> None:
+    def _remove_root(self, root: RadixNode) -> None:
         for scope, candidate in self._roots.items():
             if candidate is root:
                 del self._roots[scope]

@@ -18,7 +18,7 @@ may be given away while an earlier step still reads it; see batch.py.
 from array import array
 from collections import OrderedDict
 
-from continuo.engine.batch import Move
+from continuo.engine.batch import PageMove
 from continuo.engine.core.cache.host_tier import HostTier
 from continuo.engine.core.cache.lease import Lease
 from continuo.engine.core.cache.page_pool import PagePool
@@ -30,14 +30,14 @@ class SessionAwareCache:
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tree = RadixTree(page_size)
-        self._moves: list[Move] = []
-        self.host = HostTier(host_pages, page_size, self._moves)
-        self.evicted = 0
+        self._moves: list[PageMove] = []
+        self.host_tier = HostTier(host_pages, page_size, self._moves)
+        self.evicted_pages = 0
         self._leases: set[Lease] = set()
         self._busy: set[Lease] = set()
         self._idle: OrderedDict[Lease, None] = OrderedDict()
         """Resting leases that have pages, least recently used first."""
-        self._leased = 0
+        self._leased_pages = 0
 
     # ---- the life of a lease --------------------------------------------------------------
 
@@ -52,21 +52,21 @@ class SessionAwareCache:
         Returns the tokens now committed. Only when nothing is in flight."""
         assert lease.reserved == 0
         path = self.tree.match(lease.scope, ids, limit)
-        if len(path) * self.page_size <= lease.known:
+        if len(path) * self.page_size <= lease.resident_tokens:
             return lease.committed
-        self.host.forget(lease)
-        self.tree.hold(path)
+        self.host_tier.discard(lease)
+        self.tree.acquire(path)
         self._release(lease, 0)
         lease.path = path
         lease.pages = array("i", [node.page for node in path])
         lease.committed = len(path) * self.page_size
         return lease.committed
 
-    def grow(self, lease: Lease, count: int) -> bool:
+    def reserve(self, lease: Lease, count: int) -> bool:
         """Reserves room for `count` more tokens after what is committed or on its way, giving back
         idle memory if need be. All or nothing for this lease. Copies the last shared page first if
         it would be written."""
-        assert not lease.host, "what was spilled must be recalled or forgotten first"
+        assert not lease.host_pages, "what was spilled must be recalled or forgotten first"
         reach, size = lease.committed + lease.reserved, self.page_size
         if reach + count <= len(lease.pages) * size and len(lease.path) * size <= reach:
             lease.reserved += count
@@ -79,8 +79,8 @@ class SessionAwareCache:
             self._copy_last_shared(lease)
         fresh = needed - copy
         if fresh:
-            lease.pages = lease.pages + array("i", [self.pool.take() for _ in range(fresh)])
-            self._leased += fresh
+            lease.pages = lease.pages + array("i", [self.pool.allocate() for _ in range(fresh)])
+            self._leased_pages += fresh
         lease.reserved += count
         return True
 
@@ -106,20 +106,20 @@ class SessionAwareCache:
             key = ids[index * size : (index + 1) * size].tobytes()
             parent = lease.path[-1] if lease.path else None
             node, taken = self.tree.insert(lease.scope, parent, key, page)
-            self.tree.hold([node])
-            self._leased -= 1
+            self.tree.acquire([node])
+            self._leased_pages -= 1
             lease.path.append(node)
             if not taken:
                 pages = pages[:] if pages is lease.pages else pages
                 pages[index] = node.page
-                self.pool.give([page])
+                self.pool.release([page])
         lease.pages = pages
 
     def rewind(self, lease: Lease, to: int) -> None:
         """Forgets the KV after `to` tokens, if there is any. Nothing is computed again: a shared
         page cut in its middle is copied when it is next written."""
         assert lease.reserved == 0
-        self.host.trim(lease, to)
+        self.host_tier.trim(lease, to)
         if to < lease.committed:
             lease.committed = to
             self._trim(lease)
@@ -134,13 +134,13 @@ class SessionAwareCache:
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
         child = self.open(lease.scope)
         child.path = lease.path[: self._pages_for(at)]
-        self.tree.hold(child.path)
+        self.tree.acquire(child.path)
         child.pages = lease.pages[: len(child.path)]
         child.committed = min(at, len(child.path) * self.page_size)
         if child.committed < at and self._make_room(1):
-            page = self.pool.take()
-            self._leased += 1
-            self._moves.append(Move("copy", lease.pages[len(child.path)], page))
+            page = self.pool.allocate()
+            self._leased_pages += 1
+            self._moves.append(PageMove("copy", lease.pages[len(child.path)], page))
             child.pages.append(page)
             child.committed = at
         return child
@@ -149,14 +149,14 @@ class SessionAwareCache:
         """Ends the lease. Full pages of ids[:limit] stay in the tree, to be found or evicted."""
         assert lease.reserved == 0
         self.publish(lease, ids, limit)
-        self.host.forget(lease)
+        self.host_tier.discard(lease)
         self._release(lease, 0)
         self._busy.discard(lease)
         self._leases.remove(lease)
 
     # ---- who may be evicted ---------------------------------------------------------------
 
-    def rest(self, lease: Lease) -> None:
+    def mark_idle(self, lease: Lease) -> None:
         """Nobody waits for this lease now: its pages may be given to others."""
         assert lease.reserved == 0
         self._busy.discard(lease)
@@ -164,7 +164,7 @@ class SessionAwareCache:
         if lease.pages:
             self._idle[lease] = None
 
-    def wake(self, lease: Lease) -> None:
+    def mark_busy(self, lease: Lease) -> None:
         self._idle.pop(lease, None)
         self._busy.add(lease)
 
@@ -172,17 +172,17 @@ class SessionAwareCache:
         """Brings back what the lease has spilled, if room can be made; else it is forgotten and
         will be computed again. False: there was something, and it is lost. The lease must be
         awake."""
-        if not lease.host:
+        if not lease.host_pages:
             return True
         assert lease not in self._idle
-        self.host.protect(lease)
-        if not self._make_room(len(lease.host)):
-            self.host.forget(lease)
+        self.host_tier.pin(lease)
+        if not self._make_room(len(lease.host_pages)):
+            self.host_tier.discard(lease)
             return False
-        pages = array("i", [self.pool.take() for _ in lease.host])
-        self._leased += len(pages)
+        pages = array("i", [self.pool.allocate() for _ in lease.host_pages])
+        self._leased_pages += len(pages)
         committed = lease.host_end
-        self.host.load(lease, pages)
+        self.host_tier.recall(lease, pages)
         lease.pages = lease.pages + pages
         lease.committed = committed
         return True
@@ -192,61 +192,63 @@ class SessionAwareCache:
         assert lease.reserved == 0
         self._release(lease, 0)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """All KV, on the device and on the host. Only when nothing is in flight."""
         for lease in self._leases:
             assert lease.reserved == 0
-            self.host.forget(lease)
+            self.host_tier.discard(lease)
             self._release(lease, 0)
         while (page := self.tree.evict()) is not None:
-            self.pool.give([page])
+            self.pool.release([page])
         self._moves.clear()
 
-    def take_moves(self) -> list[Move]:
+    def take_moves(self) -> list[PageMove]:
         """What the next batch must move, in order, before anything else."""
         moves = self._moves.copy()
         self._moves.clear()
         return moves
 
-    def attainable(self) -> int:
+    def available_pages(self) -> int:
         """Pages that could be had by evicting all that is idle; an upper bound."""
-        return self.pool.total - sum(lease.private for lease in self._busy)
+        return self.pool.total - sum(lease.private_pages for lease in self._busy)
 
-    def in_flight(self) -> bool:
+    def has_in_flight(self) -> bool:
         """Whether any lease has tokens on their way."""
         return any(lease.reserved for lease in self._busy)
 
     # ---- the books ------------------------------------------------------------------------
 
     @property
-    def leased(self) -> int:
-        return self._leased
+    def leased_pages(self) -> int:
+        return self._leased_pages
 
     def audit(self) -> None:
         """Every page has one owner, every hold a holder, every lease obeys the tail rule. O(pages);
         raises AssertionError."""
         nodes = list(self.tree.nodes())
-        owned = self.pool.listing() + [node.page for node in nodes]
+        owned = self.pool.free_pages() + [node.page for node in nodes]
         holds: dict[int, int] = {}
         for lease in self._leases:
             owned.extend(lease.pages[len(lease.path) :])
             assert list(lease.pages[: len(lease.path)]) == [node.page for node in lease.path]
-            assert len(lease.pages) == self._pages_for(lease.reach), "the tail rule is broken"
+            assert len(lease.pages) == self._pages_for(lease.launched), "the tail rule is broken"
             for node in lease.path:
                 holds[id(node)] = holds.get(id(node), 0) + 1
         assert sorted(owned) == list(range(self.pool.total)), "a page is lost or owned twice"
-        assert all(node.holds == holds.pop(id(node), 0) for node in nodes), "holds out of step"
+        assert all(node.ref_count == holds.pop(id(node), 0) for node in nodes), "holds out of step"
         assert not holds, "a lease holds a node that left the tree"
         assert self.tree.size == len(nodes)
-        assert self.tree.unheld == sum(node.holds == 0 for node in nodes)
-        assert self.pool.free + self.tree.size + self._leased == self.pool.total
-        slots = self.host.pool.listing()
+        assert self.tree.unreferenced == sum(node.ref_count == 0 for node in nodes)
+        assert self.pool.free_count + self.tree.size + self._leased_pages == self.pool.total
+        slots = self.host_tier.pool.free_pages()
         for lease in self._leases:
-            slots.extend(lease.host)
-            if lease.host:
+            slots.extend(lease.host_pages)
+            if lease.host_pages:
                 assert lease.committed == len(lease.pages) * self.page_size, "a gap before the host"
-                assert len(lease.host) == self._pages_for(lease.host_end) - len(lease.pages)
-        assert sorted(slots) == list(range(self.host.pool.total)), "a host page is lost or doubled"
+                assert len(lease.host_pages) == self._pages_for(lease.host_end) - len(lease.pages)
+        assert sorted(slots) == list(range(self.host_tier.pool.total)), (
+            "a host page is lost or doubled"
+        )
         assert self._busy <= self._leases
         assert self._idle.keys() == {x for x in self._leases - self._busy if x.pages}
 
@@ -256,7 +258,7 @@ class SessionAwareCache:
         return -(-tokens // self.page_size)
 
     def _trim(self, lease: Lease) -> None:
-        keep = self._pages_for(lease.reach)
+        keep = self._pages_for(lease.launched)
         if keep < len(lease.pages):
             self._release(lease, keep)
 
@@ -264,10 +266,10 @@ class SessionAwareCache:
         """Gives back the lease's pages after the first `keep`."""
         shared = len(lease.path)
         private = lease.pages[max(keep, shared) :]
-        self.pool.give(private)
-        self._leased -= len(private)
+        self.pool.release(private)
+        self._leased_pages -= len(private)
         if keep < shared:
-            self.tree.drop(lease.path[keep:])
+            self.tree.release(lease.path[keep:])
             del lease.path[keep:]
         lease.pages = lease.pages[:keep]
         if not keep:
@@ -276,32 +278,32 @@ class SessionAwareCache:
 
     def _copy_last_shared(self, lease: Lease) -> None:
         node = lease.path.pop()
-        page = self.pool.take()
-        self._leased += 1
-        self._moves.append(Move("copy", node.page, page))
+        page = self.pool.allocate()
+        self._leased_pages += 1
+        self._moves.append(PageMove("copy", node.page, page))
         lease.pages = lease.pages[:]
         lease.pages[len(lease.path)] = page
-        self.tree.drop([node])
+        self.tree.release([node])
 
     def _make_room(self, needed: int) -> bool:
         """Down the ladder until `needed` pages are free."""
-        while self.pool.free < needed:
+        while self.pool.free_count < needed:
             page = self.tree.evict()
             if page is not None:
-                self.evicted += 1
-                self.pool.give([page])
+                self.evicted_pages += 1
+                self.pool.release([page])
             elif self._idle:
-                self._shrink(next(iter(self._idle)), needed - self.pool.free)
+                self._evict_tail(next(iter(self._idle)), needed - self.pool.free_count)
             else:
                 return False
         return True
 
-    def _shrink(self, lease: Lease, pages: int) -> None:
+    def _evict_tail(self, lease: Lease, pages: int) -> None:
         """Takes up to `pages` from the tail of an idle lease; one that has only shared pages left
         lets go of them all, so that the tree may evict them. What goes is spilled if it can be."""
-        taken = min(pages, lease.private)
-        self.evicted += taken
+        taken = min(pages, lease.private_pages)
+        self.evicted_pages += taken
         keep = len(lease.pages) - taken if taken else 0
-        if self.host.pool.total:
-            self.host.spill(lease, lease.pages[keep:])
+        if self.host_tier.pool.total:
+            self.host_tier.spill(lease, lease.pages[keep:])
         self._release(lease, keep)

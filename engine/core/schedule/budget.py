@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Load(NamedTuple):
+class StepLoad(NamedTuple):
     """What a step makes the device do."""
 
     rows: int = 0
@@ -17,48 +17,48 @@ class Load(NamedTuple):
     attention: int = 0
     """Sum over rows of tokens times context."""
 
-    def plus(self, start: int, tokens: int) -> "Load":
+    def with_row(self, start: int, tokens: int) -> "StepLoad":
         """With one row more: `tokens` of a sequence that has `start` in KV."""
         over = tokens * start + tokens * tokens // 2
-        return Load(self.rows + 1, self.tokens + tokens, self.attention + over)
+        return StepLoad(self.rows + 1, self.tokens + tokens, self.attention + over)
 
 
-class Budget:
+class StepBudget:
     """Tokens and rows left in a step, and the load planned so far."""
 
     def __init__(self, tokens: int, rows: int) -> None:
-        self.tokens = tokens
-        self.rows = rows
+        self.remaining_tokens = tokens
+        self.remaining_rows = rows
         self._spent_rows = 0
         self._spent_tokens = 0
         self._attention = 0
 
     @property
-    def load(self) -> Load:
-        return Load(self._spent_rows, self._spent_tokens, self._attention)
+    def load(self) -> StepLoad:
+        return StepLoad(self._spent_rows, self._spent_tokens, self._attention)
 
     def spend(self, start: int, tokens: int) -> None:
-        self.tokens -= tokens
-        self.rows -= 1
+        self.remaining_tokens -= tokens
+        self.remaining_rows -= 1
         self._spent_rows += 1
         self._spent_tokens += tokens
         self._attention += tokens * start + tokens * tokens // 2
 
     def __bool__(self) -> bool:
-        return self.tokens > 0 and self.rows > 0
+        return self.remaining_tokens > 0 and self.remaining_rows > 0
 
 
-def allot(wanted: Sequence[int], tokens: int) -> list[int]:
+def allot(demands: Sequence[int], tokens: int) -> list[int]:
     """Cuts `tokens` among those who want some, oldest first: an equal share to each, so that nobody
     stands behind a longer one; what they leave goes to the oldest."""
-    if not wanted:
+    if not demands:
         return []
-    share = max(tokens // len(wanted), 1)
+    share = max(tokens // len(demands), 1)
     given: list[int] = []
-    for want in wanted:
+    for want in demands:
         given.append(min(want, share, tokens))
         tokens -= given[-1]
-    for index, want in enumerate(wanted):
+    for index, want in enumerate(demands):
         more = min(want - given[index], tokens)
         given[index] += more
         tokens -= more

@@ -19,101 +19,101 @@ from typing import NamedTuple
 
 from continuo.engine.core.sequence import Sequence
 
-Allowed = Callable[[Sequence], bool]
+SequenceFilter = Callable[[Sequence], bool]
 """Whether a sequence may have a row in the next step."""
 
 
-class Share(NamedTuple):
+class RowSelection(NamedTuple):
     """A way to choose the rows of a step."""
 
-    allowed: Allowed | None
+    sequence_filter: SequenceFilter | None
     """Sequences that may have a row; None means all."""
-    apart: bool
+    has_only_suspects: bool
     """Whether the rows of the step are suspects."""
 
 
-ALL = Share(None, apart=False)
+ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)
 
 
-class Doubt(NamedTuple):
+class Suspicion(NamedTuple):
     """Why a sequence is suspected: the first `since` ids of its log, until its KV holds `until`."""
 
-    since: int
-    until: int
+    log_length: int
+    cleared_at: int
 
-    def clears(self, sequence: Sequence) -> bool:
-        cut = len(sequence.ids) < self.since
-        return cut or sequence.committed >= self.until or sequence.closing is not None
+    def is_cleared(self, sequence: Sequence) -> bool:
+        cut = len(sequence.ids) < self.log_length
+        return cut or sequence.committed >= self.cleared_at or sequence.closing_command is not None
 
 
-class Isolation:
+class FaultIsolation:
     def __init__(self) -> None:
-        self._groups: list[dict[Sequence, Doubt]] = []
+        self._groups: list[dict[Sequence, Suspicion]] = []
         """A sequence is in one group at most."""
-        self._was_apart = False
+        self._was_suspects_only = False
         """The last step took its rows from a group."""
 
     def __bool__(self) -> bool:
         """Whether there are suspects."""
         return bool(self._groups)
 
-    def failed(self, reaches: dict[Sequence, int]) -> Sequence | None:
+    def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
         """Record that a step has raised an exception; `reaches` is how far it would have brought
         the KV of each of its rows. Returns the culprit, if this step has found it."""
         suspects = self._suspects()
-        only = next(iter(reaches))
-        if len(reaches) == 1 and only in suspects:
+        only = next(iter(kv_ends))
+        if len(kv_ends) == 1 and only in suspects:
             return only
         for group in self._groups:
-            for sequence in reaches:
+            for sequence in kv_ends:
                 group.pop(sequence, None)
         doubts = [
-            (sequence, Doubt(reach, max(reach, suspects[sequence].until)))
+            (sequence, Suspicion(reach, max(reach, suspects[sequence].cleared_at)))
             if sequence in suspects
-            else (sequence, Doubt(reach, reach))
-            for sequence, reach in reaches.items()
+            else (sequence, Suspicion(reach, reach))
+            for sequence, reach in kv_ends.items()
         ]
         half = (len(doubts) + 1) // 2
         self._groups = [dict(doubts[:half]), dict(doubts[half:]), *self._groups]
         return None
 
-    def suspect(self, sequence: Sequence, more: int) -> None:
+    def add_suspect(self, sequence: Sequence, extra_tokens: int) -> None:
         """Run the sequence in steps of its own until it has KV of its present ids and of `more`."""
         for group in self._groups:
             group.pop(sequence, None)
         length = len(sequence.ids)
-        self._groups.append({sequence: Doubt(length, length + more)})
+        self._groups.append({sequence: Suspicion(length, length + extra_tokens)})
 
-    def searching(self, owes: Allowed) -> bool:
+    def is_searching(self, has_work: SequenceFilter) -> bool:
         """Whether a suspect owes tokens."""
-        return bool(self._owing(owes))
+        return bool(self._groups_with_work(has_work))
 
-    def shares(self, owes: Allowed) -> list[Share]:
+    def row_selections(self, has_work: SequenceFilter) -> list[RowSelection]:
         """Ways to choose the rows of the next step, the preferred one first. The others follow
         because a group may find no pages while older turns hold them."""
-        groups = self._owing(owes)
+        groups = self._groups_with_work(has_work)
         if not groups:
-            return [ALL]
+            return [ALL_SEQUENCES]
         suspects = self._suspects()
-        apart = [Share(group.__contains__, apart=True) for group in groups]
-        together = Share(partial(_not_in, suspects), apart=False)
-        return [together, *apart] if self._was_apart else [*apart, together]
+        apart = [RowSelection(group.__contains__, has_only_suspects=True) for group in groups]
+        together = RowSelection(partial(_not_in, suspects), has_only_suspects=False)
+        return [together, *apart] if self._was_suspects_only else [*apart, together]
 
-    def took(self, share: Share) -> None:
+    def record_selection(self, selection: RowSelection) -> None:
         """Record how the rows of the step that was planned were chosen."""
-        self._was_apart = share.apart
+        self._was_suspects_only = selection.has_only_suspects
 
-    def _owing(self, owes: Allowed) -> list[dict[Sequence, Doubt]]:
+    def _groups_with_work(self, has_work: SequenceFilter) -> list[dict[Sequence, Suspicion]]:
         """Groups of which a sequence owes tokens, without those that are cleared."""
         for group in self._groups:
-            for sequence in [s for s, doubt in group.items() if doubt.clears(s)]:
+            for sequence in [s for s, doubt in group.items() if doubt.is_cleared(s)]:
                 del group[sequence]
         self._groups = [group for group in self._groups if group]
-        return [group for group in self._groups if any(map(owes, group))]
+        return [group for group in self._groups if any(map(has_work, group))]
 
-    def _suspects(self) -> dict[Sequence, Doubt]:
+    def _suspects(self) -> dict[Sequence, Suspicion]:
         return {s: doubt for group in self._groups for s, doubt in group.items()}
 
 
-def _not_in(suspects: dict[Sequence, Doubt], sequence: Sequence) -> bool:
+def _not_in(suspects: dict[Sequence, Suspicion], sequence: Sequence) -> bool:
     return sequence not in suspects

@@ -8,8 +8,8 @@ from typing import Protocol
 from torch import Tensor
 
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import Attend
-from continuo.engine.device.step_inputs import Step
+from continuo.engine.device.model import AttentionFn
+from continuo.engine.device.step_inputs import StepInputs
 
 
 class StepAttention(Protocol):
@@ -22,20 +22,20 @@ class StepAttention(Protocol):
         ...
 
 
-class Backend(Protocol):
+class AttentionBackend(Protocol):
     """Makes the attention of a step. Has no memory from step to step but buffers."""
 
-    def attend(self, step: Step, pool: KVPool) -> Attend: ...
+    def bind(self, step: StepInputs, pool: KVPool) -> AttentionFn: ...
 
 
-class PoolAttend:
+class PagedAttention:
     """An Attend in two: writes a step's keys and values by torch, then attends."""
 
-    def __init__(self, step: Step, pool: KVPool, attention: StepAttention) -> None:
+    def __init__(self, step: StepInputs, pool: KVPool, attention: StepAttention) -> None:
         self.pool, self.attention = pool, attention
         heads = {shape.heads for shape in pool.shapes}
-        lines = {count: pool.lines(step.pages, step.slots, count) for count in heads}
-        self.lines = [lines[shape.heads] for shape in pool.shapes]
+        lines = {count: pool.map_slots(step.pages, step.slots, count) for count in heads}
+        self.slot_mappings = [lines[shape.heads] for shape in pool.shapes]
 
     def __call__(
         self,
@@ -46,5 +46,5 @@ class PoolAttend:
         scale: float,
         window: int | None,
     ) -> Tensor:
-        self.pool.write(layer, self.lines[layer], key, value)
+        self.pool.write(layer, self.slot_mappings[layer], key, value)
         return self.attention(layer, query, scale, window)

@@ -21,34 +21,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.device.attention.backend import PoolAttend
+from continuo.engine.device.attention.backend import PagedAttention
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import Attend
-from continuo.engine.device.step_inputs import Ints, Step, upload
+from continuo.engine.device.model import AttentionFn
+from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
 """Rows with more new tokens than this are computed alone, and their heads share keys by stride
 instead of by folding, whose mask would be G times as large."""
-WASTE_TOKENS = 512
+PADDING_TOKENS_MAX = 512
 """Padding (tokens of context) that costs about as much as one more call."""
 GROUP_BYTES_MAX = 1 << 20
 """Gathered keys of a group: beyond, they no longer stay in a core's cache until they are used."""
 
 
-class Reference:
-    def attend(self, step: Step, pool: KVPool) -> Attend:
-        return PoolAttend(step, pool, self.prepare(step, pool))
+class ReferenceBackend:
+    def bind(self, step: StepInputs, pool: KVPool) -> AttentionFn:
+        return PagedAttention(step, pool, self.prepare(step, pool))
 
-    def prepare(self, step: Step, pool: KVPool) -> ReferenceStep:
-        return ReferenceStep(step, pool)
+    def prepare(self, step: StepInputs, pool: KVPool) -> ReferenceAttention:
+        return ReferenceAttention(step, pool)
 
 
-class ReferenceStep:
+class ReferenceAttention:
     """Plans are made on first use, one per distinct window and number of heads."""
 
-    def __init__(self, step: Step, pool: KVPool) -> None:
+    def __init__(self, step: StepInputs, pool: KVPool) -> None:
         self.step, self.pool = step, pool
-        self.plans: dict[int | None, list[Group]] = {}
+        self.plans: dict[int | None, list[RowGroup]] = {}
 
     def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
         if window not in self.plans:
@@ -59,15 +59,15 @@ class ReferenceStep:
             return groups[0].attend(query, keys, values, scale)
         out = query.new_empty(*query.shape[:2], values.shape[-1])
         for group in groups:
-            out[group.where] = group.attend(query[group.where], keys, values, scale)
+            out[group.token_indices] = group.attend(query[group.token_indices], keys, values, scale)
         return out
 
 
 @dataclass
-class Group:
+class RowGroup:
     """n rows with C new tokens each, attending over at most L positions of gathered pages."""
 
-    where: Tensor | slice
+    token_indices: Tensor | slice
     """[n * C] their tokens among the step's T."""
     pages: Tensor
     """[n, P] page numbers, padded with the row's last."""
@@ -76,38 +76,38 @@ class Group:
     mask: Tensor | None
     """[n, 1, C, L], 0 where visible, else -inf. None: all is visible or, with C > 1, all that
     is not after the query."""
-    blank: Tensor | None
+    padding: Tensor | None
     """[B, 2] (row of the group, gathered position) where padding must not be NaN."""
 
     def __post_init__(self) -> None:
-        self.rows = len(self.pages)
-        self.lines: dict[int, tuple[Tensor, Tensor | None]] = {}
-        self.folded: dict[int, Tensor | None] = {}
+        self.row_count = len(self.pages)
+        self.gather_indices: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.folded_masks: dict[int, Tensor | None] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         """query [n * C, heads, dim] -> [n * C, heads, value_dim]."""
         key, value = self._gather(keys), self._gather(values)  # [n, kv_heads, L, dim]
         tokens, heads, dim = query.shape
-        count, kv_heads = tokens // self.rows, keys.shape[1]
+        count, kv_heads = tokens // self.row_count, keys.shape[1]
         share = heads // kv_heads
         if count == 1:
             mixed = F.scaled_dot_product_attention(
-                query.reshape(self.rows, kv_heads, share, dim),
+                query.reshape(self.row_count, kv_heads, share, dim),
                 key,
                 value,
                 attn_mask=self.mask,
                 scale=scale,
             )
             return mixed.reshape(tokens, heads, -1)
-        query = query.view(self.rows, count, kv_heads, share, dim).permute(0, 2, 3, 1, 4)
+        query = query.view(self.row_count, count, kv_heads, share, dim).permute(0, 2, 3, 1, 4)
         if count <= FOLD_COUNT_MAX:
             mixed = F.scaled_dot_product_attention(
-                query.reshape(self.rows, kv_heads, share * count, dim),
+                query.reshape(self.row_count, kv_heads, share * count, dim),
                 key,
                 value,
                 attn_mask=self._folded_mask(share),
                 scale=scale,
-            ).view(self.rows, kv_heads, share, count, -1)
+            ).view(self.row_count, kv_heads, share, count, -1)
         else:
             mixed = F.scaled_dot_product_attention(
                 query[0],  # [kv_heads, share, C, dim]
@@ -122,32 +122,34 @@ class Group:
     def _gather(self, pool: Tensor) -> Tensor:
         """[page, head, slot, dim] -> [n, head, L, dim], one copy, page by page."""
         heads, slots, dim = pool.shape[1:]
-        if heads not in self.lines:
-            self.lines[heads] = self._lines(heads, slots)
-        lines, blank = self.lines[heads]
+        if heads not in self.gather_indices:
+            self.gather_indices[heads] = self._gather_indices(heads, slots)
+        lines, blank = self.gather_indices[heads]
         copy = pool.view(-1, slots * dim).index_select(0, lines)
         if blank is not None:
             copy.view(-1, dim).index_fill_(0, blank, 0.0)
-        return copy.view(self.rows, heads, -1, dim)[:, :, self.span]
+        return copy.view(self.row_count, heads, -1, dim)[:, :, self.span]
 
-    def _lines(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
+    def _gather_indices(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
         """Which (page, head) blocks to gather, and which gathered vectors to zero."""
         head = torch.arange(heads, device=self.pages.device)
         lines = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
-        if self.blank is None:
+        if self.padding is None:
             return lines, None
-        row, position = self.blank.unbind(1)
+        row, position = self.padding.unbind(1)
         block = row[:, None] * heads + head
         return lines, (block * self.pages.shape[1] * slots + position[:, None]).flatten()
 
-    def _folded_mask(self, share: int) -> Tensor | None:
+    def _folded_mask(self, group_size: int) -> Tensor | None:
         """The mask for C tokens of `share` query heads, one head's tokens below the other's."""
-        if share not in self.folded:
-            self.folded[share] = None if self.mask is None else self.mask.repeat(1, 1, share, 1)
-        return self.folded[share]
+        if group_size not in self.folded_masks:
+            self.folded_masks[group_size] = (
+                None if self.mask is None else self.mask.repeat(1, 1, group_size, 1)
+            )
+        return self.folded_masks[group_size]
 
 
-def plan(step: Step, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[Group]:
+def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[RowGroup]:
     """Cut the rows of a step into groups. `dtype` is that of the queries."""
     ends = step.starts + step.counts
     begins = np.zeros_like(ends)
@@ -156,12 +158,12 @@ def plan(step: Step, pool: KVPool, window: int | None, dtype: torch.dtype) -> li
     keys = pool.keys[0]
     most = GROUP_BYTES_MAX // (keys.shape[1] * keys.shape[3] * keys.element_size())
     return [
-        _group(step, rows, begins[rows], ends[rows], pool.page_size, window, dtype)
-        for rows in _similar(step.counts, ends - begins, most)
+        _build_group(step, rows, begins[rows], ends[rows], pool.page_size, window, dtype)
+        for rows in _group_by_length(step.counts, ends - begins, most)
     ]
 
 
-def _similar(counts: Ints, lengths: Ints, most: int) -> list[Ints]:
+def _group_by_length(counts: Ints, lengths: Ints, tokens_max: int) -> list[Ints]:
     """Row numbers, grouped so that padding to the longest costs less than a call of its own, and
     no group of several gathers more than `most` tokens."""
     groups: list[list[int]] = []
@@ -171,8 +173,8 @@ def _similar(counts: Ints, lengths: Ints, most: int) -> list[Ints]:
         if groups and count <= FOLD_COUNT_MAX:
             group = groups[-1]
             waste += (length - int(lengths[group[-1]])) * len(group)
-            fits = length * (len(group) + 1) <= most
-            if counts[group[0]] == count and waste <= WASTE_TOKENS and fits:
+            fits = length * (len(group) + 1) <= tokens_max
+            if counts[group[0]] == count and waste <= PADDING_TOKENS_MAX and fits:
                 group.append(row)
                 continue
         groups.append([row])
@@ -180,15 +182,15 @@ def _similar(counts: Ints, lengths: Ints, most: int) -> list[Ints]:
     return [np.array(sorted(rows)) for rows in groups]
 
 
-def _group(
-    step: Step,
+def _build_group(
+    step: StepInputs,
     rows: Ints,
     begins: Ints,
     ends: Ints,
     page_size: int,
     window: int | None,
     dtype: torch.dtype,
-) -> Group:
+) -> RowGroup:
     """begins, ends [n]: the positions of each row that are gathered, from a page's beginning."""
     device = step.tokens.device
     count = int(step.counts[rows[0]])
@@ -197,12 +199,12 @@ def _group(
     alone = len(rows) == 1
     tables = np.empty((len(rows), -(-longest // page_size)), dtype=np.int64)
     for line, row in enumerate(rows):
-        found = step.tables[row][begins[line] // page_size : -(-ends[line] // page_size)]
+        found = step.page_tables[row][begins[line] // page_size : -(-ends[line] // page_size)]
         tables[line, : len(found)] = found
         tables[line, len(found) :] = found[-1]
     where: Tensor | slice = slice(None)
     if len(rows) != len(step.counts):
-        where = upload((step.first[rows][:, None] + np.arange(count)).ravel(), device)
+        where = upload((step.row_offsets[rows][:, None] + np.arange(count)).ravel(), device)
     begin = 0
     if alone and count == 1 and window is not None:
         begin = max(0, longest - window)
@@ -212,23 +214,23 @@ def _group(
         blank = upload(np.argwhere(gathered >= lengths[:, None]), device)
     begun = int(step.starts[rows[0]]) > 0
     if not alone or window is not None or begun or count <= FOLD_COUNT_MAX:
-        seen = _visible(lengths, count, begin, longest, window)
-        mask = None if seen.all() else _additive(seen, dtype, device)
-    return Group(where, upload(tables, device), slice(begin, longest), mask, blank)
+        seen = _compute_visibility(lengths, count, begin, longest, window)
+        mask = None if seen.all() else _to_additive_mask(seen, dtype, device)
+    return RowGroup(where, upload(tables, device), slice(begin, longest), mask, blank)
 
 
-def _visible(
-    lengths: Ints, count: int, begin: int, end: int, window: int | None
+def _compute_visibility(
+    lengths: Ints, query_tokens: int, begin: int, end: int, window: int | None
 ) -> NDArray[np.bool_]:
     """[n, C, end - begin]: where a query sees a key. Positions are counted from where each row's
     gathered pages begin."""
     key = np.arange(begin, end)
-    query = (lengths[:, None] - count + np.arange(count))[:, :, None]
+    query = (lengths[:, None] - query_tokens + np.arange(query_tokens))[:, :, None]
     seen = key <= query
     return seen if window is None else seen & (key > query - window)
 
 
-def _additive(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _to_additive_mask(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
     """[n, 1, C, L]: 0 where seen, else -inf."""
     hidden = upload(~seen, device)[:, None]
     return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))

@@ -22,12 +22,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from continuo.engine.device.attention.backend import PoolAttend
+from continuo.engine.device.attention.backend import PagedAttention
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import Attend
-from continuo.engine.device.step_inputs import Ints, Step, upload
+from continuo.engine.device.model import AttentionFn
+from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
-SPLIT_TOKENS = 512
+SPLIT_TOKENS_MIN = 512
 """Context tokens of one split, at least: below, starting a program costs more than it reads."""
 SPLITS_MAX = 64
 BLOCK = 64
@@ -54,7 +54,7 @@ def _attend(
     split_tokens,  # context tokens of one split: a multiple of BLOCK
     H: tl.constexpr,
     HK: tl.constexpr,
-    SHARE: tl.constexpr,  # H / HK
+    GROUP_SIZE: tl.constexpr,  # H / HK
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     KEY_PAD: tl.constexpr,  # KEY_DIM as a power of two, at least 16
@@ -72,9 +72,9 @@ def _attend(
     context = tl.load(tiles + tile * 5 + 4)
 
     line = tl.arange(0, ROWS)
-    token = line // SHARE
+    token = line // GROUP_SIZE
     wide = first + token  # its place among the step's T
-    query_head = head * SHARE + line % SHARE
+    query_head = head * GROUP_SIZE + line % GROUP_SIZE
     real = token < count
     position = start + token
     key_dim, value_dim = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
@@ -165,21 +165,21 @@ def _combine(
     )
 
 
-class PagedTriton:
+class TritonBackend:
     """`programs`: how many the device runs well side by side; contexts are split to reach it."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
 
-    def attend(self, step: Step, pool: KVPool) -> Attend:
-        return PoolAttend(step, pool, self.prepare(step, pool))
+    def bind(self, step: StepInputs, pool: KVPool) -> AttentionFn:
+        return PagedAttention(step, pool, self.prepare(step, pool))
 
-    def prepare(self, step: Step, pool: KVPool) -> TritonStep:
-        return TritonStep(step, pool, self.programs)
+    def prepare(self, step: StepInputs, pool: KVPool) -> TritonAttention:
+        return TritonAttention(step, pool, self.programs)
 
 
 @dataclass(slots=True)
-class Launch:
+class KernelLaunch:
     """The tiles of one size: all rows of one token, or all longer ones."""
 
     tiles: Tensor
@@ -192,17 +192,17 @@ class Launch:
     split_tokens: int
 
 
-class TritonStep:
+class TritonAttention:
     """Launches are made on first use, one plan per distinct (window, query heads per KV head)."""
 
-    def __init__(self, step: Step, pool: KVPool, programs: int) -> None:
+    def __init__(self, step: StepInputs, pool: KVPool, programs: int) -> None:
         self.step, self.pool, self.programs = step, pool, programs
-        self.plans: dict[tuple[int | None, int, int], list[Launch]] = {}
-        longest = max(len(table) for table in step.tables)
-        tables = np.zeros((len(step.tables), longest), dtype=np.int32)
-        for row, table in enumerate(step.tables):
+        self.plans: dict[tuple[int | None, int, int], list[KernelLaunch]] = {}
+        longest = max(len(table) for table in step.page_tables)
+        tables = np.zeros((len(step.page_tables), longest), dtype=np.int32)
+        for row, table in enumerate(step.page_tables):
             tables[row, : len(table)] = table
-        self.tables = upload(tables, step.tokens.device)
+        self.page_tables = upload(tables, step.tokens.device)
 
     def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
@@ -226,18 +226,18 @@ class TritonStep:
                 keys,
                 values,
                 launch.tiles,
-                self.tables,
+                self.page_tables,
                 partial,
                 weights,
                 out,
                 scale * LOG2_E,
                 window or 0,
                 query.stride(0),
-                self.tables.stride(0),
+                self.page_tables.stride(0),
                 launch.split_tokens,
                 H=heads,
                 HK=kv_heads,
-                SHARE=share,
+                GROUP_SIZE=share,
                 KEY_DIM=key_dim,
                 VALUE_DIM=value_dim,
                 KEY_PAD=max(16, triton.next_power_of_2(key_dim)),
@@ -261,26 +261,28 @@ class TritonStep:
         return out
 
 
-def plan(step: Step, window: int | None, share: int, kv_heads: int, programs: int) -> list[Launch]:
+def plan(
+    step: StepInputs, window: int | None, group_size: int, kv_heads: int, programs: int
+) -> list[KernelLaunch]:
     """Cut the rows of a step into tiles, those of one token apart from the others."""
-    wide = max(1, TILE_ROWS_MAX // share)
+    wide = max(1, TILE_ROWS_MAX // group_size)
     single = step.counts == 1
     launches = []
     for rows, tile_tokens in ((np.flatnonzero(single), 1), (np.flatnonzero(~single), wide)):
         if len(rows):
-            tiles = _tiles(step, rows, tile_tokens, window)
-            launches.append(_launch(tiles, tile_tokens, kv_heads, programs, step))
+            tiles = _cut_tiles(step, rows, tile_tokens, window)
+            launches.append(_plan_launch(tiles, tile_tokens, kv_heads, programs, step))
     return launches
 
 
-def _tiles(step: Step, rows: Ints, tile_tokens: int, window: int | None) -> Ints:
+def _cut_tiles(step: StepInputs, rows: Ints, tile_tokens: int, window: int | None) -> Ints:
     """[N, 5]: row, first token, tokens, position of the first, where its context begins."""
     found = []
     for row in rows.tolist():
         done = np.arange(0, int(step.counts[row]), tile_tokens)
         tiles = np.empty((len(done), 5), dtype=np.int64)
         tiles[:, 0] = row
-        tiles[:, 1] = step.first[row] + done
+        tiles[:, 1] = step.row_offsets[row] + done
         tiles[:, 2] = np.minimum(tile_tokens, step.counts[row] - done)
         tiles[:, 3] = step.starts[row] + done
         tiles[:, 4] = 0 if window is None else np.maximum(tiles[:, 3] - window + 1, 0)
@@ -288,14 +290,18 @@ def _tiles(step: Step, rows: Ints, tile_tokens: int, window: int | None) -> Ints
     return np.concatenate(found)
 
 
-def _launch(tiles: Ints, tile_tokens: int, kv_heads: int, programs: int, step: Step) -> Launch:
+def _plan_launch(
+    tiles: Ints, tile_tokens: int, kv_heads: int, programs: int, step: StepInputs
+) -> KernelLaunch:
     longest = int((tiles[:, 3] + tiles[:, 2] - tiles[:, 4]).max())
-    wanted = min(-(-programs // (len(tiles) * kv_heads)), -(-longest // SPLIT_TOKENS), SPLITS_MAX)
+    wanted = min(
+        -(-programs // (len(tiles) * kv_heads)), -(-longest // SPLIT_TOKENS_MIN), SPLITS_MAX
+    )
     splits = triton.next_power_of_2(max(1, wanted))
     blocks = -(-longest // (splits * BLOCK))
     tokens = np.concatenate([first + np.arange(count) for _, first, count, _, _ in tiles.tolist()])
     device = step.tokens.device
-    return Launch(
+    return KernelLaunch(
         tiles=upload(tiles.astype(np.int32), device),
         tokens=upload(tokens.astype(np.int32), device),
         tile_tokens=tile_tokens,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.device.model import Attend
+from continuo.engine.device.model import AttentionFn
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Linear:
         return F.linear(x, self.weight, self.bias)
 
 
-class Norm:
+class RMSNorm:
     """RMS norm over the last dimension, computed in fp32 inside torch's kernel."""
 
     def __init__(self, size: int, eps: float, like: Tensor) -> None:
@@ -45,7 +45,7 @@ class Norm:
         return F.rms_norm(x, self.shape, self.weight, self.eps)
 
 
-class Attention:
+class SelfAttention:
     """Queries, keys and values from one matrix; norm and rotation of queries and keys together."""
 
     def __init__(
@@ -56,14 +56,18 @@ class Attention:
         kv_heads: int,
         head_dim: int,
         window: int | None,
-        rope: bool,
+        has_rope: bool,
         qkv_bias: bool,
         out_bias: bool,
         qk_norm_eps: float | None,
         like: Tensor,
     ) -> None:
-        self.layer, self.window, self.rope = layer, window, rope
-        self.heads, self.rotated, self.all_heads = heads, heads + kv_heads, heads + 2 * kv_heads
+        self.layer, self.window, self.has_rope = layer, window, has_rope
+        self.heads, self.rotated_heads, self.all_heads = (
+            heads,
+            heads + kv_heads,
+            heads + 2 * kv_heads,
+        )
         self.head_dim = head_dim
         self.scale = head_dim**-0.5
         self.qkv = Linear(hidden, self.all_heads * head_dim, qkv_bias, like)
@@ -71,42 +75,58 @@ class Attention:
         self.norm_eps = qk_norm_eps
         self.norm_weight = None  # [heads + kv_heads, dim]: q_norm, then k_norm, row by row
         if qk_norm_eps is not None:
-            self.norm_weight = like.new_empty(self.rotated, head_dim)
+            self.norm_weight = like.new_empty(self.rotated_heads, head_dim)
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: AttentionFn) -> Tensor:
         qkv = self.qkv(x).view(-1, self.all_heads, self.head_dim)
-        qk = qkv[:, : self.rotated]
+        qk = qkv[:, : self.rotated_heads]
         if self.norm_weight is not None:
             qk = F.rms_norm(qk, (self.head_dim,), None, self.norm_eps) * self.norm_weight
-        if self.rope:
+        if self.has_rope:
             qk = rotate(qk, cos, sin)
-        query, key, value = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.rotated :]
+        query, key, value = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.rotated_heads :]
         mixed = attend(self.layer, query, key, value, self.scale, self.window)
         return self.out(mixed.reshape(-1, self.heads * self.head_dim))
 
 
-class Mlp:
+class GatedMlp:
     """down(act(gate(x)) * up(x)), gate and up in one matrix."""
 
     def __init__(
-        self, hidden: int, inner: int, bias: bool, act: Callable[[Tensor], Tensor], like: Tensor
+        self,
+        hidden: int,
+        intermediate: int,
+        bias: bool,
+        act: Callable[[Tensor], Tensor],
+        like: Tensor,
     ) -> None:
-        self.inner = inner
+        self.intermediate = intermediate
         self.act = act
-        self.gate_up = Linear(hidden, 2 * inner, bias, like)
-        self.down = Linear(inner, hidden, bias, like)
+        self.gate_up = Linear(hidden, 2 * intermediate, bias, like)
+        self.down = Linear(intermediate, hidden, bias, like)
 
     def __call__(self, x: Tensor) -> Tensor:
         both = self.gate_up(x)
-        return self.down(self.act(both[:, : self.inner]).mul_(both[:, self.inner :]))
+        return self.down(self.act(both[:, : self.intermediate]).mul_(both[:, self.intermediate :]))
 
 
-class Layer:
+class DecoderLayer:
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
-    def __init__(self, before: Norm, attention: Attention, after: Norm, mlp: Mlp) -> None:
-        self.before, self.attention, self.after, self.mlp = before, attention, after, mlp
+    def __init__(
+        self,
+        input_norm: RMSNorm,
+        attention: SelfAttention,
+        post_attention_norm: RMSNorm,
+        mlp: GatedMlp,
+    ) -> None:
+        self.input_norm, self.attention, self.post_attention_norm, self.mlp = (
+            input_norm,
+            attention,
+            post_attention_norm,
+            mlp,
+        )
 
-    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = x + self.attention(self.before(x), cos, sin, attend)
-        return x.add_(self.mlp(self.after(x)))
+    def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, attend: AttentionFn) -> Tensor:
+        x = x + self.attention(self.input_norm(x), cos, sin, attend)
+        return x.add_(self.mlp(self.post_attention_norm(x)))

@@ -13,28 +13,34 @@ from torch.nn import functional as F
 from transformers import PretrainedConfig
 from transformers.activations import ACT2FN
 
-from continuo.engine.device.model import Attend, KVShape, Slot
+from continuo.engine.device.model import AttentionFn, KVShape, WeightTarget
 from continuo.engine.device.models import rope
-from continuo.engine.device.models.layers import Attention, Layer, Linear, Mlp, Norm
+from continuo.engine.device.models.layers import (
+    DecoderLayer,
+    GatedMlp,
+    Linear,
+    RMSNorm,
+    SelfAttention,
+)
 from continuo.engine.errors import ModelError
 
 
 @dataclass(frozen=True)
-class Shape:
+class DecoderShape:
     """What makes one Llama-family model differ from another. Sizes in elements."""
 
-    vocab: int
+    vocab_size: int
     hidden: int
-    inner: int
+    intermediate: int
     heads: int
     kv_heads: int
     head_dim: int
     eps: float
     act: str
-    tied: bool
+    has_tied_embeddings: bool
     windows: tuple[int | None, ...]
     """Per layer: how many positions back a token sees, itself included; None: all."""
-    ropes: tuple[bool, ...]
+    layer_has_rope: tuple[bool, ...]
     """Per layer: whether queries and keys are rotated."""
     qkv_bias: bool = False
     out_bias: bool = False
@@ -42,7 +48,7 @@ class Shape:
     qk_norm: bool = False
 
 
-def _common(config: Any, **differences: Any) -> Shape:
+def _common_shape(config: Any, **differences: Any) -> DecoderShape:
     layers = config.num_hidden_layers
     fields: dict[str, Any] = {
         "vocab": config.vocab_size,
@@ -58,10 +64,10 @@ def _common(config: Any, **differences: Any) -> Shape:
         "windows": (None,) * layers,
         "ropes": (True,) * layers,
     }
-    return Shape(**(fields | differences))
+    return DecoderShape(**(fields | differences))
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
+def _read_windows(config: Any) -> tuple[int | None, ...]:
     """The layers that `layer_types` marks as sliding."""
     kinds = config.layer_types or ["full_attention"] * config.num_hidden_layers
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
@@ -70,37 +76,39 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     return tuple(config.sliding_window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _llama(config: Any) -> Shape:
+def _llama(config: Any) -> DecoderShape:
     bias = config.attention_bias
-    return _common(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.mlp_bias)
+    return _common_shape(config, qkv_bias=bias, out_bias=bias, mlp_bias=config.mlp_bias)
 
 
-def _mistral(config: Any) -> Shape:
-    return _common(config, windows=(config.sliding_window,) * config.num_hidden_layers)
+def _mistral(config: Any) -> DecoderShape:
+    return _common_shape(config, windows=(config.sliding_window,) * config.num_hidden_layers)
 
 
-def _qwen2(config: Any) -> Shape:
-    return _common(config, qkv_bias=True, windows=_windows(config))
+def _qwen2(config: Any) -> DecoderShape:
+    return _common_shape(config, qkv_bias=True, windows=_read_windows(config))
 
 
-def _qwen3(config: Any) -> Shape:
+def _qwen3(config: Any) -> DecoderShape:
     bias = config.attention_bias
-    return _common(config, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=_windows(config))
+    return _common_shape(
+        config, qkv_bias=bias, out_bias=bias, qk_norm=True, windows=_read_windows(config)
+    )
 
 
-def _smollm3(config: Any) -> Shape:
+def _smollm3(config: Any) -> DecoderShape:
     bias = config.attention_bias
-    return _common(
+    return _common_shape(
         config,
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=config.mlp_bias,
-        windows=_windows(config),
+        windows=_read_windows(config),
         ropes=tuple(bool(used) for used in config.no_rope_layers[: config.num_hidden_layers]),
     )
 
 
-SHAPES: dict[str, Callable[[Any], Shape]] = {
+ARCHITECTURES: dict[str, Callable[[Any], DecoderShape]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "Qwen2ForCausalLM": _qwen2,
@@ -109,101 +117,113 @@ SHAPES: dict[str, Callable[[Any], Shape]] = {
 }
 
 
-class Decoder:
+class LlamaDecoder:
     """embed → layers → norm → head, for T tokens of any number of rows at once."""
 
-    def __init__(self, shape: Shape, config: PretrainedConfig, length: int, like: Tensor) -> None:
+    def __init__(
+        self, shape: DecoderShape, config: PretrainedConfig, length: int, like: Tensor
+    ) -> None:
         """Parameters are left unfilled; `like` gives their dtype and device; `length` is the
         number of positions that can be rotated."""
         self.shape = shape
-        self.vocab = shape.vocab
-        self.kv = [KVShape(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.windows)
-        self.embedding = like.new_empty(shape.vocab, shape.hidden)
+        self.vocab_size = shape.vocab_size
+        self.kv_shapes = [KVShape(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(
+            shape.windows
+        )
+        self.embedding = like.new_empty(shape.vocab_size, shape.hidden)
         act = F.silu if shape.act in ("silu", "swish") else ACT2FN[shape.act]
-        self.layers = [self._layer(number, act, like) for number in range(len(shape.windows))]
-        self.norm = Norm(shape.hidden, shape.eps, like)
-        self.head = self.embedding if shape.tied else like.new_empty(shape.vocab, shape.hidden)
-        self.rope = rope.table(config, shape.head_dim, length, like)
+        self.layers = [self._build_layer(number, act, like) for number in range(len(shape.windows))]
+        self.norm = RMSNorm(shape.hidden, shape.eps, like)
+        self.head = (
+            self.embedding
+            if shape.has_tied_embeddings
+            else like.new_empty(shape.vocab_size, shape.hidden)
+        )
+        self.rope_table = rope.build_table(config, shape.head_dim, length, like)
 
-    def _layer(self, number: int, act: Callable[[Tensor], Tensor], like: Tensor) -> Layer:
+    def _build_layer(
+        self, number: int, act: Callable[[Tensor], Tensor], like: Tensor
+    ) -> DecoderLayer:
         shape = self.shape
-        attention = Attention(
+        attention = SelfAttention(
             layer=number,
             hidden=shape.hidden,
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             head_dim=shape.head_dim,
             window=shape.windows[number],
-            rope=shape.ropes[number],
+            has_rope=shape.layer_has_rope[number],
             qkv_bias=shape.qkv_bias,
             out_bias=shape.out_bias,
             qk_norm_eps=shape.eps if shape.qk_norm else None,
             like=like,
         )
-        mlp = Mlp(shape.hidden, shape.inner, shape.mlp_bias, act, like)
-        before, after = (Norm(shape.hidden, shape.eps, like) for _ in range(2))
-        return Layer(before, attention, after, mlp)
+        mlp = GatedMlp(shape.hidden, shape.intermediate, shape.mlp_bias, act, like)
+        before, after = (RMSNorm(shape.hidden, shape.eps, like) for _ in range(2))
+        return DecoderLayer(before, attention, after, mlp)
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None
+        self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
         """tokens, positions [T] int64 -> logits [S, vocab] of the `wanted` tokens (None: of all,
         in order)."""
         x = F.embedding(tokens, self.embedding)
-        cos, sin = self.rope[positions].unsqueeze(2).unbind(1)  # each [T, 1, dim]
+        cos, sin = self.rope_table[positions].unsqueeze(2).unbind(1)  # each [T, 1, dim]
         for layer in self.layers:
             x = layer(x, cos, sin, attend)
-        if wanted is not None:
-            x = x.index_select(0, wanted)
+        if logit_indices is not None:
+            x = x.index_select(0, logit_indices)
         return F.linear(self.norm(x), self.head)
 
-    def slots(self) -> dict[str, Slot]:
+    def weight_targets(self) -> dict[str, WeightTarget]:
         """Every checkpoint tensor this model needs, by name, and the place it fills."""
-        slots = {"model.embed_tokens.weight": _whole(self.embedding)}
+        slots = {"model.embed_tokens.weight": _whole_target(self.embedding)}
         for number, layer in enumerate(self.layers):
-            for name, slot in _layer_slots(layer, self.shape).items():
+            for name, slot in _layer_targets(layer, self.shape).items():
                 slots[f"model.layers.{number}.{name}"] = slot
-        slots["model.norm.weight"] = _whole(self.norm.weight)
+        slots["model.norm.weight"] = _whole_target(self.norm.weight)
         if self.head is not self.embedding:
-            slots["lm_head.weight"] = _whole(self.head)
+            slots["lm_head.weight"] = _whole_target(self.head)
         return slots
 
 
-def _whole(target: Tensor) -> Slot:
-    return Slot(target, tuple(target.shape))
+def _whole_target(target: Tensor) -> WeightTarget:
+    return WeightTarget(target, tuple(target.shape))
 
 
-def _stacked(name: str, linear: Linear, parts: dict[str, int]) -> dict[str, Slot]:
+def _stacked_targets(name: str, linear: Linear, parts: dict[str, int]) -> dict[str, WeightTarget]:
     """Slots of the matrices `parts` (name -> rows) that stand one below the other in `linear`."""
-    slots: dict[str, Slot] = {}
+    slots: dict[str, WeightTarget] = {}
     top = 0
     for part, rows in parts.items():
-        slots[f"{name}.{part}.weight"] = _whole(linear.weight[top : top + rows])
+        slots[f"{name}.{part}.weight"] = _whole_target(linear.weight[top : top + rows])
         if linear.bias is not None:
-            slots[f"{name}.{part}.bias"] = _whole(linear.bias[top : top + rows])
+            slots[f"{name}.{part}.bias"] = _whole_target(linear.bias[top : top + rows])
         top += rows
     return slots
 
 
-def _layer_slots(layer: Layer, shape: Shape) -> dict[str, Slot]:
+def _layer_targets(layer: DecoderLayer, shape: DecoderShape) -> dict[str, WeightTarget]:
     attention, mlp = layer.attention, layer.mlp
     q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     slots = {
-        "input_layernorm.weight": _whole(layer.before.weight),
-        "post_attention_layernorm.weight": _whole(layer.after.weight),
+        "input_layernorm.weight": _whole_target(layer.input_norm.weight),
+        "post_attention_layernorm.weight": _whole_target(layer.post_attention_norm.weight),
     }
     parts = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-    slots |= _stacked("self_attn", attention.qkv, parts)
-    slots |= _stacked("self_attn", attention.out, {"o_proj": shape.hidden})
+    slots |= _stacked_targets("self_attn", attention.qkv, parts)
+    slots |= _stacked_targets("self_attn", attention.out, {"o_proj": shape.hidden})
     if attention.norm_weight is not None:
         q_norm, k_norm = attention.norm_weight.split((shape.heads, shape.kv_heads))
-        slots["self_attn.q_norm.weight"] = Slot(q_norm, (shape.head_dim,))
-        slots["self_attn.k_norm.weight"] = Slot(k_norm, (shape.head_dim,))
-    slots |= _stacked("mlp", mlp.gate_up, {"gate_proj": shape.inner, "up_proj": shape.inner})
-    slots |= _stacked("mlp", mlp.down, {"down_proj": shape.hidden})
+        slots["self_attn.q_norm.weight"] = WeightTarget(q_norm, (shape.head_dim,))
+        slots["self_attn.k_norm.weight"] = WeightTarget(k_norm, (shape.head_dim,))
+    slots |= _stacked_targets(
+        "mlp", mlp.gate_up, {"gate_proj": shape.intermediate, "up_proj": shape.intermediate}
+    )
+    slots |= _stacked_targets("mlp", mlp.down, {"down_proj": shape.hidden})
     return slots
 
 
-def empty(dtype: torch.dtype, device: torch.device) -> Tensor:
+def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor that carries nothing but dtype and device."""
     return torch.empty(0, dtype=dtype, device=device)

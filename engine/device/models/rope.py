@@ -17,7 +17,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from continuo.engine.errors import ModelError
 
 
-def parameters(config: PretrainedConfig) -> dict:
+def read_parameters(config: PretrainedConfig) -> dict:
     """The config's rope parameters in their standard form.
 
     Raises ModelError for a rope type that transformers does not know.
@@ -30,17 +30,17 @@ def parameters(config: PretrainedConfig) -> dict:
     return found
 
 
-def each(config: PretrainedConfig) -> list[dict]:
+def read_all_parameters(config: PretrainedConfig) -> list[dict]:
     """The rope parameters of every kind of layer: some models have one set per layer type."""
     found = getattr(config, "rope_parameters", None) or {}
     nested = [value for value in found.values() if isinstance(value, dict)]
     return nested or [found]
 
 
-def longest(config: PretrainedConfig) -> int:
+def context_limit(config: PretrainedConfig) -> int:
     """Tokens of context the model is made for: its positions, stretched where the scaling says so
     and `max_position_embeddings` has not been stretched already."""
-    rope = parameters(config)
+    rope = read_parameters(config)
     limit = config.max_position_embeddings
     if rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor"):
         original = rope.get("original_max_position_embeddings") or limit
@@ -48,7 +48,7 @@ def longest(config: PretrainedConfig) -> int:
     return limit
 
 
-def table(config: PretrainedConfig, head_dim: int, length: int, like: Tensor) -> Tensor:
+def build_table(config: PretrainedConfig, head_dim: int, length: int, like: Tensor) -> Tensor:
     """[length, 2, dim] in the dtype and on the device of `like`: cosines, then sines whose first
     half is negated (see `layers.rotate`)."""
     positions = torch.arange(length, dtype=torch.float32)
@@ -61,7 +61,7 @@ def table(config: PretrainedConfig, head_dim: int, length: int, like: Tensor) ->
 
 def _frequencies(config: PretrainedConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
     """Inverse frequencies [dim / 2], or [length, dim / 2] where they change with the length."""
-    rope = parameters(config)
+    rope = read_parameters(config)
     kind = rope.get("rope_type", "default")
     if kind == "default":
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim

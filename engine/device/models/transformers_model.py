@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AutoModelForCausalLM
 
-from continuo.engine.batch import Batch, Row, Sample
+from continuo.engine.batch import Batch, BatchRow, SampleParams
 from continuo.engine.device import step_inputs
-from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.model import Attend, KVShape
+from continuo.engine.device.model import AttentionFn, KVShape
 from continuo.engine.device.models import rope
 from continuo.engine.errors import ModelError
 
-NAME = "continuo_paged"
-REFUSED = {
+ATTENTION_NAME = "continuo_paged"
+UNSUPPORTED_ARGUMENTS = {
     "softcap": "soft-capped attention scores",
     "s_aux": "attention sinks",
     "sinks": "attention sinks",
@@ -43,7 +43,7 @@ TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 what is wrong by construction is wrong by tens of percent."""
 
 
-class Watch:
+class AttentionProbe:
     """An `attend` that attends to nothing and writes down what each layer asked for."""
 
     def __init__(self) -> None:
@@ -64,19 +64,19 @@ class Watch:
 
 
 @dataclass
-class Call:
+class ForwardPass:
     """One forward pass: where its attention goes, and which modules have asked so far."""
 
-    attend: Attend
-    layers: dict[int, int]
+    attend: AttentionFn
+    layer_of_module: dict[int, int]
     """id of an attention module -> its layer in the pool; grows while a Watch attends."""
-    asked: list[int]
+    visited_layers: list[int]
 
 
-_CALL: ContextVar[Call] = ContextVar("continuo_attention_call")
+_FORWARD_PASS: ContextVar[ForwardPass] = ContextVar("continuo_attention_call")
 
 
-def _paged(
+def _paged_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -88,19 +88,21 @@ def _paged(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, heads, T, dim] -> [1, T, heads, dim]."""
-    call = _CALL.get()
-    if isinstance(call.attend, Watch):
-        _check_call(query, key, attention_mask, others)
-        call.layers.setdefault(id(module), len(call.layers))
-    layer = call.layers[id(module)]
-    call.asked.append(layer)
+    call = _FORWARD_PASS.get()
+    if isinstance(call.attend, AttentionProbe):
+        _check_supported(query, key, attention_mask, others)
+        call.layer_of_module.setdefault(id(module), len(call.layer_of_module))
+    layer = call.layer_of_module[id(module)]
+    call.visited_layers.append(layer)
     query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     return call.attend(layer, query, key, value, scale, sliding_window)[None], None
 
 
-def _check_call(query: Tensor, key: Tensor, mask: Tensor | None, others: dict[str, Any]) -> None:
-    for name, meaning in REFUSED.items():
+def _check_supported(
+    query: Tensor, key: Tensor, mask: Tensor | None, others: dict[str, Any]
+) -> None:
+    for name, meaning in UNSUPPORTED_ARGUMENTS.items():
         if others.get(name) is not None:
             raise ModelError(meaning)
     if others.get("is_causal") is False:
@@ -119,53 +121,57 @@ class HfModel:
         self.module, self.config = module, module.config.get_text_config()
         self.architecture = type(module).__name__
         self.folder = folder
-        self.keeps = "logits_to_keep" in inspect.signature(module.forward).parameters
-        self.layers: dict[int, int] = {}
-        self.kv, self.windows, self.vocab = self._watch()
+        self.has_logits_to_keep = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self.layer_of_module: dict[int, int] = {}
+        self.kv_shapes, self.windows, self.vocab_size = self._probe()
 
     def __call__(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, wanted: Tensor | None
+        self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
         """tokens, positions [T] -> logits [S, vocab] of the `wanted` tokens (None: of all)."""
-        call = Call(attend, self.layers, [])
-        mark = _CALL.set(call)
+        call = ForwardPass(attend, self.layer_of_module, [])
+        mark = _FORWARD_PASS.set(call)
         try:
-            keep = {} if wanted is None or not self.keeps else {"logits_to_keep": wanted}
+            keep = (
+                {}
+                if logit_indices is None or not self.has_logits_to_keep
+                else {"logits_to_keep": logit_indices}
+            )
             logits = self.module(
                 input_ids=tokens[None], position_ids=positions[None], use_cache=False, **keep
             ).logits[0]
         finally:
-            _CALL.reset(mark)
-        if sorted(call.asked) != list(range(len(self.layers))):
-            raise self._refusal("an attention layer does not run exactly once per step")
-        return logits if wanted is None or keep else logits[wanted]
+            _FORWARD_PASS.reset(mark)
+        if sorted(call.visited_layers) != list(range(len(self.layer_of_module))):
+            raise self._unsupported("an attention layer does not run exactly once per step")
+        return logits if logit_indices is None or keep else logits[logit_indices]
 
-    def limit(self) -> int | None:
+    def context_limit(self) -> int | None:
         """Tokens of context at most; None: the config does not say. Rotary scalings that look at
         the longest row of a step are used only where they have nothing to change."""
         positions: int | None = getattr(self.config, "max_position_embeddings", None)
-        for parameters in rope.each(self.config):
+        for parameters in rope.read_all_parameters(self.config):
             if parameters.get("rope_type") in ("dynamic", "longrope"):
                 original: int | None = parameters.get("original_max_position_embeddings")
                 if original is not None:
                     positions = min(positions or original, original)
         return positions
 
-    def _watch(self) -> tuple[list[KVShape], list[int | None], int]:
+    def _probe(self) -> tuple[list[KVShape], list[int | None], int]:
         """Run three tokens and see: KV per layer, windows, size of the vocabulary."""
-        watch = Watch()
+        watch = AttentionProbe()
         device = self.module.device
         tokens = torch.arange(3, device=device)
         try:
             logits = self(tokens, tokens, watch, None)
         except ModelError as error:
-            raise self._refusal(error.message) from error
+            raise self._unsupported(error.message) from error
         except Exception as error:
-            raise self._refusal(f"{type(error).__name__}: {error}") from error
+            raise self._unsupported(f"{type(error).__name__}: {error}") from error
         found = [watch.layers[layer] for layer in range(len(watch.layers))]
         wanted = self.config.num_hidden_layers
         if len(found) != wanted:
-            raise self._refusal(f"{len(found)} of {wanted} layers use softmax attention")
+            raise self._unsupported(f"{len(found)} of {wanted} layers use softmax attention")
         windows = [window for _, window in found]
         self._check_windows(windows)
         return [shape for shape, _ in found], windows, logits.shape[-1]
@@ -176,46 +182,48 @@ class HfModel:
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
         for kind, window in zip(kinds, windows, strict=False):
             if kind not in ("full_attention", "sliding_attention"):
-                raise self._refusal(f"layers of type {kind}")
+                raise self._unsupported(f"layers of type {kind}")
             if kind == "sliding_attention" and window is None:
-                raise self._refusal("a sliding window that its code applies by a mask")
+                raise self._unsupported("a sliding window that its code applies by a mask")
         used = getattr(config, "sliding_window", None)
         if used and getattr(config, "use_sliding_window", True) and not any(windows):
-            raise self._refusal("a sliding window that its code applies by a mask")
+            raise self._unsupported("a sliding window that its code applies by a mask")
 
-    def check(self) -> None:
+    def self_check(self) -> None:
         """Compare with transformers' own attention: rows of 7 and 5 tokens, the first in two
         chunks, in one packed batch. Raises ModelError where they differ by more than noise."""
-        tokens = [[(7 * n + 3) % self.vocab for n in range(count)] for count in (7, 5)]
+        tokens = [[(7 * n + 3) % self.vocab_size for n in range(count)] for count in (7, 5)]
         first, second = (array("i", ids) for ids in tokens)
         pages, other = array("i", [3, 1]), array("i", [0, 2])
-        sample = Sample()
-        pool = KVPool(self.kv, 4, 4, self.module.get_input_embeddings().weight[:0])
-        self._run(pool, Row(first[:4], -1, 0, pages[:1], sample))
-        mine = self._run(
-            pool, Row(second, -1, 0, other, sample), Row(first[4:], -1, 4, pages, sample)
+        sample = SampleParams()
+        pool = KVPool(self.kv_shapes, 4, 4, self.module.get_input_embeddings().weight[:0])
+        self._paged_logits(pool, BatchRow(first[:4], -1, 0, pages[:1], sample))
+        mine = self._paged_logits(
+            pool, BatchRow(second, -1, 0, other, sample), BatchRow(first[4:], -1, 4, pages, sample)
         )
         self.module.set_attn_implementation("eager")
-        theirs = [self._alone(ids) for ids in (tokens[1], tokens[0])]
-        self.module.set_attn_implementation(NAME)
+        theirs = [self._eager_logits(ids) for ids in (tokens[1], tokens[0])]
+        self.module.set_attn_implementation(ATTENTION_NAME)
         wanted = torch.stack(theirs).float()
         error = ((mine.float() - wanted).norm() / wanted.norm()).item()
         if not error <= TOLERANCE.get(self.module.dtype, 1e-3):
-            raise self._refusal(
+            raise self._unsupported(
                 f"in pages its logits differ by {error:.1%} from what they should be"
             )
 
-    def _run(self, pool: KVPool, *rows: Row) -> Tensor:
-        step = step_inputs.build(Batch(0, list(rows)), pool.page_size, self.module.device)
-        attend = Reference().attend(step, pool)
-        return self(step.tokens, step.positions, attend, step.last)
+    def _paged_logits(self, pool: KVPool, *rows: BatchRow) -> Tensor:
+        step = step_inputs.build_inputs(Batch(0, list(rows)), pool.page_size, self.module.device)
+        attend = ReferenceBackend().bind(step, pool)
+        return self(step.tokens, step.positions, attend, step.logit_indices)
 
-    def _alone(self, ids: list[int]) -> Tensor:
+    def _eager_logits(self, ids: list[int]) -> Tensor:
         tokens = torch.tensor([ids], device=self.module.device)
         return self.module(input_ids=tokens, use_cache=False).logits[0, -1]
 
-    def _refusal(self, why: str) -> ModelError:
-        return ModelError(f"{self.folder}: architecture {self.architecture} cannot run here: {why}")
+    def _unsupported(self, reason: str) -> ModelError:
+        return ModelError(
+            f"{self.folder}: architecture {self.architecture} cannot run here: {reason}"
+        )
 
 
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> HfModel:
@@ -224,7 +232,7 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     refusal = f"{folder}: architecture {named} cannot run here: "
     if config.is_encoder_decoder:
         raise ModelError(refusal + "it has an encoder")
-    AttentionInterface.register(NAME, _paged)
+    AttentionInterface.register(ATTENTION_NAME, _paged_attention)
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -241,9 +249,9 @@ def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) ->
     if report["missing_keys"]:
         raise ModelError(f"{folder}: tensor {min(report['missing_keys'])} is missing")
     module.to(device).eval().requires_grad_(False)
-    module.set_attn_implementation(NAME)
-    if module.config.get_text_config()._attn_implementation != NAME:
+    module.set_attn_implementation(ATTENTION_NAME)
+    if module.config.get_text_config()._attn_implementation != ATTENTION_NAME:
         raise ModelError(refusal + "its attention cannot be replaced")
     model = HfModel(module, folder)
-    model.check()
+    model.self_check()
     return model

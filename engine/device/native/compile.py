@@ -18,24 +18,26 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).parent
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "native"
+SOURCE_FOLDER = Path(__file__).parent
+CACHE_FOLDER = (
+    Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "continuo" / "native"
+)
 FLAGS = "-O3 -march=native -ffp-contract=fast -pthread -shared -fPIC -std=gnu11"
 COMPILE_S_MAX = 60.0
 
 
 @cache
-def library(source: str, *defines: str) -> ctypes.CDLL | None:
+def load_library(source: str, *defines: str) -> ctypes.CDLL | None:
     """The compiled `source` of this folder; None, and a line in the log, if it cannot be had."""
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
         log.warning("no C compiler (%s) is installed: models run slower on this CPU", compiler[0])
         return None
-    command = [*compiler, *FLAGS.split(), *defines, str(FOLDER / source)]
-    path = CACHE / f"{Path(source).stem}-{_digest([*compiler, FLAGS, *defines])}.so"
+    command = [*compiler, *FLAGS.split(), *defines, str(SOURCE_FOLDER / source)]
+    path = CACHE_FOLDER / f"{Path(source).stem}-{_digest([*compiler, FLAGS, *defines])}.so"
     try:
         if not path.exists():
-            CACHE.mkdir(parents=True, exist_ok=True)
+            CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
             _compile(command, path)
         return ctypes.CDLL(str(path))
     except subprocess.SubprocessError as error:
@@ -43,7 +45,7 @@ def library(source: str, *defines: str) -> ctypes.CDLL | None:
         log.warning("models run slower on this CPU: %s", str(said).strip()[:500])
         return None
     except OSError as error:
-        place = f"{CACHE} must be writable and let code run; XDG_CACHE_HOME moves it"
+        place = f"{CACHE_FOLDER} must be writable and let code run; XDG_CACHE_HOME moves it"
         log.warning("models run slower on this CPU: %s (%s)", error, place)
         return None
 
@@ -62,16 +64,16 @@ def _compile(command: Sequence[str], path: Path) -> None:
         target.replace(path)
 
 
-def _digest(told: Sequence[str]) -> str:
+def _digest(inputs: Sequence[str]) -> str:
     """Of all that the compiled file depends on."""
-    here = [platform.machine(), *platform.libc_ver(), _processor()]
-    digest = sha256("\0".join([*told, *here]).encode())
-    for path in sorted(FOLDER.glob("*.[ch]")):
+    here = [platform.machine(), *platform.libc_ver(), _describe_processor()]
+    digest = sha256("\0".join([*inputs, *here]).encode())
+    for path in sorted(SOURCE_FOLDER.glob("*.[ch]")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
 
-def _processor() -> str:
+def _describe_processor() -> str:
     """What `-march=native` depends on, where the system says it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -20,106 +20,112 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from continuo.engine.batch import Row
+from continuo.engine.batch import BatchRow
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.models import layers
-from continuo.engine.device.models.llama_decoder import Decoder
+from continuo.engine.device.models.llama_decoder import LlamaDecoder
 from continuo.engine.device.native import compile
 
-MULTIPLE = 16
+SIZE_MULTIPLE = 16
 """All sizes are multiples of it."""
-QUERIES = 32
+TILE_QUERIES = 32
 """Of one KV head, computed together: its query heads times tokens."""
 
 
-def _struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
+def _define_struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
     return type(name, (Structure,), {"_fields_": fields})
 
 
-def _all(names: str, kind: Any) -> list[tuple[str, Any]]:
+def _fields_of_type(names: str, kind: Any) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
-_Linear = _struct("Linear", *_all("weight bias", c_void_p), *_all("in out", c_int64))
-_Pool = _struct(
+_Linear = _define_struct(
+    "Linear", *_fields_of_type("weight bias", c_void_p), *_fields_of_type("in out", c_int64)
+)
+_LayerKV = _define_struct(
     "Pool",
-    *_all("keys values", c_void_p),
-    *_all("kv_heads group window", c_int64),
+    *_fields_of_type("keys values", c_void_p),
+    *_fields_of_type("kv_heads group window", c_int64),
     ("scale", c_float),
 )
-_Layer = _struct(
+_Layer = _define_struct(
     "Layer",
-    *_all("qkv mixed gate_up down", _Linear),
-    *_all("before after qk_norm", c_void_p),
-    ("pool", _Pool),
+    *_fields_of_type("qkv mixed gate_up down", _Linear),
+    *_fields_of_type("before after qk_norm", c_void_p),
+    ("pool", _LayerKV),
     ("rotated", c_int64),
 )
-_Model = _struct(
+_Model = _define_struct(
     "Model",
-    *_all("layers hidden inner heads kv_heads", c_int64),
+    *_fields_of_type("layers hidden inner heads kv_heads", c_int64),
     ("layer", POINTER(_Layer)),
-    *_all("embedding norm rope", c_void_p),
+    *_fields_of_type("embedding norm rope", c_void_p),
     ("head", _Linear),
-    *_all("positions pages", c_int64),
+    *_fields_of_type("positions pages", c_int64),
     ("eps", c_float),
 )
-_Work = _struct(
+_Step = _define_struct(
     "Work",
     ("rows", c_void_p),
-    *_all("count threads", c_int64),
-    *_all("logits likely scratch units", c_void_p),
-    *_all("tokens unit_count", c_int64),
+    *_fields_of_type("count threads", c_int64),
+    *_fields_of_type("logits likely scratch units", c_void_p),
+    *_fields_of_type("tokens unit_count", c_int64),
 )
-ROW = 6
+ROW_FIELDS = 6
 """int64 fields of a Row, the last of them filled in by the C."""
-UNIT = 2
+TILE_FIELDS = 2
 
 
 @dataclass(slots=True)
-class Step:
+class NativeStep:
     """What the C wants to know of a step."""
 
-    rows: Sequence[Row]
+    rows: Sequence[BatchRow]
     threads: int
-    packed: array[int]
-    fed: array[int]
+    packed_rows: array[int]
+    fed_ids: array[int]
     """[R] int32: the one id of each row that has none of its own, to be filled in."""
-    likely: array[int]
+    argmax_ids: array[int]
     """[S] int64, an answer."""
-    tokens: int
-    units: int
+    token_count: int
+    tile_count: int
 
 
 class NativeDecoder:
     """The model and its pool as the C sees them; neither moves in memory."""
 
-    def __init__(self, model: Decoder, pool: KVPool, library: ctypes.CDLL, threads: int) -> None:
+    def __init__(
+        self, model: LlamaDecoder, pool: KVPool, library: ctypes.CDLL, threads: int
+    ) -> None:
         """`threads`: the most that a step may take."""
-        self._group = model.shape.heads // model.shape.kv_heads
-        self._vocab = model.shape.vocab
-        self._positions, self._pages = len(model.rope), pool.pages
+        self._group_size = model.shape.heads // model.shape.kv_heads
+        self._vocab_size = model.shape.vocab_size
+        self._position_count, self._page_count = len(model.rope_table), pool.pages
         shape = model.shape
-        self._floats = (
-            3 * shape.hidden + 2 * shape.head_dim * (shape.heads + shape.kv_heads) + 3 * shape.inner
+        self._scratch_floats_per_token = (
+            3 * shape.hidden
+            + 2 * shape.head_dim * (shape.heads + shape.kv_heads)
+            + 3 * shape.intermediate
         )
-        self._kept: list[Any] = [model, pool]
+        self._keepalive: list[Any] = [model, pool]
         self._buffers: dict[str, Tensor] = {}
-        of = [self._layer(layer, model, pool) for layer in model.layers]
+        of = [self._build_layer(layer, model, pool) for layer in model.layers]
         made = (_Layer * len(of))(*of)
-        self._kept.append(made)
+        self._keepalive.append(made)
         self._model = _Model(
             len(of),
             shape.hidden,
-            shape.inner,
+            shape.intermediate,
             shape.heads,
             shape.kv_heads,
             made,
             model.embedding.data_ptr(),
-            self._floats_of(model.norm.weight),
-            model.rope.data_ptr(),
-            _Linear(model.head.data_ptr(), None, shape.hidden, shape.vocab),
-            self._positions,
-            self._pages,
+            self._fp32_address(model.norm.weight),
+            model.rope_table.data_ptr(),
+            _Linear(model.head.data_ptr(), None, shape.hidden, shape.vocab_size),
+            self._position_count,
+            self._page_count,
             shape.eps,
         )
         library.desk_open.restype = c_void_p
@@ -131,19 +137,19 @@ class NativeDecoder:
         library.desk_finish.restype = c_int64
         self._finish = functools.partial(library.desk_finish, desk)
         weakref.finalize(self, library.desk_close, desk)
-        self.approach = functools.partial(library.desk_approach, desk)
+        self.run_until_near_end = functools.partial(library.desk_approach, desk)
         """Works at the step begun, if others do too, and leaves the end of it to them."""
-        self._abandon = functools.partial(library.desk_abandon, desk)
-        self._under_way: tuple[Step, Structure] | None = None
+        self._discard = functools.partial(library.desk_abandon, desk)
+        self._in_flight: tuple[NativeStep, Structure] | None = None
         """What the C reads and writes until it is finished."""
 
     @classmethod
-    def of(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:
+    def try_create(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:
         """None if it cannot be: another kind of model, sizes the C does not do, no compiler."""
-        if not isinstance(model, Decoder) or not _fits(model, pool):
+        if not isinstance(model, LlamaDecoder) or not _is_supported(model, pool):
             return None
         bf16 = pool.keys[0].dtype is torch.bfloat16
-        library = compile.library(
+        library = compile.load_library(
             "decoder.c",
             f"-DDIM={model.shape.head_dim}",
             f"-DSLOTS={pool.page_size}",
@@ -151,7 +157,7 @@ class NativeDecoder:
         )
         return None if library is None else cls(model, pool, library, threads)
 
-    def plan(self, rows: Sequence[Row], threads: int) -> Step:
+    def pack(self, rows: Sequence[BatchRow], threads: int) -> NativeStep:
         """A step of these rows, which writes their keys and values to the pool; another one may
         still be under way. The rows must not change until it is over."""
         packed, fed = array("q"), array("i", bytes(4 * len(rows)))
@@ -166,60 +172,67 @@ class NativeDecoder:
             given += 4
             tokens += count
             wanted += wants
-            units += -(-count * self._group // QUERIES)
-        return Step(rows, threads, packed, fed, array("q", bytes(8 * wanted)), tokens, units)
+            units += -(-count * self._group_size // TILE_QUERIES)
+        return NativeStep(rows, threads, packed, fed, array("q", bytes(8 * wanted)), tokens, units)
 
-    def begin(self, step: Step) -> None:
+    def begin(self, step: NativeStep) -> None:
         """Returns at once; threads other than this one begin. The step before must be finished.
         Raises IndexError, before anything begins, for a row with an id outside the vocabulary, or
         one that lies outside the context or the pool."""
-        wanted = len(step.likely)
-        scratch = self._buffer("scratch", step.tokens * self._floats, torch.float32)
-        logits = self._buffer("logits", wanted * self._vocab, torch.float32)
-        place = self._buffer("units", step.units * UNIT, torch.int64)
-        work = _Work(
-            step.packed.buffer_info()[0],
+        wanted = len(step.argmax_ids)
+        scratch = self._buffer(
+            "scratch", step.token_count * self._scratch_floats_per_token, torch.float32
+        )
+        logits = self._buffer("logits", wanted * self._vocab_size, torch.float32)
+        place = self._buffer("units", step.tile_count * TILE_FIELDS, torch.int64)
+        work = _Step(
+            step.packed_rows.buffer_info()[0],
             len(step.rows),
             step.threads,
             logits.data_ptr(),
-            step.likely.buffer_info()[0],
+            step.argmax_ids.buffer_info()[0],
             scratch.data_ptr(),
             place.data_ptr(),
         )
         outside = self._begin(byref(work))
         if outside >= 0:
-            raise IndexError(f"row {outside} of the step: {self._problem(step, outside)}")
-        self._under_way = (step, work)
+            raise IndexError(
+                f"row {outside} of the step: {self._describe_violation(step, outside)}"
+            )
+        self._in_flight = (step, work)
 
-    def _problem(self, step: Step, at: int) -> str:
+    def _describe_violation(self, step: NativeStep, row_index: int) -> str:
         """Describe the value of this row that is out of bounds."""
-        row = step.rows[at]
-        ids = row.ids or step.fed[at : at + 1]
+        row = step.rows[row_index]
+        ids = row.ids or step.fed_ids[row_index : row_index + 1]
         for id in ids:
-            if not 0 <= id < self._vocab:
-                return f"id {id} is outside the vocabulary of {self._vocab}"
+            if not 0 <= id < self._vocab_size:
+                return f"id {id} is outside the vocabulary of {self._vocab_size}"
         end = row.start + row.count
-        if row.start < 0 or end > self._positions:
-            return f"positions {row.start} to {end} are outside the {self._positions} of the model"
-        return f"a page of it is outside the pool of {self._pages}"
+        if row.start < 0 or end > self._position_count:
+            return (
+                f"positions {row.start} to {end} are outside the {self._position_count} of the "
+                f"model"
+            )
+        return f"a page of it is outside the pool of {self._page_count}"
 
     def finish(self) -> tuple[list[int], float]:
         """Works at it, too. Returns, of the S rows that draw, the likeliest id; -1 where a logit is
         NaN or +inf, or all are -inf; and how many seconds ago it was done."""
-        assert self._under_way is not None
+        assert self._in_flight is not None
         ago_ns = self._finish()
-        step, _ = self._under_way
-        self._under_way = None
-        return step.likely.tolist(), ago_ns / 1e9
+        step, _ = self._in_flight
+        self._in_flight = None
+        return step.argmax_ids.tolist(), ago_ns / 1e9
 
-    def abandon(self) -> None:
+    def discard(self) -> None:
         """Ends the step begun, done or not."""
-        self._abandon()
-        self._under_way = None
+        self._discard()
+        self._in_flight = None
 
-    def logits(self, wanted: int) -> Tensor:
+    def read_logits(self, count: int) -> Tensor:
         """[S, vocab] fp32 of the last step, `wanted` being S. Overwritten by the next one."""
-        return self._buffers["logits"][: wanted * self._vocab].view(wanted, self._vocab)
+        return self._buffers["logits"][: count * self._vocab_size].view(count, self._vocab_size)
 
     def _buffer(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
         """At least that long, and the same from step to step."""
@@ -228,42 +241,44 @@ class NativeDecoder:
             found = self._buffers[name] = torch.empty(size, dtype=dtype)
         return found
 
-    def _layer(self, layer: layers.Layer, model: Decoder, pool: KVPool) -> Structure:
+    def _build_layer(
+        self, layer: layers.DecoderLayer, model: LlamaDecoder, pool: KVPool
+    ) -> Structure:
         attention, mlp, shape = layer.attention, layer.mlp, model.shape
         return _Layer(
-            *(self._linear(x) for x in (attention.qkv, attention.out, mlp.gate_up, mlp.down)),
-            self._floats_of(layer.before.weight),
-            self._floats_of(layer.after.weight),
-            self._floats_of(attention.norm_weight),
-            _Pool(
+            *(self._build_linear(x) for x in (attention.qkv, attention.out, mlp.gate_up, mlp.down)),
+            self._fp32_address(layer.input_norm.weight),
+            self._fp32_address(layer.post_attention_norm.weight),
+            self._fp32_address(attention.norm_weight),
+            _LayerKV(
                 pool.keys[attention.layer].data_ptr(),
                 pool.values[attention.layer].data_ptr(),
                 shape.kv_heads,
-                self._group,
+                self._group_size,
                 attention.window or 0,
                 attention.scale,
             ),
-            attention.rope,
+            attention.has_rope,
         )
 
-    def _linear(self, linear: layers.Linear) -> Structure:
+    def _build_linear(self, linear: layers.Linear) -> Structure:
         out, size_in = linear.weight.shape
-        return _Linear(linear.weight.data_ptr(), self._floats_of(linear.bias), size_in, out)
+        return _Linear(linear.weight.data_ptr(), self._fp32_address(linear.bias), size_in, out)
 
-    def _floats_of(self, weight: Tensor | None) -> int | None:
+    def _fp32_address(self, weight: Tensor | None) -> int | None:
         """Where a copy of it in fp32 lies."""
         if weight is None:
             return None
-        self._kept.append(weight.float().contiguous())
-        return self._kept[-1].data_ptr()
+        self._keepalive.append(weight.float().contiguous())
+        return self._keepalive[-1].data_ptr()
 
 
-def _fits(model: Decoder, pool: KVPool) -> bool:
+def _is_supported(model: LlamaDecoder, pool: KVPool) -> bool:
     shape = model.shape
-    sizes = (shape.hidden, shape.inner, shape.head_dim, shape.vocab)
+    sizes = (shape.hidden, shape.intermediate, shape.head_dim, shape.vocab_size)
     return (
         pool.keys[0].device.type == "cpu"
         and pool.keys[0].dtype in (torch.float32, torch.bfloat16)
-        and all(size % MULTIPLE == 0 for size in sizes)
+        and all(size % SIZE_MULTIPLE == 0 for size in sizes)
         and all(layer.mlp.act is F.silu for layer in model.layers)
     )

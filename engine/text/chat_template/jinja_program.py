@@ -21,29 +21,29 @@ from continuo.engine.errors import BadRequest, ModelError
 Render = Callable[..., str]
 
 
-_FAILURES = (
+_RENDER_ERRORS = (
     *(jinja2.TemplateError, ArithmeticError, AttributeError, LookupError),
     *(RecursionError, TypeError, ValueError),
 )
 """What a program can die of: its own exceptions, and mistakes it makes with what it is given."""
 
 
-class Refused(BadRequest):
+class TemplateRefused(BadRequest):
     """The template does not allow this conversation (say, two user messages in a row)."""
 
 
-class Program:
+class JinjaProgram:
     """One compiled chat template."""
 
-    def __init__(self, source: str, names: Mapping[str, str]) -> None:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """`names`: bos_token and the like. Raises ModelError if `source` is not a template."""
-        environment = _environment()
+        environment = _create_environment()
         try:
             self._template = environment.from_string(source)
-            self.literals = _literals(environment, source)
+            self.template_text = _collect_literals(environment, source)
         except jinja2.TemplateError as error:
             raise ModelError(f"chat template: {error}") from None
-        self._names = dict(names)
+        self._special_tokens = dict(special_tokens)
 
     def render(
         self,
@@ -59,14 +59,14 @@ class Program:
                 messages=[dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=add_generation_prompt,
-                **self._names,
+                **self._special_tokens,
                 **(options or {}),
             )
-        except _FAILURES as error:
-            raise Refused(f"the chat template refuses this conversation: {error}") from None
+        except _RENDER_ERRORS as error:
+            raise TemplateRefused(f"the chat template refuses this conversation: {error}") from None
 
 
-class _Generation(Extension):
+class _GenerationExtension(Extension):
     """{% generation %}: marks what a model is trained on; means nothing here."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
@@ -96,14 +96,14 @@ def _check_name(name: object) -> None:
         raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _create_environment() -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationExtension, loopcontrols]
     )
     filters = cast(dict[str, Any], environment.filters)  # pyright: ignore[reportUnknownMemberType]
     filters["tojson"] = _tojson
     names = cast(dict[str, Any], environment.globals)  # pyright: ignore[reportUnknownMemberType]
-    names["raise_exception"] = _raise
+    names["raise_exception"] = _raise_exception
     names["strftime_now"] = _strftime_now
     names["namespace"] = _GuardedNamespace
     return environment
@@ -122,7 +122,7 @@ def _tojson(
     )
 
 
-def _raise(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
@@ -130,7 +130,7 @@ def _strftime_now(format: str) -> str:
     return datetime.now().strftime(format)
 
 
-def _literals(environment: ImmutableSandboxedEnvironment, source: str) -> str:
+def _collect_literals(environment: ImmutableSandboxedEnvironment, source: str) -> str:
     """All text the template itself can write, in pieces parted by NUL."""
     tree = environment.parse(source)
     texts = {node.data for node in tree.find_all(nodes.TemplateData)}

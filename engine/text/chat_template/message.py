@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 import msgspec
 
-Role = Literal["system", "user", "assistant", "tool"]
-Tool = dict[str, Any]
+ChatRole = Literal["system", "user", "assistant", "tool"]
+ToolDefinition = dict[str, Any]
 """An OpenAI-style tool: {"type": "function", "function": {name, description, parameters}}."""
 
 
@@ -16,8 +16,8 @@ class ToolCall(msgspec.Struct, frozen=True):
     id: str = ""
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
-    role: Role
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    role: ChatRole
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""

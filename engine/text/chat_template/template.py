@@ -13,24 +13,35 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from continuo.engine.text.chat_template.message import Message, Role, Tool, ToolCall
-from continuo.engine.text.chat_template.probe import CALL, SYSTEM, TOOL, USER, Seams
-from continuo.engine.text.chat_template.renderer import Writer
+from continuo.engine.text.chat_template.message import (
+    ChatMessage,
+    ChatRole,
+    ToolCall,
+    ToolDefinition,
+)
+from continuo.engine.text.chat_template.probe import (
+    PROBE_CALL,
+    PROBE_SYSTEM,
+    PROBE_TOOL_RESULT,
+    PROBE_USER,
+    TemplateProbe,
+)
+from continuo.engine.text.chat_template.renderer import TemplateRenderer
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
-from continuo.engine.text.tool_format import ToolFormat, format_of
-from continuo.engine.text.tool_grammar import Asked, Callee, calls
+from continuo.engine.text.tool_format import ToolFormat, detect_format
+from continuo.engine.text.tool_grammar import CallableTool, ToolCallRules, build_tool_grammar
 from continuo.engine.wire.messages import Grammar
 
-_PROBE_TOOL: Tool = {
+_PROBE_TOOL_DEFINITION: ToolDefinition = {
     "type": "function",
     "function": {"name": "probe_tool", "description": "", "parameters": {"type": "object"}},
 }
 
 
-class Extension(msgspec.Struct, frozen=True):
+class ConversationExtension(msgspec.Struct, frozen=True):
     """What a conversation becomes when messages are added."""
 
-    keep: int
+    kept_messages: int
     """Messages of the history whose ids stay. Less than all: rewind to the end of these."""
     segments: list[list[int]]
     """The ids of each message from there on. Empty if they cannot be told from the next one's."""
@@ -47,7 +58,7 @@ class ChatTemplate:
     """Append-stable rendering: a conversation is the concatenation of segments, each made from new
     messages alone. Control tokens come from the template only, never from what people write."""
 
-    append_stable: bool
+    is_append_stable: bool
     """Whether `head`, `message` and `answer` are exact. False: the template changes what it wrote
     before, or looks further back than one message; `extend` is exact all the same."""
     supports_tools: bool
@@ -55,43 +66,51 @@ class ChatTemplate:
     tool_format: ToolFormat | None
     """How the model writes calls; None: the template does not show it."""
 
-    def __init__(self, writer: Writer, tokenizer: Tokenizer, stop_ids: Sequence[int]) -> None:
+    def __init__(
+        self, renderer: TemplateRenderer, tokenizer: Tokenizer, stop_ids: Sequence[int]
+    ) -> None:
         """Raises ModelError if it is no template of conversations."""
-        self._writer = writer
+        self._renderer = renderer
         self._tokenizer = tokenizer
         self.stop_ids: tuple[int, ...] = tuple(stop_ids)
-        self._seams = Seams(writer, tokenizer)
-        self._short: bool | None = None
+        self._probe = TemplateProbe(renderer, tokenizer)
+        self._is_short_view_exact: bool | None = None
         """Whether `_short_view` is exact; None: not probed yet."""
-        self._windowed = self._find_windowed()
-        self.append_stable = self._find_append_stable()
-        self.supports_tools = "probe_tool" in (writer.attempt([USER], [_PROBE_TOOL]) or "")
-        called = (writer.attempt([USER, CALL]) or "").partition(USER.content)[2]
-        self.tool_format = format_of(called, CALL.tool_calls[0].name)
+        self._is_question_view_exact = self._probe_question_view()
+        self.is_append_stable = self._probe_append_stability()
+        self.supports_tools = "probe_tool" in (
+            renderer.try_render([PROBE_USER], [_PROBE_TOOL_DEFINITION]) or ""
+        )
+        called = (renderer.try_render([PROBE_USER, PROBE_CALL]) or "").partition(
+            PROBE_USER.content
+        )[2]
+        self.tool_format = detect_format(called, PROBE_CALL.tool_calls[0].name)
 
     @property
     def token_chars_max(self) -> int | None:
         """See `Tokenizer`."""
         return self._tokenizer.token_chars_max
 
-    def calling(self, tools: Sequence[Callee], asked: Asked) -> Grammar | None:
+    def build_tool_grammar(
+        self, tools: Sequence[CallableTool], rules: ToolCallRules
+    ) -> Grammar | None:
         """The grammar of an answer that may or must call one of `tools`; None if the template does
         not show how the model calls. Raises SchemaError."""
         if self.tool_format is None:
             return None
-        return calls(self.tool_format, tools, self._tokenizer.id_of, asked)
+        return build_tool_grammar(self.tool_format, tools, self._tokenizer.id_of, rules)
 
     # --- the exact way ---
 
     def extend(
         self,
-        history: Sequence[Message],
-        new: Sequence[Message] = (),
-        tools: Sequence[Tool] = (),
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage] = (),
+        tools: Sequence[ToolDefinition] = (),
         *,
-        answer: bool = False,
-        sampled: bool = False,
-    ) -> Extension:
+        with_header: bool = False,
+        is_sampled: bool = False,
+    ) -> ConversationExtension:
         """What a conversation of `history` becomes when `new` is added, and with `answer` the
         header of the assistant's turn: exactly the ids that rendering the whole would give.
 
@@ -101,70 +120,74 @@ class ChatTemplate:
         the template depends on more. A message the template refuses at this place (two questions
         in a row, where it wants them to alternate) stands as after another one.
         """
-        for skipped, front, view in self._views(history, new):
-            found = self._extend_view(view, new, tools, answer, sampled)
+        for skipped, front, view in self._iter_views(history, new):
+            found = self._extend_view(view, new, tools, with_header, is_sampled)
             if found is None:
                 break
-            if found.keep > front or not skipped:
-                return msgspec.structs.replace(found, keep=found.keep + skipped)
-        return self._one_by_one(history, new, tools, answer)
+            if found.kept_messages > front or not skipped:
+                return msgspec.structs.replace(found, keep=found.kept_messages + skipped)
+        return self._extend_one_by_one(history, new, tools, with_header)
 
-    def revises(
+    def find_first_revised(
         self,
-        history: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Tool] = (),
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition] = (),
         *,
-        sampled: bool = False,
+        is_sampled: bool = False,
     ) -> int | None:
         """The first message of `history` whose ids change when `new` is added; None: none does."""
-        keep = self.extend(history, new, tools, sampled=sampled).keep
+        keep = self.extend(history, new, tools, is_sampled=is_sampled).kept_messages
         return keep if keep < len(history) else None
 
     def render(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] = (),
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = False,
     ) -> list[int]:
         """The whole conversation at once: slow and obvious, what the segments must add up to.
         Raises BadRequest if the template refuses it."""
-        text = self._writer.write(messages, tools, add_generation_prompt)
+        text = self._renderer.render(messages, tools, add_generation_prompt)
         return self._tokenizer.encode_marked(text)
 
     # --- one segment at a time, in a time that does not depend on the conversation: exact if
     # `append_stable`, but for the border between the results of several calls ---
 
-    def head(self, system: str | None, tools: Sequence[Tool] = ()) -> list[int]:
+    def encode_head(self, system: str | None, tools: Sequence[ToolDefinition] = ()) -> list[int]:
         """What stands before the first message (BOS, system message, tools); the beginning of any
         conversation with them, so that it can be computed before anything is said."""
-        return self._tokenizer.encode_marked(self._seams.head(system, tools))
+        return self._tokenizer.encode_marked(self._probe.render_head(system, tools))
 
-    def message(
+    def encode_message(
         self,
-        previous: Role | None,
-        message: Message,
+        previous: ChatRole | None,
+        message: ChatMessage,
         *,
         system: str | None = None,
-        tools: Sequence[Tool] = (),
+        tools: Sequence[ToolDefinition] = (),
     ) -> list[int]:
         """A whole message as it stands after one of role `previous` (None: right after the head;
         then `system` and `tools` are what the head was given: some templates write them into the
         first message). Raises BadRequest if the template has no place for such a message."""
         if previous is None:
-            text = self._seams.first(message, system, tools)
+            text = self._probe.render_first(message, system, tools)
         else:
-            text = self._seams.after(previous, message)
-        return self._tokenizer.encode_marked(self._seams.settled(text, message.role), inside=True)
+            text = self._probe.render_after(previous, message)
+        return self._tokenizer.encode_marked(
+            self._probe.strip_unsettled(text, message.role), is_continuation=True
+        )
 
-    def answer(self, previous: Role | None) -> list[int]:
+    def encode_header(self, previous: ChatRole | None) -> list[int]:
         """The header that opens the assistant's turn."""
-        return self._tokenizer.encode(self._seams.after(previous or "user", None), inside=True)
+        return self._tokenizer.encode(
+            self._probe.render_after(previous or "user", None), is_continuation=True
+        )
 
-    def ending(self, sampled: Sequence[int]) -> list[int]:
+    def encode_ending(self, sampled: Sequence[int]) -> list[int]:
         """What is still missing after these sampled ids to close the assistant's message, before
         the next segment."""
-        closing = self._tokenizer.encode(self._seams.closing("assistant"), inside=True)
+        closing = self._tokenizer.encode(self._probe.closing("assistant"), is_continuation=True)
         for length in range(min(len(closing), len(sampled)), 0, -1):
             if list(sampled[-length:]) == closing[:length]:
                 return closing[length:]
@@ -176,188 +199,200 @@ class ChatTemplate:
 
     # --- extending ---
 
-    def _views(
-        self, history: Sequence[Message], new: Sequence[Message]
-    ) -> Iterator[tuple[int, int, Sequence[Message]]]:
+    def _iter_views(
+        self, history: Sequence[ChatMessage], new: Sequence[ChatMessage]
+    ) -> Iterator[tuple[int, int, Sequence[ChatMessage]]]:
         """Ever longer views of the history: (messages left out, messages in front of those, what is
         seen). A new question may change all that follows the one before, so it sees all of that;
         anything else is laid out in a time that does not depend on how many calls there were."""
-        lead, question = _question(history)
+        lead, question = _find_last_question(history)
         asks = any(message.role == "user" for message in new)
         short = None
-        if not asks and self._is_short(len(history)):
+        if not asks and self._can_use_short_view(len(history)):
             short = _short_view(history, lead, question)
-        if short is not None and self._writer.attempt([*short[0], *new]) is not None:
+        if short is not None and self._renderer.try_render([*short[0], *new]) is not None:
             view, front = short
             yield len(history) - len(view), front, view
-        if self._windowed and question is not None:
+        if self._is_question_view_exact and question is not None:
             yield question - lead, lead, [*history[:lead], *history[question:]]
         yield 0, lead, history
 
     def _extend_view(
         self,
-        past: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Tool],
+        past: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition],
         answer: bool,
         sampled: bool,
-    ) -> Extension | None:
+    ) -> ConversationExtension | None:
         """None: the template refuses the conversation."""
-        whole = self._settled([*past, *new], tools, answer)
+        whole = self._render_settled([*past, *new], tools, answer)
         if whole is None:
             return None
-        keep, start = len(past), self._kept_sampled(past, tools, whole) if sampled else None
+        keep, start = len(past), self._find_kept_sampled(past, tools, whole) if sampled else None
         if start is None:
             logged = past[:-1] if sampled else past
-            keep, start = self._kept(logged, tools, whole)
-        return self._segments([*past, *new], keep, tools, whole, start)
+            keep, start = self._find_kept(logged, tools, whole)
+        return self._encode_segments([*past, *new], keep, tools, whole, start)
 
-    def _kept(
-        self, logged: Sequence[Message], tools: Sequence[Tool], whole: str
+    def _find_kept(
+        self, logged: Sequence[ChatMessage], tools: Sequence[ToolDefinition], whole: str
     ) -> tuple[int, int]:
         """How many messages of what was written before stand in `whole` as they were, and where
         they end in it."""
-        was = self._settled(logged, tools) or ""
+        was = self._render_settled(logged, tools) or ""
         return next(
             (keep, len(before))
             for keep in range(len(logged), -1, -1)
-            if (before := self._settled(logged[:keep], tools)) is not None
+            if (before := self._render_settled(logged[:keep], tools)) is not None
             and was.startswith(before)
-            and self._begins(before, whole)
+            and self._is_clean_prefix(before, whole)
         )
 
-    def _kept_sampled(
-        self, past: Sequence[Message], tools: Sequence[Tool], whole: str
+    def _find_kept_sampled(
+        self, past: Sequence[ChatMessage], tools: Sequence[ToolDefinition], whole: str
     ) -> int | None:
         """Where a last message that was sampled ends in `whole`, if that holds it, and all before
         it, unchanged: as it would be written now, or as it was said, word for word."""
         before, answer = past[:-1], past[-1]
-        if not whole.startswith(self._settled(before, tools) or ""):
+        if not whole.startswith(self._render_settled(before, tools) or ""):
             return None
-        written = self._settled(past, tools)
-        header = self._settled(before, tools, answer=True) or ""
-        said = header + self._writer.mark(answer.content) + self._seams.closing("assistant")
+        written = self._render_settled(past, tools)
+        header = self._render_settled(before, tools, answer=True) or ""
+        said = (
+            header
+            + self._renderer.mark_lookalikes(answer.content)
+            + self._probe.closing("assistant")
+        )
         for text in (written, said):
-            if text is not None and self._begins(text, whole):
+            if text is not None and self._is_clean_prefix(text, whole):
                 return len(text)
         return None
 
-    def _segments(
+    def _encode_segments(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         keep: int,
-        tools: Sequence[Tool],
+        tools: Sequence[ToolDefinition],
         whole: str,
         start: int,
-    ) -> Extension:
+    ) -> ConversationExtension:
         """The ids of whole[start:], parted where one message ends and the next begins."""
         segments: list[list[int]] = []
         for end in range(keep + 1, len(messages) + 1):
-            upto = self._settled(messages[:end], tools)
-            stop = len(upto) if upto is not None and self._begins(upto, whole) else start
-            segments.append(self._tokenizer.encode_marked(whole[start:stop], inside=start > 0))
+            upto = self._render_settled(messages[:end], tools)
+            stop = len(upto) if upto is not None and self._is_clean_prefix(upto, whole) else start
+            segments.append(
+                self._tokenizer.encode_marked(whole[start:stop], is_continuation=start > 0)
+            )
             start = max(start, stop)
-        rest = self._tokenizer.encode_marked(whole[start:], inside=start > 0)
-        return Extension(keep=keep, segments=segments, header=rest)
+        rest = self._tokenizer.encode_marked(whole[start:], is_continuation=start > 0)
+        return ConversationExtension(kept_messages=keep, segments=segments, header=rest)
 
-    def _begins(self, before: str, whole: str) -> bool:
+    def _is_clean_prefix(self, before: str, whole: str) -> bool:
         """Whether `before` begins `whole`, in text and in ids."""
-        return whole.startswith(before) and self._tokenizer.parts_at(whole, len(before))
+        return whole.startswith(before) and self._tokenizer.splits_cleanly_at(whole, len(before))
 
-    def _settled(
-        self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool = False
+    def _render_settled(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolDefinition], answer: bool = False
     ) -> str | None:
         """The text of a conversation as far as it is certain whatever follows. None: refused."""
         if not messages:
-            return self._seams.after("user", None) if answer else ""
-        text = self._writer.attempt(messages, tools, answer)
-        return text if text is None or answer else self._seams.settled(text, messages[-1].role)
+            return self._probe.render_after("user", None) if answer else ""
+        text = self._renderer.try_render(messages, tools, answer)
+        return (
+            text if text is None or answer else self._probe.strip_unsettled(text, messages[-1].role)
+        )
 
-    def _one_by_one(
+    def _extend_one_by_one(
         self,
-        history: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Tool],
+        history: Sequence[ChatMessage],
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolDefinition],
         answer: bool,
-    ) -> Extension:
+    ) -> ConversationExtension:
         """For conversations the template refuses as a whole."""
-        previous: Role | None = history[-1].role if history else None
+        previous: ChatRole | None = history[-1].role if history else None
         system: str | None = None
         segments: list[list[int]] = []
         for message in new:
             if previous is None and message.role == "system" and system is None:
                 system = message.content
-                segments.append(self.head(system, tools))
+                segments.append(self.encode_head(system, tools))
                 continue
-            head = self.head(None, tools) if previous is None and system is None else []
-            segments.append(head + self.message(previous, message, system=system, tools=tools))
+            head = self.encode_head(None, tools) if previous is None and system is None else []
+            segments.append(
+                head + self.encode_message(previous, message, system=system, tools=tools)
+            )
             previous = message.role
-        header = self.answer(previous) if answer else []
-        return Extension(keep=len(history), segments=segments, header=header)
+        header = self.encode_header(previous) if answer else []
+        return ConversationExtension(kept_messages=len(history), segments=segments, header=header)
 
-    def _find_windowed(self) -> bool:
+    def _probe_question_view(self) -> bool:
         """Whether looking back to the last user message gives what looking at everything gives."""
-        self._windowed = True
+        self._is_question_view_exact = True
         return all(
             self.extend(past, new, tools) == self._extend_view(past, new, tools, False, False)
-            for past, new, tools in self._probes()
+            for past, new, tools in self._iter_probes()
         )
 
-    def probe(self) -> None:
+    def probe_short_view(self) -> None:
         """Find out now, in some tenths of a second, what a first long history would have to wait
         for."""
-        self._is_short(LONG_MESSAGES)
+        self._can_use_short_view(LONG_HISTORY_MESSAGES)
 
-    def _is_short(self, messages: int) -> bool:
+    def _can_use_short_view(self, messages: int) -> bool:
         """Whether the short view of a history of so many messages is exact, and worth knowing."""
-        if self._short is None and messages >= LONG_MESSAGES:
-            self._short = self._find_short()
-        return self._short or False
+        if self._is_short_view_exact is None and messages >= LONG_HISTORY_MESSAGES:
+            self._is_short_view_exact = self._probe_short_view()
+        return self._is_short_view_exact or False
 
-    def _find_short(self) -> bool:
+    def _probe_short_view(self) -> bool:
         """Whether of a long run of calls and results behind a question the last few are enough."""
-        self._short = True
+        self._is_short_view_exact = True
         return all(
-            self.extend(past, new, tools, answer=answer, sampled=sampled)
+            self.extend(past, new, tools, with_header=answer, is_sampled=sampled)
             == self._extend_view(past, new, tools, answer, sampled)
-            for past, new, tools in self._probes_of(_probe_runs(), _looks_back)
-            for answer, sampled in _ways(past)
+            for past, new, tools in self._iter_probes_of(_iter_probe_runs(), _omits_messages)
+            for answer, sampled in _iter_extension_modes(past)
         )
 
-    def _find_append_stable(self) -> bool:
-        for past, new, tools in self._probes():
+    def _probe_append_stability(self) -> bool:
+        for past, new, tools in self._iter_probes():
             before, message = past[-1].role, new[0]
             if before == "system" or message.role == "assistant":
                 continue
-            found = self.extend(past, new, tools, sampled=before == "assistant")
-            if found.keep < len(past) or found.ids != self.message(before, message):
+            found = self.extend(past, new, tools, is_sampled=before == "assistant")
+            if found.kept_messages < len(past) or found.ids != self.encode_message(before, message):
                 return False
         return True
 
-    def _probes(self) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
-        yield from self._probes_of(_probe_conversations())
-
-    def _probes_of(
+    def _iter_probes(
         self,
-        conversations: Iterable[tuple[Message, ...]],
-        wanted: Callable[[Sequence[Message], Message], bool] = lambda past, new: True,
-    ) -> Iterator[tuple[Sequence[Message], Sequence[Message], Sequence[Tool]]]:
+    ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
+        yield from self._iter_probes_of(_iter_probe_conversations())
+
+    def _iter_probes_of(
+        self,
+        conversations: Iterable[tuple[ChatMessage, ...]],
+        wanted: Callable[[Sequence[ChatMessage], ChatMessage], bool] = lambda past, new: True,
+    ) -> Iterator[tuple[Sequence[ChatMessage], Sequence[ChatMessage], Sequence[ToolDefinition]]]:
         """History, new message and tools, of those that the template allows, where `wanted`."""
         for messages in conversations:
             ats = [at for at in range(1, len(messages)) if wanted(messages[:at], messages[at])]
-            for tools in ((), (_PROBE_TOOL,)):
+            for tools in ((), (_PROBE_TOOL_DEFINITION,)):
                 for at in ats:
-                    if self._writer.attempt(messages[: at + 1], tools) is not None:
+                    if self._renderer.try_render(messages[: at + 1], tools) is not None:
                         yield messages[:at], messages[at : at + 1], tools
 
 
-LONG_MESSAGES = 32
+LONG_HISTORY_MESSAGES = 32
 """A history of fewer is laid out from all of it, until the template is probed."""
-_TAIL = 2
+_SHORT_VIEW_TAIL = 2
 """Messages at the end of a history that a short view holds."""
 
 
-def _question(history: Sequence[Message]) -> tuple[int, int | None]:
+def _find_last_question(history: Sequence[ChatMessage]) -> tuple[int, int | None]:
     """How many system messages stand in front, and where the last user's message is behind the
     first message; None: there is none."""
     lead = 1 if history and history[0].role == "system" else 0
@@ -365,17 +400,17 @@ def _question(history: Sequence[Message]) -> tuple[int, int | None]:
     return lead, next((at for at in ats if history[at].role == "user"), None)
 
 
-def _looks_back(past: Sequence[Message], new: Message) -> bool:
+def _omits_messages(past: Sequence[ChatMessage], new: ChatMessage) -> bool:
     """Whether a short view of the past leaves messages out."""
-    return new.role != "user" and _short_view(past, *_question(past)) is not None
+    return new.role != "user" and _short_view(past, *_find_last_question(past)) is not None
 
 
 def _short_view(
-    history: Sequence[Message], lead: int, question: int | None
-) -> tuple[list[Message], int] | None:
+    history: Sequence[ChatMessage], lead: int, question: int | None
+) -> tuple[list[ChatMessage], int] | None:
     """The last user's message (else the first one), the last of the assistant's before the end, and
     the end; and how many messages stand before the end. None: that is all there is."""
-    end = len(history) - _TAIL
+    end = len(history) - _SHORT_VIEW_TAIL
     begins = lead if question is None else question
     ats = range(end - 1, begins, -1)
     caller = next((at for at in ats if history[at].role == "assistant"), None)
@@ -385,46 +420,46 @@ def _short_view(
     return [*(history[at] for at in front), *history[end:]], len(front)
 
 
-def _ways(past: Sequence[Message]) -> Iterator[tuple[bool, bool]]:
+def _iter_extension_modes(past: Sequence[ChatMessage]) -> Iterator[tuple[bool, bool]]:
     """How a conversation may be extended: (with a header, behind sampled ids)."""
     for sampled in (False, True) if past[-1].role == "assistant" else (False,):
         yield False, sampled
         yield True, sampled
 
 
-def _probe_runs() -> Iterator[tuple[Message, ...]]:
+def _iter_probe_runs() -> Iterator[tuple[ChatMessage, ...]]:
     """Long runs of calls and results, every content different."""
 
-    def call(*numbers: int) -> Message:
+    def call(*numbers: int) -> ChatMessage:
         made = tuple(
             ToolCall(name=f"look{n}", arguments=f'{{"a": {n}}}', id=f"call{n:05}") for n in numbers
         )
-        return Message(role="assistant", tool_calls=made)
+        return ChatMessage(role="assistant", tool_calls=made)
 
-    def result(n: int) -> Message:
-        return Message(role="tool", content=f"found {n}", tool_call_id=f"call{n:05}")
+    def result(n: int) -> ChatMessage:
+        return ChatMessage(role="tool", content=f"found {n}", tool_call_id=f"call{n:05}")
 
     said = [
-        Message(role=role, content=f"said {at}")
+        ChatMessage(role=role, content=f"said {at}")
         for at, role in enumerate(("user", "assistant", "user", "assistant"))
     ]
-    thought = Message(role="assistant", content="<think>\nreason\n</think>\n\nsaid 9")
+    thought = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 9")
     in_turn = [message for n in range(4) for message in (call(n), result(n))]
     at_once = [call(*range(5)), *(result(n) for n in range(5))]
     for run in (in_turn, at_once, [*at_once, *in_turn], [thought, *in_turn], [said[1]] * 5):
         for before in ([], said[:1], said[:3]):
             yield (*before, *run, said[3], said[2])
-            yield (SYSTEM, *before, *run, said[3])
+            yield (PROBE_SYSTEM, *before, *run, said[3])
 
 
-def _probe_conversations() -> Iterator[tuple[Message, ...]]:
+def _iter_probe_conversations() -> Iterator[tuple[ChatMessage, ...]]:
     """Conversations long enough to show what a template depends on, every content different."""
     said = [
-        Message(role=role, content=f"said {at}")
+        ChatMessage(role=role, content=f"said {at}")
         for at, role in enumerate(("user", "assistant", "user", "assistant", "user", "assistant"))
     ]
-    thought = Message(role="assistant", content="<think>\nreason\n</think>\n\nsaid 3")
-    with_calls = [*said[:3], CALL, TOOL, *said[3:]]
+    thought = ChatMessage(role="assistant", content="<think>\nreason\n</think>\n\nsaid 3")
+    with_calls = [*said[:3], PROBE_CALL, PROBE_TOOL_RESULT, *said[3:]]
     for messages in (said, [*said[:3], thought, *said[4:]], with_calls):
         yield tuple(messages)
-        yield (SYSTEM, *messages)
+        yield (PROBE_SYSTEM, *messages)

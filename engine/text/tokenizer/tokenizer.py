@@ -15,16 +15,16 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from continuo.engine.errors import ModelError, TooLong
-from continuo.engine.text.tokenizer.chunked_encoding import Pieces
+from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 
-OPEN, CLOSE = "\ufdd0", "\ufdd1"
+MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
 """Around a stretch that looks like a control token and must stay plain text. Noncharacters, which
 Unicode keeps for such internal use; in text from outside they become U+FFFD."""
 
 _REPLACEMENT = "\ufffd"
-_KEPT = 16
+_ENCODINGS_CACHED = 16
 """Texts whose ids are remembered: looking for borders asks for the same ones again."""
-_SEARCHED_CHARS = 16 * 1024
+_SEARCH_CHARS_MAX = 16 * 1024
 """Characters that one call into `re` reads: a few milliseconds at most."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
@@ -47,7 +47,7 @@ class Tokenizer:
     `encode_plain` never does, `encode_marked` reads those outside OPEN...CLOSE."""
 
     def __init__(
-        self, raw: tokenizers.Tokenizer, written: str = "", tokens_max: int | None = None
+        self, raw: tokenizers.Tokenizer, template_text: str = "", tokens_max: int | None = None
     ) -> None:
         """`written`: all that the chat template itself can write. Control tokens are the special
         ones, and the added ones that stand in it; text from outside never becomes one of them.
@@ -59,105 +59,109 @@ class Tokenizer:
         self.raw = raw
         self._tokens_max = tokens_max
         added = raw.get_added_tokens_decoder()
-        self.added: dict[int, str] = {id: token.content for id, token in added.items()}
+        self.added_tokens: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_ids = frozenset(id for id, token in added.items() if token.special)
-        self._control = {
+        self._control_ids = {
             token.content: id
             for id, token in added.items()
-            if token.special or token.content in written
+            if token.special or token.content in template_text
         }
-        self._lookalikes = _any_of(self._control)
-        self._trusted = re.compile(f"((?<!{OPEN})(?:{self._lookalikes.pattern}))")
+        self._lookalikes = _compile_alternatives(self._control_ids)
+        self._trusted = re.compile(f"((?<!{MARK_OPEN})(?:{self._lookalikes.pattern}))")
         # Tokens that swallow the spaces beside them are no sure borders.
-        sharp = [text for text, id in self._control.items() if not _swallows(added[id])]
-        self._border = re.compile(f"(?<!{OPEN})(?:{_any_of(sharp).pattern})")
+        sharp = [text for text, id in self._control_ids.items() if not _strips_spaces(added[id])]
+        self._border = re.compile(f"(?<!{MARK_OPEN})(?:{_compile_alternatives(sharp).pattern})")
         # An id before a stretch of text says that it is not the text's beginning, where
         # SentencePiece-like tokenizers put a space.
         self._anchor = next(
-            (added[id] for id in sorted(self.special_ids) if not _swallows(added[id])), None
+            (added[id] for id in sorted(self.special_ids) if not _strips_spaces(added[id])), None
         )
-        self._longest_control = max(map(len, self._control), default=1)
+        self._longest_control = max(map(len, self._control_ids), default=1)
         anchor = None if self._anchor is None else self._anchor.content
-        self._pieces = Pieces(raw, anchor, tokens_max)
-        self._plain_pieces = Pieces(_without_added(raw), None, tokens_max)
-        self._encoded = lru_cache(_KEPT)(self._encode)
+        self._encoder = ChunkedEncoder(raw, anchor, tokens_max)
+        self._plain_encoder = ChunkedEncoder(_strip_added_tokens(raw), None, tokens_max)
+        self._encode_cached = lru_cache(_ENCODINGS_CACHED)(self._encode)
 
     @classmethod
-    def load(cls, folder: Path, written: str = "", tokens_max: int | None = None) -> "Tokenizer":
+    def load(
+        cls, folder: Path, template_text: str = "", tokens_max: int | None = None
+    ) -> "Tokenizer":
         """Raises ModelError, naming what is missing or broken."""
-        return cls(_load_raw(folder), written, tokens_max)
+        return cls(_load_raw(folder), template_text, tokens_max)
 
     @cached_property
     def token_chars_max(self) -> int | None:
         """The most characters that one token stands for, so that a text of n characters is at least
         n / token_chars_max tokens. None: there is no such bound."""
-        return chars_of_token_max(self.raw)
+        return compute_token_chars_max(self.raw)
 
     @cached_property
-    def size(self) -> int:
+    def vocab_size(self) -> int:
         """One more than the largest id."""
         return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def id_of(self, token: str) -> int | None:
         return self.raw.token_to_id(token)
 
-    def encode(self, text: str, *, inside: bool = False) -> list[int]:
+    def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Control tokens written in `text` become control tokens; none is added. `inside`: the text
         continues something, so it has no beginning of its own."""
-        return list(self._encoded(text, inside))
+        return list(self._encode_cached(text, is_continuation))
 
     def _encode(self, text: str, inside: bool) -> list[int]:
-        return self._pieces.ids(text, inside=inside)
+        return self._encoder.encode(text, is_continuation=inside)
 
-    def encode_plain(self, text: str, *, inside: bool = False) -> list[int]:
+    def encode_untrusted(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Ids of untrusted text: what looks like a control token is spelt out."""
-        return self.encode_marked(self.mark(text), inside=inside)
+        return self.encode_marked(self.mark_lookalikes(text), is_continuation=is_continuation)
 
-    def mark(self, text: str) -> str:
+    def mark_lookalikes(self, text: str) -> str:
         """Untrusted text with everything that looks like a control token between OPEN and CLOSE."""
-        for noncharacter in (OPEN, CLOSE):
+        for noncharacter in (MARK_OPEN, MARK_CLOSE):
             if noncharacter in text:
                 text = text.replace(noncharacter, _REPLACEMENT)
         parts: list[str] = []
         at = 0
-        for found in self._found(self._lookalikes, text):
-            parts += text[at : found.start()], OPEN, found[0], CLOSE
+        for found in self._iter_matches(self._lookalikes, text):
+            parts += text[at : found.start()], MARK_OPEN, found[0], MARK_CLOSE
             at = found.end()
         return "".join((*parts, text[at:])) if parts else text
 
-    def encode_marked(self, text: str, *, inside: bool = False) -> list[int]:
+    def encode_marked(self, text: str, *, is_continuation: bool = False) -> list[int]:
         """Ids of text that may contain marked stretches; they, and what stands beside them up to
         the next control token, are encoded as if there were no control tokens. Raises TooLong."""
-        if OPEN not in text and CLOSE not in text:
-            return self.encode(text, inside=inside)
+        if MARK_OPEN not in text and MARK_CLOSE not in text:
+            return self.encode(text, is_continuation=is_continuation)
         ids: list[int] = []
-        for run in self._runs(text):
-            if run in self._control:
-                ids.append(self._control[run])
-            elif OPEN in run or CLOSE in run:
-                ids += self._spell(run.replace(OPEN, "").replace(CLOSE, ""))
+        for run in self._iter_runs(text):
+            if run in self._control_ids:
+                ids.append(self._control_ids[run])
+            elif MARK_OPEN in run or MARK_CLOSE in run:
+                ids += self._spell_out(run.replace(MARK_OPEN, "").replace(MARK_CLOSE, ""))
             elif run:
-                ids += self.encode(run, inside=inside or bool(ids))
+                ids += self.encode(run, is_continuation=is_continuation or bool(ids))
             if self._tokens_max is not None and len(ids) > self._tokens_max:
                 raise TooLong(
                     f"a text of {len(text):,} characters is more than {self._tokens_max:,} tokens"
                 )
         return ids
 
-    def _runs(self, text: str) -> Iterator[str]:
+    def _iter_runs(self, text: str) -> Iterator[str]:
         """The control tokens of `text` (marked), and what stands between them."""
         at = 0
-        for found in self._found(self._trusted, text):
+        for found in self._iter_matches(self._trusted, text):
             yield text[at : found.start()]
             yield found[0]
             at = found.end()
         yield text[at:]
 
-    def _found(self, pattern: re.Pattern[str], text: str, at: int = 0) -> Iterator[re.Match[str]]:
+    def _iter_matches(
+        self, pattern: re.Pattern[str], text: str, at: int = 0
+    ) -> Iterator[re.Match[str]]:
         """All matches of a pattern of control tokens, as `finditer` gives them, but no call into
         `re`, which holds the interpreter lock, reads more than a stretch of the text."""
         while at < len(text):
-            behind = at + _SEARCHED_CHARS
+            behind = at + _SEARCH_CHARS_MAX
             for found in pattern.finditer(text, at, behind + self._longest_control):
                 if found.start() >= behind:
                     break
@@ -165,39 +169,43 @@ class Tokenizer:
                 at = found.end()
             at = max(at, behind)
 
-    def last_border(self, text: str) -> int:
+    def find_last_border(self, text: str) -> int:
         """Behind the last control token of `text` (marked); 0 if it has none."""
-        return max((found.end() for found in self._found(self._border, text)), default=0)
+        return max((found.end() for found in self._iter_matches(self._border, text)), default=0)
 
-    def parts_at(self, text: str, at: int) -> bool:
+    def splits_cleanly_at(self, text: str, at: int) -> bool:
         """Whether the ids of `text` (marked) are the ids of text[:at] and then those of text[at:].
         Control tokens are sure borders, so it is enough to look from the last to the next one."""
         left, right = text[:at], text[at:]
-        start = self.last_border(left)
-        next_border = next(self._found(self._border, right), None)
+        start = self.find_last_border(left)
+        next_border = next(self._iter_matches(self._border, right), None)
         end = next_border.start() if next_border else len(right)
         if start == len(left) or end == 0:
             return True
         left, right = left[start:], right[:end]
-        apart = self.encode_marked(left, inside=start > 0) + self.encode_marked(right, inside=True)
-        return apart == self.encode_marked(left + right, inside=start > 0)
+        apart = self.encode_marked(left, is_continuation=start > 0) + self.encode_marked(
+            right, is_continuation=True
+        )
+        return apart == self.encode_marked(left + right, is_continuation=start > 0)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self.raw.decode(list(ids), skip_special_tokens=skip_special)
 
-    def _spell(self, text: str) -> list[int]:
+    def _spell_out(self, text: str) -> list[int]:
         """Ids of `text` by the model alone, added tokens unread."""
-        ids = self._plain_pieces.ids(text)
-        forbidden = set(self._control.values())
+        ids = self._plain_encoder.encode(text)
+        forbidden = set(self._control_ids.values())
         if forbidden.isdisjoint(ids):
             return ids
         # The vocabulary itself holds the control token as an ordinary piece: break its spelling.
-        broken = re.split(f"(?<=.)(?={'|'.join(re.escape(t[1:]) for t in self._control)})", text)
-        ids = [id for part in broken for id in self._plain_pieces.ids(part)]
+        broken = re.split(
+            f"(?<=.)(?={'|'.join(re.escape(t[1:]) for t in self._control_ids)})", text
+        )
+        ids = [id for part in broken for id in self._plain_encoder.encode(part)]
         return [id for id in ids if id not in forbidden]
 
 
-def special_names(folder: Path) -> dict[str, str]:
+def read_special_tokens(folder: Path) -> dict[str, str]:
     """bos_token, eos_token, ...: what templates call by these names. Raises ModelError."""
     config = read_json(folder / "tokenizer_config.json")
     named: dict[str, str] = {}
@@ -211,30 +219,30 @@ def special_names(folder: Path) -> dict[str, str]:
 
 _COMPOSED_CHARS_MAX = 4
 """NFC and NFKC make one character of so many (Unicode Standard Annex 15, expansion factors)."""
-_SHORTENING = {"NFC": _COMPOSED_CHARS_MAX, "NFKC": _COMPOSED_CHARS_MAX, "NFD": 1, "NFKD": 1}
-_KEEPING = {
+_SHORTENING_FACTORS = {"NFC": _COMPOSED_CHARS_MAX, "NFKC": _COMPOSED_CHARS_MAX, "NFD": 1, "NFKD": 1}
+_LENGTH_KEEPING_STEPS = {
     *("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Punctuation", "Split", "Prepend")
 }
 
 
-def chars_of_token_max(raw: tokenizers.Tokenizer) -> int | None:
+def compute_token_chars_max(raw: tokenizers.Tokenizer) -> int | None:
     """Known of a BPE that spells out in bytes, or one by one, what it does not know, behind steps
     that leave no character out; so of all tokenizers of models that hold conversations. None: not
     known."""
     state = cast(dict[str, Any], json.loads(raw.to_str()))
     model: dict[str, Any] = state["model"]
-    steps = [*_steps(state["pre_tokenizer"]), *_steps(state["normalizer"])]
-    if model["type"] != "BPE" or not (_spells_bytes(model, steps) or _counts_unknown(model)):
+    steps = [*_flatten_steps(state["pre_tokenizer"]), *_flatten_steps(state["normalizer"])]
+    if model["type"] != "BPE" or not (_is_byte_level(model, steps) or _counts_unknown(model)):
         return None
     factor = 1
     for step in steps:
-        if step["type"] in _SHORTENING:
-            factor *= _SHORTENING[step["type"]]
+        if step["type"] in _SHORTENING_FACTORS:
+            factor *= _SHORTENING_FACTORS[step["type"]]
         elif step["type"] == "Replace":
             pattern = step["pattern"].get("String")
             if pattern is None or len(step["content"]) < len(pattern):
                 return None
-        elif step["type"] not in _KEEPING or step.get("behavior") == "Removed":
+        elif step["type"] not in _LENGTH_KEEPING_STEPS or step.get("behavior") == "Removed":
             return None
     added: list[dict[str, Any]] = state["added_tokens"]
     if any(not token["special"] and (token["lstrip"] or token["rstrip"]) for token in added):
@@ -244,7 +252,7 @@ def chars_of_token_max(raw: tokenizers.Tokenizer) -> int | None:
     return factor * max(longest, *(len(token["content"]) for token in added), 1)
 
 
-def _spells_bytes(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> bool:
+def _is_byte_level(model: dict[str, Any], steps: Sequence[dict[str, Any]]) -> bool:
     if any(step["type"] == "ByteLevel" for step in steps):
         return all(byte in model["vocab"] for byte in pre_tokenizers.ByteLevel.alphabet())
     return bool(model.get("byte_fallback")) and all(
@@ -257,15 +265,15 @@ def _counts_unknown(model: dict[str, Any]) -> bool:
     return model.get("unk_token") is not None and not model.get("fuse_unk")
 
 
-def _steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _flatten_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
     """The steps of a normalizer or pre-tokenizer, those of sequences one by one."""
     if step is None:
         return []
     inner = step.get("normalizers") or step.get("pretokenizers")
-    return [step] if inner is None else [each for one in inner for each in _steps(one)]
+    return [step] if inner is None else [each for one in inner for each in _flatten_steps(one)]
 
 
-def _without_added(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _strip_added_tokens(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     """A tokenizer with the same model, normalizer and pre-tokenizer, and no added tokens."""
     plain = tokenizers.Tokenizer(raw.model)
     if raw.normalizer is not None:
@@ -275,11 +283,11 @@ def _without_added(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return plain
 
 
-def _swallows(token: tokenizers.AddedToken) -> bool:
+def _strips_spaces(token: tokenizers.AddedToken) -> bool:
     return token.lstrip or token.rstrip
 
 
-def _any_of(tokens: Collection[str]) -> re.Pattern[str]:
+def _compile_alternatives(tokens: Collection[str]) -> re.Pattern[str]:
     longest_first = sorted(tokens, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -293,7 +301,7 @@ def _load_raw(folder: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
-        raise ModelError(f"{path}: broken ({_line(error)})") from None
+        raise ModelError(f"{path}: broken ({_shorten_error(error)})") from None
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
@@ -307,9 +315,9 @@ def _convert(folder: Path) -> tokenizers.Tokenizer:
     except Exception as error:
         raise ModelError(
             f"{folder}: tokenizer.json is missing and the other tokenizer files cannot be "
-            f"converted ({_line(error)})"
+            f"converted ({_shorten_error(error)})"
         ) from None
 
 
-def _line(error: Exception) -> str:
+def _shorten_error(error: Exception) -> str:
     return " ".join(str(error).split())[:200]

@@ -4,8 +4,15 @@ body ──decode──▶ Create ──hear──▶ GoOn          (core)
 JSON, SSE ◀──────── chunk ◀──say─── Told        (core)
 """
 
-from continuo.realtime.protocol.chat_api.decoder import hear, worded
-from continuo.realtime.protocol.chat_api.encoder import Voice, failure
-from continuo.realtime.protocol.chat_api.requests import Create, decode
+from continuo.realtime.protocol.chat_api.decoder import decode_command, translate_refusal
+from continuo.realtime.protocol.chat_api.encoder import Encoder, encode_error
+from continuo.realtime.protocol.chat_api.requests import ChatCompletionRequest, decode_body
 
-__all__ = ["Create", "Voice", "decode", "failure", "hear", "worded"]
+__all__ = [
+    "ChatCompletionRequest",
+    "Encoder",
+    "decode_body",
+    "decode_command",
+    "encode_error",
+    "translate_refusal",
+]

@@ -9,55 +9,72 @@ import msgspec
 from continuo.engine import Grammar
 from continuo.realtime.errors import Refusal
 from continuo.realtime.protocol.chat_api import requests
-from continuo.realtime.protocol.commands import GoOn
-from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem, Part
-from continuo.realtime.protocol.sampling import missing, sampling_of
-from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
-from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
+from continuo.realtime.protocol.commands import CreateResponse
+from continuo.realtime.protocol.items import (
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+)
+from continuo.realtime.protocol.sampling import merge_sampling, missing_parameter
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
+from continuo.realtime.protocol.tools_and_formats import (
+    build_grammar,
+    build_tools,
+    choose_named_tool,
+    choose_required_tool,
+)
 
-Fresh = Callable[[str], str]
+IdFactory = Callable[[str], str]
 """Makes an id from a prefix."""
 
 
-def hear(create: requests.Create, default: Settings, fresh: Fresh) -> GoOn:
+def decode_command(
+    request: requests.ChatCompletionRequest, default: GenerationSettings, new_id: IdFactory
+) -> CreateResponse:
     """The first message, if it is the system's, is the instructions."""
-    messages, instructions, skipped = create.messages, "", 0
+    messages, instructions, skipped = request.messages, "", 0
     if messages[0].role in ("system", "developer"):
-        instructions = "\n".join(_texts(messages[0], "messages[0]"))
+        instructions = "\n".join(_decode_texts(messages[0], "messages[0]"))
         skipped = 1
-    tools = tools_of(_tools(create.tools or []))
-    settings = Settings(
+    tools = build_tools(_decode_tools(request.tools or []))
+    settings = GenerationSettings(
         instructions=instructions,
         tools=tools,
-        tool_choice=_tool_choice(create.tool_choice, tools, given=bool(create.tools)),
-        parallel_tool_calls=create.parallel_tool_calls is not False,
-        max_output_tokens=create.max_completion_tokens or create.max_tokens,
+        tool_choice=_decode_tool_choice(
+            request.tool_choice, tools, has_declared_tools=bool(request.tools)
+        ),
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        max_output_tokens=request.max_completion_tokens or request.max_tokens,
         sampling=msgspec.structs.replace(
-            sampling_of(create, default.sampling, default.sampling),
-            grammar=_grammar(create.response_format),
+            merge_sampling(request, default.sampling, default.sampling),
+            grammar=_decode_grammar(request.response_format),
         ),
         truncation=Truncation(mode="disabled"),
     )
     items = tuple(
         item
         for n, message in enumerate(messages[skipped:], skipped)
-        for item in _items(message, f"messages[{n}]", fresh)
+        for item in _decode_message_items(message, f"messages[{n}]", new_id)
     )
-    return GoOn(settings=settings, input=items, keep=False)
+    return CreateResponse(settings=settings, input=items, store=False)
 
 
-def _items(message: requests.MessageIn, where: str, fresh: Fresh) -> Iterator[Item]:
+def _decode_message_items(
+    message: requests.MessageIn, where: str, fresh: IdFactory
+) -> Iterator[Item]:
     if message.role == "tool":
         if message.tool_call_id is None:
-            raise missing(f"{where}.tool_call_id")
-        output = "\n".join(_texts(message, where))
-        yield CallOutputItem(id=fresh("item"), call_id=message.tool_call_id, output=output)
+            raise missing_parameter(f"{where}.tool_call_id")
+        output = "\n".join(_decode_texts(message, where))
+        yield FunctionCallOutputItem(id=fresh("item"), call_id=message.tool_call_id, output=output)
         return
     calls = message.tool_calls or []
     if message.content is not None or not calls:
-        yield _message(message, where, fresh)
+        yield _decode_message(message, where, fresh)
     for call in calls:
-        yield CallItem(
+        yield FunctionCallItem(
             id=fresh("item"),
             call_id=call.id,
             name=call.function.name,
@@ -65,20 +82,20 @@ def _items(message: requests.MessageIn, where: str, fresh: Fresh) -> Iterator[It
         )
 
 
-def _message(message: requests.MessageIn, where: str, fresh: Fresh) -> MessageItem:
+def _decode_message(message: requests.MessageIn, where: str, fresh: IdFactory) -> MessageItem:
     match message.role:
         case "user" | "assistant" as role:
             kind = "output_text" if role == "assistant" else "input_text"
         case _:
             role, kind = "system", "input_text"
-    parts = tuple(Part(kind, text) for text in _texts(message, where))
+    parts = tuple(ContentPart(kind, text) for text in _decode_texts(message, where))
     return MessageItem(id=fresh("item"), role=role, parts=parts)
 
 
-def _texts(message: requests.MessageIn, where: str) -> list[str]:
+def _decode_texts(message: requests.MessageIn, where: str) -> list[str]:
     content = message.content
     if content is None:
-        raise missing(f"{where}.content")
+        raise missing_parameter(f"{where}.content")
     if isinstance(content, str):
         return [content]
     texts: list[str] = []
@@ -92,56 +109,56 @@ def _texts(message: requests.MessageIn, where: str) -> list[str]:
                 param=f"{where}.content[{n}].type",
             )
         if text is None:
-            raise missing(f"{where}.content[{n}].{part.type}")
+            raise missing_parameter(f"{where}.content[{n}].{part.type}")
         texts.append(text)
     return texts
 
 
-def _tools(tools: Sequence[requests.ToolIn]) -> Iterator[tuple[str, requests.FunctionIn]]:
+def _decode_tools(tools: Sequence[requests.ToolIn]) -> Iterator[tuple[str, requests.FunctionIn]]:
     for n, tool in enumerate(tools):
         if tool.type != "function":
             continue
         if tool.function is None:
-            raise missing(f"tools[{n}].function")
+            raise missing_parameter(f"tools[{n}].function")
         yield f"tools[{n}].function", tool.function
 
 
-def _grammar(form: requests.FormatIn | None) -> Grammar | None:
-    if form is None:
+def _decode_grammar(response_format: requests.FormatIn | None) -> Grammar | None:
+    if response_format is None:
         return None
-    if form.type == "json_schema" and form.json_schema is None:
-        raise missing("response_format.json_schema")
-    schema = form.json_schema.schema if form.json_schema else None
-    return grammar_of(form.type, schema, "response_format.json_schema.schema")
+    if response_format.type == "json_schema" and response_format.json_schema is None:
+        raise missing_parameter("response_format.json_schema")
+    schema = response_format.json_schema.schema if response_format.json_schema else None
+    return build_grammar(response_format.type, schema, "response_format.json_schema.schema")
 
 
-def _tool_choice(
+def _decode_tool_choice(
     choice: Literal["auto", "none", "required"] | requests.ToolChoiceIn | None,
     tools: Sequence[Tool],
     *,
-    given: bool,
+    has_declared_tools: bool,
 ) -> ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
         case requests.ToolChoiceIn(type="function", function=None):
-            raise missing("tool_choice.function")
-        case requests.ToolChoiceIn(type="function", function=requests.NamedIn(name=name)):
-            return named(name, tools, "tool_choice.function.name")
+            raise missing_parameter("tool_choice.function")
+        case requests.ToolChoiceIn(type="function", function=requests.FunctionNameIn(name=name)):
+            return choose_named_tool(name, tools, "tool_choice.function.name")
         case "required":
-            return required(tools, "tool_choice", given=given)
+            return choose_required_tool(tools, "tool_choice", has_declared_tools=has_declared_tools)
         case requests.ToolChoiceIn() | None:
             return ToolChoice()
         case mode:
             return ToolChoice(mode)
 
 
-_THEIRS = {"input": "messages", "text.format.schema": "response_format.json_schema.schema"}
+_PARAM_NAMES = {"input": "messages", "text.format.schema": "response_format.json_schema.schema"}
 
 
-def worded(refusal: Refusal) -> Refusal:
+def translate_refusal(refusal: Refusal) -> Refusal:
     """What the session layer refuses, with the fields as they are called here."""
     param = refusal.param
-    if param not in _THEIRS:
+    if param not in _PARAM_NAMES:
         return refusal
-    message = refusal.message.replace(f"'{param}'", f"'{_THEIRS[param]}'")
-    return Refusal(message, code=refusal.code, param=_THEIRS[param], kind=refusal.kind)
+    message = refusal.message.replace(f"'{param}'", f"'{_PARAM_NAMES[param]}'")
+    return Refusal(message, code=refusal.code, param=_PARAM_NAMES[param], kind=refusal.kind)

@@ -8,134 +8,140 @@ from msgspec import UNSET
 
 from continuo.realtime.protocol.chat_api import replies
 from continuo.realtime.protocol.events import (
-    AnswerEnded,
-    AnswerStarted,
     ArgumentsDelta,
-    OutputEnded,
-    OutputStarted,
-    Steered,
+    OutputItemEnded,
+    OutputItemStarted,
+    ResponseEnded,
+    ResponseEvent,
+    ResponseStarted,
+    ResponseSteered,
     TextDelta,
-    Told,
 )
-from continuo.realtime.protocol.items import CallItem, MessageItem
-from continuo.realtime.protocol.response import Answer, AnswerError, Usage
+from continuo.realtime.protocol.items import FunctionCallItem, MessageItem
+from continuo.realtime.protocol.response import Response, ResponseError, Usage
 
 _encoder = msgspec.json.Encoder()
-DONE = b"data: [DONE]\n\n"
+SSE_DONE = b"data: [DONE]\n\n"
 
 
-class Voice:
+class Encoder:
     """Of one answer. `usage`: it is wanted behind the last chunk."""
 
-    def __init__(self, model: str, *, usage: bool = False) -> None:
+    def __init__(self, model: str, *, include_usage: bool = False) -> None:
         self._model = model
-        self._usage = usage
+        self._include_usage = include_usage
         self._id = ""
         self._created = 0
-        self._calls = 0
+        self._tool_calls = 0
 
-    def whole(self, answer: Answer) -> replies.Completion:
+    def encode_completion(self, response: Response) -> replies.Completion:
         """Of an answer that has not failed."""
-        texts = [item for item in answer.items if isinstance(item, MessageItem)]
-        calls = [item for item in answer.items if isinstance(item, CallItem)]
+        texts = [item for item in response.items if isinstance(item, MessageItem)]
+        calls = [item for item in response.items if isinstance(item, FunctionCallItem)]
         text = "".join(part.text for item in texts for part in item.parts)
-        message = replies.Message(
+        message = replies.MessageOut(
             content=text if text or not calls else None,
             tool_calls=[
-                replies.Call(
+                replies.ToolCallOut(
                     id=call.call_id,
                     type="function",
-                    function=replies.Called(name=call.name, arguments=call.arguments),
+                    function=replies.FunctionCallOut(name=call.name, arguments=call.arguments),
                 )
                 for call in calls
             ]
             or UNSET,
         )
         return replies.Completion(
-            id=_id(answer),
-            created=answer.created_s,
+            id=_completion_id(response),
+            created=response.created_s,
             model=self._model,
-            choices=[replies.Choice(message=message, finish_reason=_finish(answer))],
-            usage=_usage(answer),
+            choices=[replies.Choice(message=message, finish_reason=_finish_reason(response))],
+            usage=_encode_usage(response),
         )
 
-    def say(self, told: Told) -> Iterator[bytes]:
+    def encode(self, event: ResponseEvent) -> Iterator[bytes]:
         """Server-sent events."""
-        match told:
-            case AnswerStarted(answer=answer):
-                self._id, self._created = _id(answer), answer.created_s
-                yield self._chunk(replies.Delta(role="assistant", content=""))
-            case OutputStarted(item=CallItem(call_id=call_id, name=name)):
-                self._calls += 1
-                called = replies.Called(name=name, arguments="")
-                yield self._call(replies.Call(id=call_id, type="function", function=called))
+        match event:
+            case ResponseStarted(answer=answer):
+                self._id, self._created = _completion_id(answer), answer.created_s
+                yield self._encode_chunk(replies.Delta(role="assistant", content=""))
+            case OutputItemStarted(item=FunctionCallItem(call_id=call_id, name=name)):
+                self._tool_calls += 1
+                called = replies.FunctionCallOut(name=name, arguments="")
+                yield self._encode_tool_call(
+                    replies.ToolCallOut(id=call_id, type="function", function=called)
+                )
             case TextDelta(text=text):
-                yield self._chunk(replies.Delta(content=text))
+                yield self._encode_chunk(replies.Delta(content=text))
             case ArgumentsDelta(text=text):
-                yield self._call(replies.Call(function=replies.Called(arguments=text)))
-            case AnswerEnded(answer=answer):
-                yield from self._end(answer)
-            case OutputStarted() | OutputEnded() | Steered():
+                yield self._encode_tool_call(
+                    replies.ToolCallOut(function=replies.FunctionCallOut(arguments=text))
+                )
+            case ResponseEnded(answer=answer):
+                yield from self._encode_end(answer)
+            case OutputItemStarted() | OutputItemEnded() | ResponseSteered():
                 pass
             case _:
-                assert_never(told)
+                assert_never(event)
 
-    def _end(self, answer: Answer) -> Iterator[bytes]:
+    def _encode_end(self, answer: Response) -> Iterator[bytes]:
         if answer.status == "failed":
-            yield _sse(replies.Error(error=failure(answer)))
+            yield _encode_sse(replies.Error(error=encode_error(answer)))
             return
-        yield self._chunk(replies.Delta(), _finish(answer))
-        if self._usage:
-            yield _sse(
-                replies.Chunk(
+        yield self._encode_chunk(replies.Delta(), _finish_reason(answer))
+        if self._include_usage:
+            yield _encode_sse(
+                replies.CompletionChunk(
                     id=self._id,
                     created=self._created,
                     model=self._model,
                     choices=[],
-                    usage=_usage(answer),
+                    usage=_encode_usage(answer),
                 )
             )
-        yield DONE
+        yield SSE_DONE
 
-    def _call(self, call: replies.Call) -> bytes:
-        numbered = msgspec.structs.replace(call, index=self._calls - 1)
-        return self._chunk(replies.Delta(tool_calls=[numbered]))
+    def _encode_tool_call(self, call: replies.ToolCallOut) -> bytes:
+        numbered = msgspec.structs.replace(call, index=self._tool_calls - 1)
+        return self._encode_chunk(replies.Delta(tool_calls=[numbered]))
 
-    def _chunk(self, delta: replies.Delta, finish: replies.FinishReason | None = None) -> bytes:
-        return _sse(
-            replies.Chunk(
+    def _encode_chunk(
+        self, delta: replies.Delta, finish: replies.FinishReason | None = None
+    ) -> bytes:
+        return _encode_sse(
+            replies.CompletionChunk(
                 id=self._id,
                 created=self._created,
                 model=self._model,
                 choices=[replies.ChunkChoice(delta=delta, finish_reason=finish)],
-                usage=None if self._usage else UNSET,
+                usage=None if self._include_usage else UNSET,
             )
         )
 
 
-def failure(answer: Answer) -> replies.ErrorBody:
-    error = answer.error or AnswerError("server_error", "The answer failed.")
+def encode_error(response: Response) -> replies.ErrorBody:
+    error = response.error or ResponseError("server_error", "The answer failed.")
     return replies.ErrorBody(message=error.message, code=error.code)
 
 
-def _sse(event: replies.Chunk | replies.Error) -> bytes:
+def _encode_sse(event: replies.CompletionChunk | replies.Error) -> bytes:
     return b"data: %s\n\n" % _encoder.encode(event)
 
 
-def _id(answer: Answer) -> str:
+def _completion_id(answer: Response) -> str:
     return "chatcmpl-" + answer.id.removeprefix("resp_")
 
 
-def _finish(answer: Answer) -> replies.FinishReason:
+def _finish_reason(answer: Response) -> replies.FinishReason:
     if answer.reason == "max_output_tokens":
         return "length"
-    called = any(isinstance(item, CallItem) for item in answer.items)
+    called = any(isinstance(item, FunctionCallItem) for item in answer.items)
     return "tool_calls" if called else "stop"
 
 
-def _usage(answer: Answer) -> replies.Usage:
+def _encode_usage(answer: Response) -> replies.UsageOut:
     usage = answer.usage or Usage()
-    return replies.Usage(
+    return replies.UsageOut(
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,
         total_tokens=usage.input_tokens + usage.output_tokens,

@@ -9,41 +9,41 @@ from msgspec import UNSET, UnsetType
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
-class Called(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True):
     name: str | UnsetType = UNSET
     arguments: str
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
     """`index` in chunks alone; what was said of a call before is not said again."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
-    function: Called
+    function: FunctionCallOut
 
 
 class PromptDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class MessageOut(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
-    message: Message
+    message: MessageOut
     logprobs: None = None
     finish_reason: FinishReason
 
@@ -54,13 +54,13 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[Choice]
-    usage: Usage
+    usage: UsageOut
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["assistant"] | UnsetType = UNSET
     content: str | UnsetType = UNSET
-    tool_calls: list[Call] | UnsetType = UNSET
+    tool_calls: list[ToolCallOut] | UnsetType = UNSET
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None = None
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """`usage` is null but in the last, where it was asked for."""
 
     id: str
@@ -78,7 +78,7 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     created: int
     model: str
     choices: list[ChunkChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: UsageOut | UnsetType | None = UNSET
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):

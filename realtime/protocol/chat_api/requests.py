@@ -7,39 +7,39 @@ import msgspec
 from msgspec import Meta
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.sampling import ItemId, Sampled, Text
-from continuo.realtime.protocol.validation import Choices, decoded
+from continuo.realtime.protocol.sampling import BoundedText, ItemId, SamplingIn
+from continuo.realtime.protocol.validation import AllowedValues, decode_json
 
 ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
-Tokens = Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)]
+MaxTokens = Annotated[int, Meta(ge=1, le=limits.OUTPUT_TOKENS_MAX)]
 
 
 class PartIn(msgspec.Struct, frozen=True, kw_only=True):
     type: str
-    text: Text | None = None
-    refusal: Text | None = None
+    text: BoundedText | None = None
+    refusal: BoundedText | None = None
 
 
-class CalledIn(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True):
     name: ToolName
-    arguments: Text
+    arguments: BoundedText
 
 
-class CallIn(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCallIn(msgspec.Struct, frozen=True, kw_only=True):
     id: ItemId
-    function: CalledIn
+    function: FunctionCallIn
 
 
 class MessageIn(msgspec.Struct, frozen=True, kw_only=True):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)] | None = None
-    tool_calls: Annotated[list[CallIn], Meta(max_length=limits.PARTS_MAX)] | None = None
+    content: BoundedText | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)] | None = None
+    tool_calls: Annotated[list[ToolCallIn], Meta(max_length=limits.PARTS_MAX)] | None = None
     tool_call_id: ItemId | None = None
 
 
 class FunctionIn(msgspec.Struct, frozen=True, kw_only=True):
     name: ToolName
-    description: Text | None = None
+    description: BoundedText | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
 
@@ -51,13 +51,13 @@ class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
     function: FunctionIn | None = None
 
 
-class NamedIn(msgspec.Struct, frozen=True, kw_only=True):
+class FunctionNameIn(msgspec.Struct, frozen=True, kw_only=True):
     name: str
 
 
 class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True):
     type: str
-    function: NamedIn | None = None
+    function: FunctionNameIn | None = None
 
 
 class SchemaIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,16 +75,16 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True):
     include_usage: bool | None = None
 
 
-class Create(Sampled, frozen=True, kw_only=True):
+class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     messages: Annotated[
-        list[MessageIn], Meta(min_length=1, max_length=limits.RESPONSE_INPUT_ITEMS_MAX)
+        list[MessageIn], Meta(min_length=1, max_length=limits.RESPONSES_INPUT_ITEMS_MAX)
     ]
     model: str | None = None
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | None = None
     parallel_tool_calls: bool | None = None
-    max_completion_tokens: Tokens | None = None
-    max_tokens: Tokens | None = None
+    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokens | None = None
     """The older name."""
     response_format: FormatIn | None = None
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
@@ -93,15 +93,15 @@ class Create(Sampled, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
 
 
-_CHOICES: Choices = {
+_ALLOWED_VALUES: AllowedValues = {
     "messages[].role": ("system", "developer", "user", "assistant", "tool"),
     "response_format.type": ("text", "json_object", "json_schema"),
     "tool_choice": ("auto", "none", "required", "an object"),
     "logprobs": ("false",),
 }
-_decoder = msgspec.json.Decoder(Create)
+_decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 
-def decode(body: bytes) -> Create:
+def decode_body(body: bytes) -> ChatCompletionRequest:
     """Raises BadFrame."""
-    return decoded(_decoder, body, "body", _CHOICES)
+    return decode_json(_decoder, body, "body", _ALLOWED_VALUES)

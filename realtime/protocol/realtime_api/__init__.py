@@ -9,29 +9,34 @@ from continuo.realtime.protocol.realtime_api.codec import (
     CODECS,
     JSON,
     Codec,
-    decode,
-    encode,
-    event_id_of,
+    decode_frame,
+    encode_frame,
     explain,
+    extract_event_id,
 )
-from continuo.realtime.protocol.realtime_api.decoder import Farewell, NoAudio, hear, settings_of
-from continuo.realtime.protocol.realtime_api.encoder import Voice
+from continuo.realtime.protocol.realtime_api.decoder import (
+    CloseRequest,
+    IgnoredAudioEvent,
+    decode_command,
+    decode_session_settings,
+)
+from continuo.realtime.protocol.realtime_api.encoder import Encoder
 from continuo.realtime.protocol.realtime_api.server_events import ServerEvent
 
 __all__ = [
     "CODECS",
     "JSON",
     "ClientEvent",
+    "CloseRequest",
     "Codec",
-    "Farewell",
-    "NoAudio",
+    "Encoder",
+    "IgnoredAudioEvent",
     "ServerEvent",
     "SessionIn",
-    "Voice",
-    "decode",
-    "encode",
-    "event_id_of",
+    "decode_command",
+    "decode_frame",
+    "decode_session_settings",
+    "encode_frame",
     "explain",
-    "hear",
-    "settings_of",
+    "extract_event_id",
 ]

@@ -12,9 +12,15 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.sampling import ItemId, Metadata, Name, Sampled, Text
+from continuo.realtime.protocol.sampling import (
+    BoundedName,
+    BoundedText,
+    ItemId,
+    Metadata,
+    SamplingIn,
+)
 
-EventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
+ClientEventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
 
 
 # ---------------------------------------------------------------- in session and response
@@ -24,8 +30,8 @@ class ToolIn(msgspec.Struct, frozen=True):
     """Kinds other than `function` are accepted and left out."""
 
     type: str = "function"
-    name: Name | None = None
-    description: Text | None = None
+    name: BoundedName | None = None
+    description: BoundedText | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
     """Ours, as in the Responses API: calls follow the schema."""
@@ -36,11 +42,11 @@ class ToolChoiceIn(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
-class Wishes(Sampled, frozen=True, kw_only=True):
+class GenerationSettingsIn(SamplingIn, frozen=True, kw_only=True):
     """What both a session and a single response may wish. How tokens are drawn are extra keys of
     ours."""
 
-    instructions: Text | UnsetType | None = UNSET
+    instructions: BoundedText | UnsetType | None = UNSET
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | UnsetType | None = UNSET
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | UnsetType | None = UNSET
     max_output_tokens: (
@@ -53,16 +59,16 @@ class Wishes(Sampled, frozen=True, kw_only=True):
     reasoning: object = None
 
 
-class TokenLimits(msgspec.Struct, frozen=True):
+class TokenLimitsIn(msgspec.Struct, frozen=True):
     post_instructions: Annotated[int, Meta(ge=0, le=limits.OUTPUT_TOKENS_MAX)] | None = None
 
 
 class RetentionIn(msgspec.Struct, frozen=True, kw_only=True, tag="retention_ratio"):
     retention_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.8
-    token_limits: TokenLimits | None = None
+    token_limits: TokenLimitsIn | None = None
 
 
-class SessionIn(Wishes, frozen=True, kw_only=True):
+class SessionIn(GenerationSettingsIn, frozen=True, kw_only=True):
     type: Literal["realtime"]
     model: object = None
     include: object = UNSET
@@ -78,8 +84,8 @@ class PartIn(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal[
         "input_text", "output_text", "text", "input_audio", "output_audio", "audio", "input_image"
     ]
-    text: Text | None = None
-    transcript: Text | None = None
+    text: BoundedText | None = None
+    transcript: BoundedText | None = None
     audio: object = None
     image_url: object = None
 
@@ -93,14 +99,14 @@ class MessageIn(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
 class FunctionCallIn(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
     id: ItemId | None = None
     call_id: ItemId | None = None
-    name: Name
-    arguments: Text
+    name: BoundedName
+    arguments: BoundedText
 
 
 class FunctionCallOutputIn(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
     id: ItemId | None = None
     call_id: ItemId
-    output: Text
+    output: BoundedText
 
 
 class ItemReferenceIn(msgspec.Struct, frozen=True, kw_only=True, tag="item_reference"):
@@ -110,10 +116,11 @@ class ItemReferenceIn(msgspec.Struct, frozen=True, kw_only=True, tag="item_refer
 ItemIn = MessageIn | FunctionCallIn | FunctionCallOutputIn
 
 
-class ResponseIn(Wishes, frozen=True, kw_only=True):
+class ResponseIn(GenerationSettingsIn, frozen=True, kw_only=True):
     conversation: str | None = None
     input: (
-        Annotated[list[ItemIn | ItemReferenceIn], Meta(max_length=limits.INPUT_ITEMS_MAX)] | None
+        Annotated[list[ItemIn | ItemReferenceIn], Meta(max_length=limits.REALTIME_INPUT_ITEMS_MAX)]
+        | None
     ) = None
     metadata: Metadata | None = None
 
@@ -121,24 +128,24 @@ class ResponseIn(Wishes, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- the events
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
-    event_id: EventId | None = None
+class ClientEventBase(msgspec.Struct, frozen=True, kw_only=True):
+    event_id: ClientEventId | None = None
 
 
-class SessionUpdate(Event, frozen=True, kw_only=True, tag="session.update"):
+class SessionUpdate(ClientEventBase, frozen=True, kw_only=True, tag="session.update"):
     session: SessionIn
 
 
-class ItemCreate(Event, frozen=True, kw_only=True, tag="conversation.item.create"):
+class ItemCreate(ClientEventBase, frozen=True, kw_only=True, tag="conversation.item.create"):
     item: ItemIn
     previous_item_id: ItemId | None = None
 
 
-class ItemRetrieve(Event, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
+class ItemRetrieve(ClientEventBase, frozen=True, kw_only=True, tag="conversation.item.retrieve"):
     item_id: ItemId
 
 
-class ItemTruncate(Event, frozen=True, kw_only=True, tag="conversation.item.truncate"):
+class ItemTruncate(ClientEventBase, frozen=True, kw_only=True, tag="conversation.item.truncate"):
     item_id: ItemId
     content_index: Annotated[int, Meta(ge=0, le=limits.PARTS_MAX)]
     audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
@@ -146,53 +153,53 @@ class ItemTruncate(Event, frozen=True, kw_only=True, tag="conversation.item.trun
     """Ours: characters of the text that were heard. One of the two is needed."""
 
 
-class ItemDelete(Event, frozen=True, kw_only=True, tag="conversation.item.delete"):
+class ItemDelete(ClientEventBase, frozen=True, kw_only=True, tag="conversation.item.delete"):
     item_id: ItemId
 
 
-class ResponseCreate(Event, frozen=True, kw_only=True, tag="response.create"):
+class ResponseCreate(ClientEventBase, frozen=True, kw_only=True, tag="response.create"):
     response: ResponseIn | None = None
 
 
-class ResponseCancel(Event, frozen=True, kw_only=True, tag="response.cancel"):
+class ResponseCancel(ClientEventBase, frozen=True, kw_only=True, tag="response.cancel"):
     response_id: str | None = None
 
 
-class AudioAppend(Event, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
+class AudioAppend(ClientEventBase, frozen=True, kw_only=True, tag="input_audio_buffer.append"):
     audio: str
 
 
-class AudioCommit(Event, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
+class AudioCommit(ClientEventBase, frozen=True, kw_only=True, tag="input_audio_buffer.commit"):
     pass
 
 
-class AudioClear(Event, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
+class AudioClear(ClientEventBase, frozen=True, kw_only=True, tag="input_audio_buffer.clear"):
     pass
 
 
-class OutputAudioClear(Event, frozen=True, kw_only=True, tag="output_audio_buffer.clear"):
+class OutputAudioClear(ClientEventBase, frozen=True, kw_only=True, tag="output_audio_buffer.clear"):
     pass
 
 
-class TextAppend(Event, frozen=True, kw_only=True, tag="input_text_buffer.append"):
+class TextAppend(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buffer.append"):
     """Ours, as all of this buffer: words as they are spoken or typed."""
 
-    text: Text
+    text: BoundedText
 
 
-class TextReplace(Event, frozen=True, kw_only=True, tag="input_text_buffer.replace"):
-    text: Text
+class TextReplace(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buffer.replace"):
+    text: BoundedText
 
 
-class TextClear(Event, frozen=True, kw_only=True, tag="input_text_buffer.clear"):
+class TextClear(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buffer.clear"):
     pass
 
 
-class TextCommit(Event, frozen=True, kw_only=True, tag="input_text_buffer.commit"):
+class TextCommit(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buffer.commit"):
     pass
 
 
-class SessionClose(Event, frozen=True, kw_only=True, tag="session.close"):
+class SessionClose(ClientEventBase, frozen=True, kw_only=True, tag="session.close"):
     """Ours."""
 
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import msgspec
 
 from continuo.realtime.errors import BadFrame
-from continuo.realtime.limits import FRAME_ELEMENTS_MAX
-from continuo.realtime.protocol.complexity_limits import elements, packed_elements
+from continuo.realtime.limits import FRAME_VALUES_MAX
+from continuo.realtime.protocol.complexity_limits import count_json_values, count_msgpack_values
 from continuo.realtime.protocol.realtime_api.client_events import (
     EVENT_TYPES,
     ITEM_TYPES,
     ClientEvent,
-    EventId,
+    ClientEventId,
     ResponseCreate,
     SessionUpdate,
 )
@@ -23,17 +23,17 @@ from continuo.realtime.protocol.realtime_api.server_events import (
     SessionCreated,
     SessionUpdated,
 )
-from continuo.realtime.protocol.validation import Choices, explain
+from continuo.realtime.protocol.validation import AllowedValues, explain
 
 
 class _Envelope(msgspec.Struct):
     """What of a frame may be good even when the rest is bad: nothing else is made of it."""
 
-    event_id: EventId | None = None
+    event_id: ClientEventId | None = None
 
 
 _EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]{1,512})"')
-_CHOICES: Choices = {
+_ALLOWED_VALUES: AllowedValues = {
     "type": EVENT_TYPES,
     "item.type": ITEM_TYPES,
     "response.input[].type": (*ITEM_TYPES, "item_reference"),
@@ -58,45 +58,45 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     """One way to write the events."""
 
     subprotocol: str
-    binary: bool
+    is_binary: bool
     """Whether its frames are."""
     name: str
-    unreadable: str
+    unreadable_code: str
     """The code of a refused frame that could not be read at all."""
-    read: Callable[[str | bytes], ClientEvent]
+    parse: Callable[[str | bytes], ClientEvent]
     """Raises MsgspecError, ValueError (UnicodeDecodeError), TypeError or RecursionError."""
-    look: Callable[[str | bytes], str | None]
+    find_event_id: Callable[[str | bytes], str | None]
     """The event_id as it stands in a frame; raises the same."""
-    count: Callable[[str | bytes, int], int]
+    count_values: Callable[[str | bytes, int], int]
     """About how many values a frame holds, looking no further than a limit."""
     encode: Callable[[ServerEvent], bytes]
 
     def decode(self, frame: str | bytes) -> ClientEvent:
         """Raises BadFrame."""
-        count = self.count(frame, FRAME_ELEMENTS_MAX)
-        if count > FRAME_ELEMENTS_MAX:
+        count = self.count_values(frame, FRAME_VALUES_MAX)
+        if count > FRAME_VALUES_MAX:
             raise BadFrame(
-                f"The frame holds {count:,} values; the limit is {FRAME_ELEMENTS_MAX:,}.",
+                f"The frame holds {count:,} values; the limit is {FRAME_VALUES_MAX:,}.",
                 code="frame_too_large",
-                event_id=self.event_id_of(frame),
+                event_id=self.extract_event_id(frame),
             )
-        code, param = self.unreadable, None
+        code, param = self.unreadable_code, None
         try:
-            return self.read(frame)
+            return self.parse(frame)
         except msgspec.ValidationError as error:
-            message, code, param = explain(str(error), _CHOICES)
+            message, code, param = explain(str(error), _ALLOWED_VALUES)
         except UnicodeDecodeError:
             message = "The frame is not valid UTF-8."
         except RecursionError:
             message = "The frame is nested too deeply."
         except (msgspec.DecodeError, TypeError, ValueError) as error:
             message = f"The frame is not valid {self.name}: {error}."
-        raise BadFrame(message, code=code, param=param, event_id=self.event_id_of(frame))
+        raise BadFrame(message, code=code, param=param, event_id=self.extract_event_id(frame))
 
-    def event_id_of(self, frame: str | bytes) -> str | None:
+    def extract_event_id(self, frame: str | bytes) -> str | None:
         """The client's event_id, from a frame of which nothing else may be good."""
         try:
-            return self.look(frame)
+            return self.find_event_id(frame)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             return None
 
@@ -104,13 +104,13 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- JSON
 
 _read_json = msgspec.json.Decoder(ClientEvent).decode
-_look_json = msgspec.json.Decoder(_Envelope).decode
+_read_json_envelope = msgspec.json.Decoder(_Envelope).decode
 _write_json = msgspec.json.Encoder().encode
 
 
-def _json_event_id(frame: str | bytes) -> str | None:
+def _find_json_event_id(frame: str | bytes) -> str | None:
     try:
-        return _look_json(frame).event_id
+        return _read_json_envelope(frame).event_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass
     text = frame if isinstance(frame, str) else frame.decode(errors="replace")
@@ -120,26 +120,26 @@ def _json_event_id(frame: str | bytes) -> str | None:
 
 JSON = Codec(
     subprotocol="realtime",
-    binary=False,
+    is_binary=False,
     name="JSON",
-    unreadable="invalid_json",
-    read=_read_json,
-    look=_json_event_id,
-    count=elements,
+    unreadable_code="invalid_json",
+    parse=_read_json,
+    find_event_id=_find_json_event_id,
+    count_values=count_json_values,
     encode=_write_json,
 )
-decode, encode, event_id_of = JSON.decode, JSON.encode, JSON.event_id_of
+decode_frame, encode_frame, extract_event_id = JSON.decode, JSON.encode, JSON.extract_event_id
 
 
 # ---------------------------------------------------------------- MessagePack
 
 _read_packed = msgspec.msgpack.Decoder(ClientEvent).decode
-_look_packed = msgspec.msgpack.Decoder(_Envelope).decode
+_read_packed_envelope = msgspec.msgpack.Decoder(_Envelope).decode
 _write_packed = msgspec.msgpack.Encoder().encode
 
 
 def _unpack(frame: str | bytes) -> ClientEvent:
-    event = _read_packed(_binary(frame))
+    event = _read_packed(_require_bytes(frame))
     if isinstance(event, SessionUpdate | ResponseCreate):
         _write_json(
             event
@@ -147,35 +147,35 @@ def _unpack(frame: str | bytes) -> ClientEvent:
     return event
 
 
-def _packed_event_id(frame: str | bytes) -> str | None:
-    return _look_packed(_binary(frame)).event_id
+def _find_packed_event_id(frame: str | bytes) -> str | None:
+    return _read_packed_envelope(_require_bytes(frame)).event_id
 
 
 def _pack(event: ServerEvent) -> bytes:
     if isinstance(event, SessionCreated | SessionUpdated):  # the schemas of its tools are JSON
-        return _write_packed(json.loads(_write_json(event), parse_int=_integer))
+        return _write_packed(json.loads(_write_json(event), parse_int=_parse_integer))
     return _write_packed(event)
 
 
-def _integer(digits: str) -> int | float:
+def _parse_integer(digits: str) -> int | float:
     """MessagePack has 64 bits for it."""
     number = int(digits)
     return number if -(2**63) <= number < 2**64 else float(digits)
 
 
-def _binary(frame: str | bytes) -> bytes:
+def _require_bytes(frame: str | bytes) -> bytes:
     assert isinstance(frame, bytes), "text frames are refused before"
     return frame
 
 
 MSGPACK = Codec(
     subprotocol="realtime.msgpack",
-    binary=True,
+    is_binary=True,
     name="MessagePack",
-    unreadable="invalid_msgpack",
-    read=_unpack,
-    look=_packed_event_id,
-    count=lambda frame, limit: packed_elements(_binary(frame), limit),
+    unreadable_code="invalid_msgpack",
+    parse=_unpack,
+    find_event_id=_find_packed_event_id,
+    count_values=lambda frame, limit: count_msgpack_values(_require_bytes(frame), limit),
     encode=_pack,
 )
 

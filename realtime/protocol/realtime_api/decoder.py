@@ -7,82 +7,89 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import within
+from continuo.realtime.ids import deterministic_id_factory
 from continuo.realtime.protocol.commands import (
     AddItem,
     AppendText,
-    Ask,
-    Cancel,
+    CancelResponse,
     ClearText,
     CommitText,
-    Configure,
-    DropItem,
+    ConfigureSession,
+    ConversationCommand,
+    CreateSessionResponse,
+    DeleteItem,
     FetchItem,
     ReplaceText,
-    Respond,
     TruncateItem,
 )
 from continuo.realtime.protocol.items import (
-    CallItem,
-    CallOutputItem,
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
     Item,
     ItemReference,
     ItemRole,
     MessageItem,
-    Part,
 )
 from continuo.realtime.protocol.realtime_api import client_events
-from continuo.realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
-from continuo.realtime.protocol.sampling import missing, pick, sampling_of
-from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
-from continuo.realtime.protocol.tools_and_formats import named, standing, tools_of
+from continuo.realtime.protocol.realtime_api.extras import INCLUDE_INTERRUPTED, Extras
+from continuo.realtime.protocol.sampling import merge_sampling, missing_parameter, resolve_field
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
+from continuo.realtime.protocol.tools_and_formats import (
+    build_tools,
+    choose_named_tool,
+    reconcile_tool_choice,
+)
 
-Fresh = Callable[[str], str]
+IdFactory = Callable[[str], str]
 """Makes an id from a prefix."""
 
 
-class NoAudio(msgspec.Struct, frozen=True):
+class IgnoredAudioEvent(msgspec.Struct, frozen=True):
     """An audio event: answered here, the core hears nothing of it."""
 
-    cleared: bool = False
+    is_clear: bool = False
 
 
-class Farewell(msgspec.Struct, frozen=True):
+class CloseRequest(msgspec.Struct, frozen=True):
     """The client ends its session: the connection's business."""
 
 
-def hear(
-    event: client_events.ClientEvent, now: Settings, default: Settings, fresh: Fresh
-) -> Ask | NoAudio | Farewell:
+def decode_command(
+    event: client_events.ClientEvent,
+    current: GenerationSettings,
+    default: GenerationSettings,
+    new_id: IdFactory,
+) -> ConversationCommand | IgnoredAudioEvent | CloseRequest:
     """`now` is how the session is set, `default` what a cleared key falls back to."""
     match event:
         case client_events.SessionUpdate(session=session):
-            return Configure(settings_of(session, now, default))
+            return ConfigureSession(decode_session_settings(session, current, default))
         case client_events.ItemCreate(item=item, previous_item_id=after):
-            return AddItem(_item(item, "item", fresh), after)
+            return AddItem(_decode_item(item, "item", new_id), after)
         case client_events.ItemRetrieve(item_id=item_id):
             return FetchItem(item_id)
         case client_events.ItemTruncate(item_id=item_id, content_index=index):
             if event.audio_end_ms is None and event.text_end is None:
-                raise missing("audio_end_ms")
+                raise missing_parameter("audio_end_ms")
             return TruncateItem(item_id, index, event.audio_end_ms, event.text_end)
         case client_events.ItemDelete(item_id=item_id):
-            return DropItem(item_id)
+            return DeleteItem(item_id)
         case client_events.ResponseCreate(response=response):
-            return _respond(response or client_events.ResponseIn(), now, fresh)
+            return _decode_response_create(response or client_events.ResponseIn(), current, new_id)
         case client_events.ResponseCancel(response_id=answer_id):
-            return Cancel(answer_id)
+            return CancelResponse(answer_id)
         case client_events.AudioAppend() | client_events.OutputAudioClear():
-            return NoAudio()
+            return IgnoredAudioEvent()
         case client_events.AudioClear():
-            return NoAudio(cleared=True)
+            return IgnoredAudioEvent(is_clear=True)
         case client_events.AudioCommit():
             raise Refusal(
                 "Error committing input audio buffer: it is empty, this server takes text only.",
                 code="input_audio_buffer_commit_empty",
             )
         case client_events.SessionClose():
-            return Farewell()
+            return CloseRequest()
         case client_events.TextAppend(text=text):
             return AppendText(text)
         case client_events.TextReplace(text=text):
@@ -90,26 +97,28 @@ def hear(
         case client_events.TextClear():
             return ClearText()
         case client_events.TextCommit():
-            return CommitText(fresh("item"))
+            return CommitText(new_id("item"))
         case _:
             assert_never(event)
 
 
-def _respond(response: client_events.ResponseIn, now: Settings, fresh: Fresh) -> Respond:
+def _decode_response_create(
+    response: client_events.ResponseIn, now: GenerationSettings, fresh: IdFactory
+) -> CreateSessionResponse:
     context: tuple[Item | ItemReference, ...] | None = None
     if response.input is not None:
         context = tuple(
             ItemReference(item.id)
             if isinstance(item, client_events.ItemReferenceIn)
-            else _item(item, f"response.input[{n}]", fresh)
+            else _decode_item(item, f"response.input[{n}]", fresh)
             for n, item in enumerate(response.input)
         )
     wanted = response.conversation
-    return Respond(
-        settings=_settings(response, now, now, "response"),
+    return CreateSessionResponse(
+        settings=_decode_settings(response, now, now, "response"),
         metadata=response.metadata,
-        apart=wanted == "none",
-        conversation=None if wanted in ("auto", "none") else wanted,
+        is_out_of_band=wanted == "none",
+        conversation_id=None if wanted in ("auto", "none") else wanted,
         context=context,
     )
 
@@ -117,71 +126,78 @@ def _respond(response: client_events.ResponseIn, now: Settings, fresh: Fresh) ->
 # ---------------------------------------------------------------- settings
 
 
-def settings_of(session: client_events.SessionIn, now: Settings, default: Settings) -> Settings:
+def decode_session_settings(
+    session: client_events.SessionIn, current: GenerationSettings, default: GenerationSettings
+) -> GenerationSettings:
     """A session set up as it wishes. Raises Refusal."""
-    settings = _settings(session, now, default, "session")
-    truncation = _truncation(session.truncation, now.truncation, default.truncation)
+    settings = _decode_settings(session, current, default, "session")
+    truncation = _decode_truncation(session.truncation, current.truncation, default.truncation)
     return msgspec.structs.replace(settings, truncation=truncation)
 
 
-def _settings(
-    wishes: client_events.Wishes, now: Settings, default: Settings, where: str
-) -> Settings:
-    tokens = now.max_output_tokens
-    if wishes.max_output_tokens is None:
+def _decode_settings(
+    requested: client_events.GenerationSettingsIn,
+    current: GenerationSettings,
+    default: GenerationSettings,
+    where: str,
+) -> GenerationSettings:
+    tokens = current.max_output_tokens
+    if requested.max_output_tokens is None:
         tokens = default.max_output_tokens
-    elif not isinstance(wishes.max_output_tokens, UnsetType):
-        tokens = None if wishes.max_output_tokens == "inf" else wishes.max_output_tokens
-    tools = now.tools
-    if wishes.tools is None:
+    elif not isinstance(requested.max_output_tokens, UnsetType):
+        tokens = None if requested.max_output_tokens == "inf" else requested.max_output_tokens
+    tools = current.tools
+    if requested.tools is None:
         tools = default.tools
-    elif not isinstance(wishes.tools, UnsetType):
-        tools = _tools(wishes.tools, where)
-    if wishes.tool_choice is None:
-        choice = standing(default.tool_choice, tools)
-    elif isinstance(wishes.tool_choice, UnsetType):
-        choice = standing(now.tool_choice, tools)
+    elif not isinstance(requested.tools, UnsetType):
+        tools = _decode_tools(requested.tools, where)
+    if requested.tool_choice is None:
+        choice = reconcile_tool_choice(default.tool_choice, tools)
+    elif isinstance(requested.tool_choice, UnsetType):
+        choice = reconcile_tool_choice(current.tool_choice, tools)
     else:
-        choice = _tool_choice(wishes.tool_choice, tools, where)
-    return Settings(
-        instructions=pick(wishes.instructions, now.instructions, default.instructions),
+        choice = _decode_tool_choice(requested.tool_choice, tools, where)
+    return GenerationSettings(
+        instructions=resolve_field(
+            requested.instructions, current.instructions, default.instructions
+        ),
         tools=tools,
         tool_choice=choice,
-        parallel_tool_calls=pick(
-            wishes.parallel_tool_calls, now.parallel_tool_calls, default.parallel_tool_calls
+        parallel_tool_calls=resolve_field(
+            requested.parallel_tool_calls, current.parallel_tool_calls, default.parallel_tool_calls
         ),
         max_output_tokens=tokens,
-        sampling=sampling_of(wishes, now.sampling, default.sampling),
-        truncation=now.truncation,
-        extras=_extras(wishes, now),
+        sampling=merge_sampling(requested, current.sampling, default.sampling),
+        truncation=current.truncation,
+        extras=_merge_extras(requested, current),
     )
 
 
-def _truncation(
-    wish: str | client_events.RetentionIn | UnsetType | None,
-    now: Truncation,
+def _decode_truncation(
+    requested: str | client_events.RetentionIn | UnsetType | None,
+    current: Truncation,
     default: Truncation,
 ) -> Truncation:
-    match wish:
+    match requested:
         case "auto" | "disabled":
-            return Truncation(mode=wish)
+            return Truncation(mode=requested)
         case client_events.RetentionIn(retention_ratio=ratio, token_limits=limits):
             after = None if limits is None else limits.post_instructions
             return Truncation(mode="retention_ratio", ratio=ratio, after_instructions=after)
         case None:
             return default
         case _:
-            return now
+            return current
 
 
-def _tools(tools: list[client_events.ToolIn], where: str) -> tuple[Tool, ...]:
+def _decode_tools(tools: list[client_events.ToolIn], where: str) -> tuple[Tool, ...]:
     kept = (
         (f"{where}.tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
     )
-    return tools_of(kept)
+    return build_tools(kept)
 
 
-def _tool_choice(
+def _decode_tool_choice(
     choice: Literal["auto", "none", "required"] | client_events.ToolChoiceIn,
     tools: tuple[Tool, ...],
     where: str,
@@ -189,38 +205,44 @@ def _tool_choice(
     """A choice among tools that we left out is no choice."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
-            return named(name, tools, f"{where}.tool_choice.name")
+            return choose_named_tool(name, tools, f"{where}.tool_choice.name")
         case client_events.ToolChoiceIn():
             return ToolChoice()
         case mode:
             return ToolChoice(mode)
 
 
-def _extras(wishes: client_events.Wishes, now: Settings) -> str:
-    was = Extras.of(now)
+def _merge_extras(
+    requested: client_events.GenerationSettingsIn, current: GenerationSettings
+) -> str:
+    was = Extras.from_settings(current)
     include = was.include
-    if isinstance(wishes, client_events.SessionIn) and wishes.include is not UNSET:
-        include = _included(wishes.include)
-    return Extras(voice=_voice(wishes.audio) or was.voice, include=include).text()
+    if isinstance(requested, client_events.SessionIn) and requested.include is not UNSET:
+        include = _known_includes(requested.include)
+    return Extras(voice=_decode_voice(requested.audio) or was.voice, include=include).to_json()
 
 
-def _included(wish: object) -> tuple[str, ...]:
+def _known_includes(requested: object) -> tuple[str, ...]:
     """What we know of it."""
-    return (INTERRUPTED,) if isinstance(wish, list) and INTERRUPTED in wish else ()
+    return (
+        (INCLUDE_INTERRUPTED,)
+        if isinstance(requested, list) and INCLUDE_INTERRUPTED in requested
+        else ()
+    )
 
 
-class _Voiced(msgspec.Struct):
+class _OutputAudioIn(msgspec.Struct):
     voice: str
 
 
-class _Spoken(msgspec.Struct):
-    output: _Voiced
+class _AudioIn(msgspec.Struct):
+    output: _OutputAudioIn
 
 
-def _voice(audio: object) -> str | None:
+def _decode_voice(audio: object) -> str | None:
     """We never speak; but a client may compare what it asked for with what we report."""
     try:
-        return msgspec.convert(audio, _Spoken).output.voice[:64]
+        return msgspec.convert(audio, _AudioIn).output.voice[:64]
     except msgspec.ValidationError:
         return None
 
@@ -228,34 +250,34 @@ def _voice(audio: object) -> str | None:
 # ---------------------------------------------------------------- items
 
 
-def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> Item:
+def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> Item:
     item_id = item.id or fresh("item")
     match item:
         case client_events.MessageIn(role=role, content=content):
             parts = tuple(
-                _part(part, role, f"{where}.content[{n}]") for n, part in enumerate(content)
+                _decode_part(part, role, f"{where}.content[{n}]") for n, part in enumerate(content)
             )
             return MessageItem(id=item_id, role=role, parts=parts)
         case client_events.FunctionCallIn(name=name, arguments=arguments, call_id=call_id):
-            return CallItem(
+            return FunctionCallItem(
                 id=item_id,
-                call_id=call_id or within(item_id)("call"),
+                call_id=call_id or deterministic_id_factory(item_id)("call"),
                 name=name,
                 arguments=arguments,
             )
         case client_events.FunctionCallOutputIn(call_id=call_id, output=output):
-            return CallOutputItem(id=item_id, call_id=call_id, output=output)
+            return FunctionCallOutputItem(id=item_id, call_id=call_id, output=output)
         case _:
             assert_never(item)
 
 
-def _part(part: client_events.PartIn, role: ItemRole, where: str) -> Part:
+def _decode_part(part: client_events.PartIn, role: ItemRole, where: str) -> ContentPart:
     """Any spelling of text is text; audio counts by its transcript."""
     match part.type:
         case "input_text" | "output_text" | "text":
             if part.text is None:
-                raise missing(f"{where}.text")
-            return Part("output_text" if role == "assistant" else "input_text", part.text)
+                raise missing_parameter(f"{where}.text")
+            return ContentPart("output_text" if role == "assistant" else "input_text", part.text)
         case "input_audio" | "output_audio" | "audio":
             if part.transcript is None:
                 raise Refusal(
@@ -264,9 +286,9 @@ def _part(part: client_events.PartIn, role: ItemRole, where: str) -> Part:
                     param=f"{where}.transcript",
                 )
             if role == "user":
-                return Part("input_audio", part.transcript)
+                return ContentPart("input_audio", part.transcript)
             kind = "output_text" if role == "assistant" else "input_text"
-            return Part(kind, part.transcript)
+            return ContentPart(kind, part.transcript)
         case "input_image":
             raise Refusal(
                 f"Invalid '{where}.type': this server takes text only, no images.",

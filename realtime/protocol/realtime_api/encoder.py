@@ -7,191 +7,216 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
+from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol.events import (
-    AnswerEnded,
-    AnswerInterrupted,
-    AnswerStarted,
     ArgumentsDelta,
-    Configured,
+    ConversationEvent,
     ItemAdded,
-    ItemDropped,
+    ItemDeleted,
     ItemFetched,
     ItemTruncated,
-    Level,
-    Opened,
-    OutputEnded,
-    OutputStarted,
-    Resume,
-    Resumed,
+    OutputItemEnded,
+    OutputItemStarted,
+    RateLimitStatus,
+    ResponseEnded,
+    ResponseInterrupted,
+    ResponseStarted,
+    ResumeInfo,
     Rewind,
-    Tell,
+    SessionConfigured,
+    SessionOpened,
+    SessionResumed,
     TextAppended,
     TextCleared,
     TextCommitted,
     TextDelta,
 )
-from continuo.realtime.protocol.items import CallItem, CallOutputItem, Item, MessageItem, Part
+from continuo.realtime.protocol.items import (
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    Item,
+    MessageItem,
+)
 from continuo.realtime.protocol.realtime_api import server_events
-from continuo.realtime.protocol.realtime_api.extras import INTERRUPTED, Extras
-from continuo.realtime.protocol.response import Answer, AnswerError, Usage
-from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
+from continuo.realtime.protocol.realtime_api.extras import INCLUDE_INTERRUPTED, Extras
+from continuo.realtime.protocol.response import Response, ResponseError, Usage
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 
-Name = Callable[[int], str]
+EventIdFactory = Callable[[int], str]
 """The event id of the nth event, from 1, that a Tell becomes."""
 
 
-class Voice:
+class Encoder:
     """One connection's."""
 
     def __init__(
-        self, session_id: str, model: str, levels: Callable[[], Sequence[Level]] = tuple
+        self,
+        session_id: str,
+        model: str,
+        rate_limits: Callable[[], Sequence[RateLimitStatus]] = tuple,
     ) -> None:
         """`levels`: what the client may still do."""
-        self._levels = levels
+        self._rate_limits = rate_limits
         self.session_id = session_id
         self.model = model
-        self._name: Name = str
-        self._said = 0
+        self._new_event_id: EventIdFactory = str
+        self._encoded_events = 0
         self._include: tuple[str, ...] = ()
         """Of the session, as its client has been told last."""
 
-    def say(self, tell: Tell, name: Name) -> list[server_events.ServerEvent]:
-        if isinstance(tell, TextDelta):  # nearly all there is to say
-            return [_text_delta(tell, name(1))]
-        self._name, self._said = name, 0
-        return list(self._say(tell))
+    def encode(
+        self, event: ConversationEvent, new_event_id: EventIdFactory
+    ) -> list[server_events.ServerEvent]:
+        if isinstance(event, TextDelta):  # nearly all there is to say
+            return [_encode_text_delta(event, new_event_id(1))]
+        self._new_event_id, self._encoded_events = new_event_id, 0
+        return list(self._encode(event))
 
-    def _say(self, tell: Tell) -> Iterator[server_events.ServerEvent]:
-        if isinstance(tell, Opened | Resumed | Configured):
-            self._include = Extras.of(tell.settings).include
-        match tell:
-            case Opened(settings=settings, resume=resume):
-                session = self.session(settings, resume)
-                yield server_events.SessionCreated(event_id=self._id(), session=session)
-            case Resumed(settings=settings, resume=resume):
-                session = self.session(settings, resume)
-                yield server_events.SessionUpdated(event_id=self._id(), session=session)
-            case Configured(settings=settings, rewind=rewind):
+    def _encode(self, event: ConversationEvent) -> Iterator[server_events.ServerEvent]:
+        if isinstance(event, SessionOpened | SessionResumed | SessionConfigured):
+            self._include = Extras.from_settings(event.settings).include
+        match event:
+            case SessionOpened(settings=settings, resume=resume):
+                session = self.encode_session(settings, resume)
+                yield server_events.SessionCreated(event_id=self._next_event_id(), session=session)
+            case SessionResumed(settings=settings, resume=resume):
+                session = self.encode_session(settings, resume)
+                yield server_events.SessionUpdated(event_id=self._next_event_id(), session=session)
+            case SessionConfigured(settings=settings, rewind=rewind):
                 yield server_events.SessionUpdated(
-                    event_id=self._id(),
-                    session=self.session(settings),
-                    rewind=rewind_out(rewind),
+                    event_id=self._next_event_id(),
+                    session=self.encode_session(settings),
+                    rewind=encode_rewind(rewind),
                 )
-            case ItemAdded(item=item, previous=previous, rewind=rewind):
-                shape = item_out(item)
+            case ItemAdded(item=item, previous_item_id=previous, rewind=rewind):
+                shape = encode_item(item)
                 yield server_events.ItemAdded(
-                    event_id=self._id(),
+                    event_id=self._next_event_id(),
                     previous_item_id=previous,
                     item=shape,
-                    rewind=rewind_out(rewind),
+                    rewind=encode_rewind(rewind),
                 )
                 yield server_events.ItemDone(
-                    event_id=self._id(), previous_item_id=previous, item=shape
+                    event_id=self._next_event_id(), previous_item_id=previous, item=shape
                 )
             case ItemFetched(item=item):
-                yield server_events.ItemRetrieved(event_id=self._id(), item=item_out(item))
-            case ItemDropped(item_id=item_id, rewind=rewind):
+                yield server_events.ItemRetrieved(
+                    event_id=self._next_event_id(), item=encode_item(item)
+                )
+            case ItemDeleted(item_id=item_id, rewind=rewind):
                 yield server_events.ItemDeleted(
-                    event_id=self._id(), item_id=item_id, rewind=rewind_out(rewind)
+                    event_id=self._next_event_id(), item_id=item_id, rewind=encode_rewind(rewind)
                 )
             case ItemTruncated(item_id=item_id, content_index=index):
                 yield server_events.ItemTruncated(
-                    event_id=self._id(),
+                    event_id=self._next_event_id(),
                     item_id=item_id,
                     content_index=index,
-                    audio_end_ms=tell.audio_end_ms or 0,
-                    text_end=UNSET if tell.text_end is None else tell.text_end,
-                    rewind=rewind_out(tell.rewind),
+                    audio_end_ms=event.audio_end_ms or 0,
+                    text_end=UNSET if event.text_end is None else event.text_end,
+                    rewind=encode_rewind(event.rewind),
                 )
             case TextAppended(length=length):
-                yield server_events.TextAppended(event_id=self._id(), length=length)
+                yield server_events.TextAppended(event_id=self._next_event_id(), length=length)
             case TextCleared():
-                yield server_events.TextCleared(event_id=self._id())
-            case TextCommitted(item_id=item_id, previous=previous):
+                yield server_events.TextCleared(event_id=self._next_event_id())
+            case TextCommitted(item_id=item_id, previous_item_id=previous):
                 yield server_events.TextCommitted(
-                    event_id=self._id(), item_id=item_id, previous_item_id=previous
+                    event_id=self._next_event_id(), item_id=item_id, previous_item_id=previous
                 )
-            case AnswerStarted(answer=answer):
+            case ResponseStarted(answer=answer):
                 yield server_events.ResponseCreated(
-                    event_id=self._id(), response=response_out(answer)
+                    event_id=self._next_event_id(), response=encode_response(answer)
                 )
-            case OutputStarted():
-                yield from self._output_started(tell)
+            case OutputItemStarted():
+                yield from self._encode_output_item_started(event)
             case TextDelta():
-                yield _text_delta(tell, self._id())
+                yield _encode_text_delta(event, self._next_event_id())
             case ArgumentsDelta():
                 yield server_events.ArgumentsDelta(
-                    event_id=self._id(),
-                    response_id=tell.answer_id,
-                    item_id=tell.item_id,
-                    output_index=tell.index,
-                    call_id=tell.call_id,
-                    delta=tell.text,
+                    event_id=self._next_event_id(),
+                    response_id=event.answer_id,
+                    item_id=event.item_id,
+                    output_index=event.index,
+                    call_id=event.call_id,
+                    delta=event.text,
                 )
-            case OutputEnded():
-                yield from self._output_ended(tell)
-            case AnswerEnded(answer=answer):
-                yield server_events.ResponseDone(event_id=self._id(), response=response_out(answer))
+            case OutputItemEnded():
+                yield from self._encode_output_item_ended(event)
+            case ResponseEnded(answer=answer):
+                yield server_events.ResponseDone(
+                    event_id=self._next_event_id(), response=encode_response(answer)
+                )
                 yield server_events.RateLimitsUpdated(
-                    event_id=self._id(),
-                    rate_limits=[_rate_limit(level) for level in self._levels()],
+                    event_id=self._next_event_id(),
+                    rate_limits=[_encode_rate_limit(level) for level in self._rate_limits()],
                 )
-            case AnswerInterrupted(answer_id=answer_id, item_id=item_id, upto=upto):
-                if INTERRUPTED in self._include:
+            case ResponseInterrupted(response_id=answer_id, item_id=item_id, sent_chars=upto):
+                if INCLUDE_INTERRUPTED in self._include:
                     yield server_events.ResponseInterrupted(
-                        event_id=self._id(), response_id=answer_id, item_id=item_id, upto=upto
+                        event_id=self._next_event_id(),
+                        response_id=answer_id,
+                        item_id=item_id,
+                        upto=upto,
                     )
             case _:
-                assert_never(tell)
+                assert_never(event)
 
-    def refuse(
-        self, refusal: Refusal, event_id: str | None, name: str | None = None
+    def encode_refusal(
+        self, refusal: Refusal, client_event_id: str | None, own_event_id: str | None = None
     ) -> server_events.Error:
         """`name`: its own event id."""
         return server_events.Error(
-            event_id=name or fresh("event"),
+            event_id=own_event_id or generate_id("event"),
             error=server_events.ErrorBody(
                 type=refusal.kind,
                 code=refusal.code,
                 message=refusal.message,
                 param=refusal.param,
-                event_id=refusal.event_id or event_id,
+                event_id=refusal.event_id or client_event_id,
             ),
         )
 
-    def audio_cleared(self, name: str) -> server_events.AudioCleared:
-        return server_events.AudioCleared(event_id=name)
+    def encode_audio_cleared(self, event_id: str) -> server_events.AudioCleared:
+        return server_events.AudioCleared(event_id=event_id)
 
-    def closed(self, name: str, reason: str) -> server_events.SessionClosed:
-        return server_events.SessionClosed(event_id=name, reason=reason)
+    def encode_session_closed(self, event_id: str, reason: str) -> server_events.SessionClosed:
+        return server_events.SessionClosed(event_id=event_id, reason=reason)
 
-    def _output_started(self, tell: OutputStarted) -> Iterator[server_events.ServerEvent]:
-        shape = item_out(tell.item)
+    def _encode_output_item_started(
+        self, event: OutputItemStarted
+    ) -> Iterator[server_events.ServerEvent]:
+        shape = encode_item(event.item)
         yield server_events.OutputItemAdded(
-            event_id=self._id(), response_id=tell.answer_id, output_index=tell.index, item=shape
+            event_id=self._next_event_id(),
+            response_id=event.answer_id,
+            output_index=event.index,
+            item=shape,
         )
-        if not tell.apart:
+        if not event.apart:
             yield server_events.ItemAdded(
-                event_id=self._id(), previous_item_id=tell.previous, item=shape
+                event_id=self._next_event_id(), previous_item_id=event.previous, item=shape
             )
-        if isinstance(tell.item, MessageItem):
+        if isinstance(event.item, MessageItem):
             yield server_events.ContentPartAdded(
-                event_id=self._id(),
-                response_id=tell.answer_id,
-                item_id=tell.item.id,
-                output_index=tell.index,
+                event_id=self._next_event_id(),
+                response_id=event.answer_id,
+                item_id=event.item.id,
+                output_index=event.index,
                 content_index=0,
                 part=server_events.PartOut(type="text", text=""),
             )
 
-    def _output_ended(self, tell: OutputEnded) -> Iterator[server_events.ServerEvent]:
-        item, answer_id, index = tell.item, tell.answer_id, tell.index
+    def _encode_output_item_ended(
+        self, event: OutputItemEnded
+    ) -> Iterator[server_events.ServerEvent]:
+        item, answer_id, index = event.item, event.answer_id, event.index
         match item:
             case MessageItem():
                 text = "".join(part.text for part in item.parts)
                 yield server_events.TextDone(
-                    event_id=self._id(),
+                    event_id=self._next_event_id(),
                     response_id=answer_id,
                     item_id=item.id,
                     output_index=index,
@@ -199,16 +224,16 @@ class Voice:
                     text=text,
                 )
                 yield server_events.ContentPartDone(
-                    event_id=self._id(),
+                    event_id=self._next_event_id(),
                     response_id=answer_id,
                     item_id=item.id,
                     output_index=index,
                     content_index=0,
                     part=server_events.PartOut(type="text", text=text),
                 )
-            case CallItem():
+            case FunctionCallItem():
                 yield server_events.ArgumentsDone(
-                    event_id=self._id(),
+                    event_id=self._next_event_id(),
                     response_id=answer_id,
                     item_id=item.id,
                     output_index=index,
@@ -218,50 +243,54 @@ class Voice:
                 )
             case _:
                 assert_never(item)
-        shape = item_out(item)
+        shape = encode_item(item)
         yield server_events.OutputItemDone(
-            event_id=self._id(), response_id=answer_id, output_index=index, item=shape
+            event_id=self._next_event_id(), response_id=answer_id, output_index=index, item=shape
         )
-        if not tell.apart:
+        if not event.apart:
             yield server_events.ItemDone(
-                event_id=self._id(), previous_item_id=tell.previous, item=shape
+                event_id=self._next_event_id(), previous_item_id=event.previous, item=shape
             )
 
-    def session(self, settings: Settings, resume: Resume | None = None) -> server_events.SessionOut:
-        extras = Extras.of(settings)
+    def encode_session(
+        self, settings: GenerationSettings, resume: ResumeInfo | None = None
+    ) -> server_events.SessionOut:
+        extras = Extras.from_settings(settings)
         return server_events.SessionOut(
             id=self.session_id,
             model=self.model,
             instructions=settings.instructions,
-            tools=[tool_out(tool) for tool in settings.tools],
-            tool_choice=_choice(settings.tool_choice),
+            tools=[encode_tool(tool) for tool in settings.tools],
+            tool_choice=_encode_tool_choice(settings.tool_choice),
             parallel_tool_calls=settings.parallel_tool_calls,
-            max_output_tokens=_tokens(settings),
+            max_output_tokens=_encode_max_tokens(settings),
             output_modalities=["text"],
-            audio=server_events.SessionAudio(output=server_events.AudioOut(voice=extras.voice)),
-            truncation=_truncation(settings.truncation),
+            audio=server_events.SessionAudioOut(
+                output=server_events.OutputAudioOut(voice=extras.voice)
+            ),
+            truncation=_encode_truncation(settings.truncation),
             include=list(extras.include) or None,
-            resume=UNSET if resume is None else resume_out(resume),
-            **_sampling(settings),
+            resume=UNSET if resume is None else encode_resume(resume),
+            **_encode_sampling(settings),
         )
 
-    def _id(self) -> str:
-        self._said += 1
-        return self._name(self._said)
+    def _next_event_id(self) -> str:
+        self._encoded_events += 1
+        return self._new_event_id(self._encoded_events)
 
 
-def _text_delta(tell: TextDelta, name: str) -> server_events.TextDelta:
+def _encode_text_delta(event: TextDelta, event_id: str) -> server_events.TextDelta:
     return server_events.TextDelta(
-        event_id=name,
-        response_id=tell.answer_id,
-        item_id=tell.item_id,
-        output_index=tell.index,
+        event_id=event_id,
+        response_id=event.answer_id,
+        item_id=event.item_id,
+        output_index=event.index,
         content_index=0,
-        delta=tell.text,
+        delta=event.text,
     )
 
 
-def resume_out(resume: Resume) -> server_events.ResumeOut:
+def encode_resume(resume: ResumeInfo) -> server_events.ResumeOut:
     return server_events.ResumeOut(
         session_id=resume.session_id,
         epoch=resume.epoch,
@@ -269,20 +298,20 @@ def resume_out(resume: Resume) -> server_events.ResumeOut:
         expires_at=resume.expires_at,
         token=UNSET if resume.token is None else resume.token,
         resumed=resume.resumed,
-        kv=resume.kv,
+        kv=resume.kv_residency,
     )
 
 
-def _rate_limit(level: Level) -> server_events.RateLimit:
-    return server_events.RateLimit(
-        name=level.name,
-        limit=level.limit,
-        remaining=level.remaining,
-        reset_seconds=round(level.reset_s, 3),
+def _encode_rate_limit(status: RateLimitStatus) -> server_events.RateLimitOut:
+    return server_events.RateLimitOut(
+        name=status.name,
+        limit=status.limit_per_minute,
+        remaining=status.remaining,
+        reset_seconds=round(status.reset_s, 3),
     )
 
 
-def rewind_out(rewind: Rewind | None) -> server_events.RewindOut | UnsetType:
+def encode_rewind(rewind: Rewind | None) -> server_events.RewindOut | UnsetType:
     if rewind is None:
         return UNSET
     return server_events.RewindOut(
@@ -290,34 +319,34 @@ def rewind_out(rewind: Rewind | None) -> server_events.RewindOut | UnsetType:
     )
 
 
-def response_out(answer: Answer) -> server_events.ResponseOut:
+def encode_response(response: Response) -> server_events.ResponseOut:
     return server_events.ResponseOut(
-        id=answer.id,
-        status=answer.status,
-        status_details=_details(answer),
-        output=[item_out(item) for item in answer.items],
-        conversation_id=answer.conversation,
+        id=response.id,
+        status=response.status,
+        status_details=_encode_status_details(response),
+        output=[encode_item(item) for item in response.items],
+        conversation_id=response.conversation,
         output_modalities=["text"],
-        max_output_tokens=_tokens(answer.settings),
-        audio=server_events.ResponseAudio(
-            output=server_events.AudioOut(voice=Extras.of(answer.settings).voice)
+        max_output_tokens=_encode_max_tokens(response.settings),
+        audio=server_events.ResponseAudioOut(
+            output=server_events.OutputAudioOut(voice=Extras.from_settings(response.settings).voice)
         ),
-        usage=None if answer.usage is None else usage_out(answer.usage),
-        metadata=answer.metadata,
-        **_sampling(answer.settings),
+        usage=None if response.usage is None else encode_usage(response.usage),
+        metadata=response.metadata,
+        **_encode_sampling(response.settings),
     )
 
 
-def item_out(item: Item) -> server_events.ItemOut:
+def encode_item(item: Item) -> server_events.ItemOut:
     match item:
         case MessageItem():
             return server_events.MessageOut(
                 id=item.id,
                 status=item.status,
                 role=item.role,
-                content=[_part(part) for part in item.parts],
+                content=[_encode_part(part) for part in item.parts],
             )
-        case CallItem():
+        case FunctionCallItem():
             return server_events.FunctionCallOut(
                 id=item.id,
                 status=item.status,
@@ -325,7 +354,7 @@ def item_out(item: Item) -> server_events.ItemOut:
                 name=item.name,
                 arguments=item.arguments,
             )
-        case CallOutputItem():
+        case FunctionCallOutputItem():
             return server_events.FunctionCallOutputOut(
                 id=item.id, status=item.status, call_id=item.call_id, output=item.output
             )
@@ -333,7 +362,7 @@ def item_out(item: Item) -> server_events.ItemOut:
             assert_never(item)
 
 
-def tool_out(tool: Tool) -> server_events.ToolOut:
+def encode_tool(tool: Tool) -> server_events.ToolOut:
     return server_events.ToolOut(
         name=tool.name,
         description=UNSET if tool.description is None else tool.description,
@@ -342,7 +371,7 @@ def tool_out(tool: Tool) -> server_events.ToolOut:
     )
 
 
-def usage_out(usage: Usage) -> server_events.UsageOut:
+def encode_usage(usage: Usage) -> server_events.UsageOut:
     return server_events.UsageOut(
         total_tokens=usage.input_tokens + usage.output_tokens,
         input_tokens=usage.input_tokens,
@@ -360,13 +389,13 @@ def usage_out(usage: Usage) -> server_events.UsageOut:
     )
 
 
-def _part(part: Part) -> server_events.PartOut:
+def _encode_part(part: ContentPart) -> server_events.PartOut:
     if part.kind == "input_audio":
         return server_events.PartOut(type="input_audio", transcript=part.text)
     return server_events.PartOut(type=part.kind, text=part.text)
 
 
-def _details(answer: Answer) -> server_events.StatusDetails | None:
+def _encode_status_details(answer: Response) -> server_events.StatusDetails | None:
     reason = UNSET if answer.reason is None else answer.reason
     match answer.status:
         case "in_progress" | "completed":
@@ -374,7 +403,7 @@ def _details(answer: Answer) -> server_events.StatusDetails | None:
         case "cancelled" | "incomplete":
             return server_events.StatusDetails(type=answer.status, reason=reason)
         case "failed":
-            error = answer.error or AnswerError("server_error", "The answer failed.")
+            error = answer.error or ResponseError("server_error", "The answer failed.")
             return server_events.StatusDetails(
                 type="failed",
                 error=server_events.ErrorDetail(code=error.code, message=error.message),
@@ -383,11 +412,11 @@ def _details(answer: Answer) -> server_events.StatusDetails | None:
             assert_never(answer.status)
 
 
-def _choice(choice: ToolChoice) -> str | server_events.ToolChoiceOut:
+def _encode_tool_choice(choice: ToolChoice) -> str | server_events.ToolChoiceOut:
     return server_events.ToolChoiceOut(name=choice.name) if choice.name is not None else choice.mode
 
 
-def _truncation(
+def _encode_truncation(
     truncation: Truncation,
 ) -> Literal["auto", "disabled"] | server_events.RetentionOut:
     if truncation.mode != "retention_ratio":
@@ -395,15 +424,17 @@ def _truncation(
     after = truncation.after_instructions
     return server_events.RetentionOut(
         retention_ratio=truncation.ratio,
-        token_limits=UNSET if after is None else server_events.TokenLimits(post_instructions=after),
+        token_limits=UNSET
+        if after is None
+        else server_events.TokenLimitsOut(post_instructions=after),
     )
 
 
-def _tokens(settings: Settings) -> int | Literal["inf"]:
+def _encode_max_tokens(settings: GenerationSettings) -> int | Literal["inf"]:
     return "inf" if settings.max_output_tokens is None else settings.max_output_tokens
 
 
-class _Sampling(TypedDict):
+class _SamplingFields(TypedDict):
     temperature: float
     top_p: float
     top_k: int
@@ -416,7 +447,7 @@ class _Sampling(TypedDict):
     ignore_eos: bool
 
 
-def _sampling(settings: Settings) -> _Sampling:
+def _encode_sampling(settings: GenerationSettings) -> _SamplingFields:
     sampling = settings.sampling
     return {
         "temperature": sampling.temperature,

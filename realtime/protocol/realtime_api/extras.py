@@ -2,9 +2,9 @@
 
 import msgspec
 
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
-INTERRUPTED = "response.interrupted"
+INCLUDE_INTERRUPTED = "response.interrupted"
 """Ours: an event that only a session hears of that includes it."""
 
 
@@ -14,8 +14,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of what may be included, what we know."""
 
     @classmethod
-    def of(cls, settings: Settings) -> "Extras":
+    def from_settings(cls, settings: GenerationSettings) -> "Extras":
         return msgspec.json.decode(settings.extras, type=cls)
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

@@ -5,9 +5,9 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from continuo.realtime.errors import Fault
+from continuo.realtime.errors import ErrorType
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
-from continuo.realtime.protocol.response import AnswerStatus, Reason, Residency
+from continuo.realtime.protocol.response import IncompleteReason, KVResidency, ResponseStatus
 
 # ---------------------------------------------------------------- items
 
@@ -62,28 +62,28 @@ class ToolChoiceOut(msgspec.Struct, frozen=True, kw_only=True, tag="function"):
     name: str
 
 
-class Format(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm"):
+class AudioFormat(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm"):
     rate: int = 24_000
 
 
-class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
+class InputAudioOut(msgspec.Struct, frozen=True, kw_only=True):
     """All null: a text server hears nothing. A client whose own `turn_detection` were reported back
     would wait for us to interrupt."""
 
-    format: Format = Format()
+    format: AudioFormat = AudioFormat()
     transcription: None = None
     noise_reduction: None = None
     turn_detection: None = None
 
 
-class AudioOut(msgspec.Struct, frozen=True, kw_only=True):
-    format: Format = Format()
+class OutputAudioOut(msgspec.Struct, frozen=True, kw_only=True):
+    format: AudioFormat = AudioFormat()
     voice: str = "alloy"
 
 
-class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
-    input: AudioIn = AudioIn()
-    output: AudioOut = AudioOut()
+class SessionAudioOut(msgspec.Struct, frozen=True, kw_only=True):
+    input: InputAudioOut = InputAudioOut()
+    output: OutputAudioOut = OutputAudioOut()
 
 
 class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,13 +101,13 @@ class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool
 
 
-class TokenLimits(msgspec.Struct, frozen=True, kw_only=True):
+class TokenLimitsOut(msgspec.Struct, frozen=True, kw_only=True):
     post_instructions: int
 
 
 class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_ratio"):
     retention_ratio: float
-    token_limits: TokenLimits | UnsetType = UNSET
+    token_limits: TokenLimitsOut | UnsetType = UNSET
 
 
 class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,7 +119,7 @@ class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: int
     token: str | UnsetType = UNSET
     resumed: Literal["exact", "snapshot"] | None
-    kv: Residency
+    kv: KVResidency
 
 
 class SessionOut(SamplingOut, frozen=True, kw_only=True):
@@ -133,7 +133,7 @@ class SessionOut(SamplingOut, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     max_output_tokens: int | Literal["inf"]
     output_modalities: list[Literal["text"]]
-    audio: SessionAudio = SessionAudio()
+    audio: SessionAudioOut = SessionAudioOut()
     truncation: Literal["auto", "disabled"] | RetentionOut
     tracing: None = None
     prompt: None = None
@@ -145,14 +145,14 @@ class SessionOut(SamplingOut, frozen=True, kw_only=True):
 
 
 class ErrorDetail(msgspec.Struct, frozen=True, kw_only=True):
-    type: Fault = "server_error"
+    type: ErrorType = "server_error"
     code: str
     message: str
 
 
 class StatusDetails(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["cancelled", "incomplete", "failed"]
-    reason: Reason | UnsetType = UNSET
+    reason: IncompleteReason | UnsetType = UNSET
     error: ErrorDetail | UnsetType = UNSET
 
 
@@ -190,24 +190,24 @@ class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     input_token_details: InputDetails
     output_token_details: OutputDetails
     timing: Timing
-    residency: Residency
+    residency: KVResidency
     """Ours. Where the KV of what was said before was found."""
 
 
-class ResponseAudio(msgspec.Struct, frozen=True, kw_only=True):
-    output: AudioOut = AudioOut()
+class ResponseAudioOut(msgspec.Struct, frozen=True, kw_only=True):
+    output: OutputAudioOut = OutputAudioOut()
 
 
 class ResponseOut(SamplingOut, frozen=True, kw_only=True):
     id: str
     object: Literal["realtime.response"] = "realtime.response"
-    status: AnswerStatus
+    status: ResponseStatus
     status_details: StatusDetails | None
     output: list[ItemOut]
     conversation_id: str | None
     output_modalities: list[Literal["text"]]
     max_output_tokens: int | Literal["inf"]
-    audio: ResponseAudio = ResponseAudio()
+    audio: ResponseAudioOut = ResponseAudioOut()
     usage: UsageOut | None
     metadata: dict[str, str] | None
 
@@ -215,11 +215,11 @@ class ResponseOut(SamplingOut, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- the events
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class ServerEventBase(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
 
 
-class SessionCreated(Event, frozen=True, kw_only=True, tag="session.created"):
+class SessionCreated(ServerEventBase, frozen=True, kw_only=True, tag="session.created"):
     session: SessionOut
 
 
@@ -230,32 +230,32 @@ class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens: int
 
 
-class SessionUpdated(Event, frozen=True, kw_only=True, tag="session.updated"):
+class SessionUpdated(ServerEventBase, frozen=True, kw_only=True, tag="session.updated"):
     session: SessionOut
     rewind: RewindOut | UnsetType = UNSET
 
 
-class ItemAdded(Event, frozen=True, kw_only=True, tag="conversation.item.added"):
+class ItemAdded(ServerEventBase, frozen=True, kw_only=True, tag="conversation.item.added"):
     previous_item_id: str | None
     item: ItemOut
     rewind: RewindOut | UnsetType = UNSET
 
 
-class ItemDone(Event, frozen=True, kw_only=True, tag="conversation.item.done"):
+class ItemDone(ServerEventBase, frozen=True, kw_only=True, tag="conversation.item.done"):
     previous_item_id: str | None
     item: ItemOut
 
 
-class ItemRetrieved(Event, frozen=True, kw_only=True, tag="conversation.item.retrieved"):
+class ItemRetrieved(ServerEventBase, frozen=True, kw_only=True, tag="conversation.item.retrieved"):
     item: ItemOut
 
 
-class ItemDeleted(Event, frozen=True, kw_only=True, tag="conversation.item.deleted"):
+class ItemDeleted(ServerEventBase, frozen=True, kw_only=True, tag="conversation.item.deleted"):
     item_id: str
     rewind: RewindOut | UnsetType = UNSET
 
 
-class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.truncated"):
+class ItemTruncated(ServerEventBase, frozen=True, kw_only=True, tag="conversation.item.truncated"):
     item_id: str
     content_index: int
     audio_end_ms: int
@@ -264,27 +264,29 @@ class ItemTruncated(Event, frozen=True, kw_only=True, tag="conversation.item.tru
     rewind: RewindOut | UnsetType = UNSET
 
 
-class ResponseCreated(Event, frozen=True, kw_only=True, tag="response.created"):
+class ResponseCreated(ServerEventBase, frozen=True, kw_only=True, tag="response.created"):
     response: ResponseOut
 
 
-class ResponseDone(Event, frozen=True, kw_only=True, tag="response.done"):
+class ResponseDone(ServerEventBase, frozen=True, kw_only=True, tag="response.done"):
     response: ResponseOut
 
 
-class OutputItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
+class OutputItemAdded(ServerEventBase, frozen=True, kw_only=True, tag="response.output_item.added"):
     response_id: str
     output_index: int
     item: ItemOut
 
 
-class OutputItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
+class OutputItemDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_item.done"):
     response_id: str
     output_index: int
     item: ItemOut
 
 
-class ContentPartAdded(Event, frozen=True, kw_only=True, tag="response.content_part.added"):
+class ContentPartAdded(
+    ServerEventBase, frozen=True, kw_only=True, tag="response.content_part.added"
+):
     response_id: str
     item_id: str
     output_index: int
@@ -292,7 +294,7 @@ class ContentPartAdded(Event, frozen=True, kw_only=True, tag="response.content_p
     part: PartOut
 
 
-class ContentPartDone(Event, frozen=True, kw_only=True, tag="response.content_part.done"):
+class ContentPartDone(ServerEventBase, frozen=True, kw_only=True, tag="response.content_part.done"):
     response_id: str
     item_id: str
     output_index: int
@@ -300,7 +302,9 @@ class ContentPartDone(Event, frozen=True, kw_only=True, tag="response.content_pa
     part: PartOut
 
 
-class TextDelta(Event, frozen=True, gc=False, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(
+    ServerEventBase, frozen=True, gc=False, kw_only=True, tag="response.output_text.delta"
+):
     response_id: str
     item_id: str
     output_index: int
@@ -308,7 +312,7 @@ class TextDelta(Event, frozen=True, gc=False, kw_only=True, tag="response.output
     delta: str
 
 
-class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"):
+class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_text.done"):
     response_id: str
     item_id: str
     output_index: int
@@ -317,7 +321,7 @@ class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"
 
 
 class ArgumentsDelta(
-    Event, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
+    ServerEventBase, frozen=True, kw_only=True, tag="response.function_call_arguments.delta"
 ):
     response_id: str
     item_id: str
@@ -326,7 +330,9 @@ class ArgumentsDelta(
     delta: str
 
 
-class ArgumentsDone(Event, frozen=True, kw_only=True, tag="response.function_call_arguments.done"):
+class ArgumentsDone(
+    ServerEventBase, frozen=True, kw_only=True, tag="response.function_call_arguments.done"
+):
     response_id: str
     item_id: str
     output_index: int
@@ -335,7 +341,7 @@ class ArgumentsDone(Event, frozen=True, kw_only=True, tag="response.function_cal
     arguments: str
 
 
-class ResponseInterrupted(Event, frozen=True, kw_only=True, tag="response.interrupted"):
+class ResponseInterrupted(ServerEventBase, frozen=True, kw_only=True, tag="response.interrupted"):
     """Ours: for a session that includes it. The engine is gone; soon the response goes on."""
 
     response_id: str
@@ -345,52 +351,52 @@ class ResponseInterrupted(Event, frozen=True, kw_only=True, tag="response.interr
     """Characters (code points) of it that were sent: the next delta follows them."""
 
 
-class RateLimit(msgspec.Struct, frozen=True, kw_only=True):
+class RateLimitOut(msgspec.Struct, frozen=True, kw_only=True):
     name: Literal["requests", "tokens"]
     limit: int
     remaining: int
     reset_seconds: float
 
 
-class RateLimitsUpdated(Event, frozen=True, kw_only=True, tag="rate_limits.updated"):
-    rate_limits: list[RateLimit]
+class RateLimitsUpdated(ServerEventBase, frozen=True, kw_only=True, tag="rate_limits.updated"):
+    rate_limits: list[RateLimitOut]
 
 
-class AudioCleared(Event, frozen=True, kw_only=True, tag="input_audio_buffer.cleared"):
+class AudioCleared(ServerEventBase, frozen=True, kw_only=True, tag="input_audio_buffer.cleared"):
     pass
 
 
-class TextAppended(Event, frozen=True, kw_only=True, tag="input_text_buffer.appended"):
+class TextAppended(ServerEventBase, frozen=True, kw_only=True, tag="input_text_buffer.appended"):
     """Ours, as all of this buffer: only a client that has used it hears of it."""
 
     length: int
     """Characters in the buffer now."""
 
 
-class TextCleared(Event, frozen=True, kw_only=True, tag="input_text_buffer.cleared"):
+class TextCleared(ServerEventBase, frozen=True, kw_only=True, tag="input_text_buffer.cleared"):
     pass
 
 
-class TextCommitted(Event, frozen=True, kw_only=True, tag="input_text_buffer.committed"):
+class TextCommitted(ServerEventBase, frozen=True, kw_only=True, tag="input_text_buffer.committed"):
     item_id: str
     previous_item_id: str | None
 
 
-class SessionClosed(Event, frozen=True, kw_only=True, tag="session.closed"):
+class SessionClosed(ServerEventBase, frozen=True, kw_only=True, tag="session.closed"):
     """Ours: only the answer to `session.close`."""
 
     reason: str
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    type: Fault
+    type: ErrorType
     code: str
     message: str
     param: str | None
     event_id: str | None
 
 
-class Error(Event, frozen=True, kw_only=True, tag="error"):
+class Error(ServerEventBase, frozen=True, kw_only=True, tag="error"):
     error: ErrorBody
 
 

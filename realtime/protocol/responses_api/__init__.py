@@ -6,37 +6,37 @@ frame, SSE  ◀─codec─── event  ◀──say─── Told          (cor
 
 from continuo.realtime.protocol.responses_api.client_events import (
     EVENT_TYPES,
-    Cancel,
-    Create,
-    Steer,
+    ResponseCancel,
+    ResponseCreate,
+    ResponseSteer,
 )
 from continuo.realtime.protocol.responses_api.codec import (
-    decode,
     decode_body,
+    decode_frame,
     decode_input,
-    encode,
+    encode_frame,
     encode_sse,
-    stream_id_of,
+    extract_stream_id,
 )
-from continuo.realtime.protocol.responses_api.decoder import hear, steering
-from continuo.realtime.protocol.responses_api.encoder import Voice, error_out, response_out
+from continuo.realtime.protocol.responses_api.decoder import decode_command, decode_steering_input
+from continuo.realtime.protocol.responses_api.encoder import Encoder, encode_error, encode_response
 from continuo.realtime.protocol.responses_api.server_events import ServerEvent
 
 __all__ = [
     "EVENT_TYPES",
-    "Cancel",
-    "Create",
+    "Encoder",
+    "ResponseCancel",
+    "ResponseCreate",
+    "ResponseSteer",
     "ServerEvent",
-    "Steer",
-    "Voice",
-    "decode",
     "decode_body",
+    "decode_command",
+    "decode_frame",
     "decode_input",
-    "encode",
+    "decode_steering_input",
+    "encode_error",
+    "encode_frame",
+    "encode_response",
     "encode_sse",
-    "error_out",
-    "hear",
-    "response_out",
-    "steering",
-    "stream_id_of",
+    "extract_stream_id",
 ]

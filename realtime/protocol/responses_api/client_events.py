@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from continuo.realtime import limits
-from continuo.realtime.protocol.sampling import ItemId, Metadata, Sampled, Text
+from continuo.realtime.protocol.sampling import BoundedText, ItemId, Metadata, SamplingIn
 
 StreamId = Annotated[str, Meta(min_length=1, max_length=limits.STREAM_ID_CHARS_MAX)]
 ToolName = Annotated[str, Meta(min_length=1, max_length=limits.FUNCTION_NAME_CHARS_MAX)]
@@ -19,11 +19,11 @@ ResponseId = Annotated[str, Meta(min_length=1, max_length=limits.ITEM_ID_CHARS_M
 
 class PartIn(msgspec.Struct, frozen=True, kw_only=True):
     type: str
-    text: Text | None = None
-    refusal: Text | None = None
+    text: BoundedText | None = None
+    refusal: BoundedText | None = None
 
 
-Content = Text | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)]
+Content = BoundedText | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX)]
 
 
 class ItemIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,11 +35,11 @@ class ItemIn(msgspec.Struct, frozen=True, kw_only=True):
     content: Content | None = None
     call_id: ItemId | None = None
     name: ToolName | None = None
-    arguments: Text | None = None
+    arguments: BoundedText | None = None
     output: Content | None = None
 
 
-Input = Text | Annotated[list[ItemIn], Meta(max_length=limits.RESPONSE_INPUT_ITEMS_MAX)]
+Input = BoundedText | Annotated[list[ItemIn], Meta(max_length=limits.RESPONSES_INPUT_ITEMS_MAX)]
 
 
 class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
 
     type: str = "function"
     name: ToolName | None = None
-    description: Text | None = None
+    description: BoundedText | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
 
@@ -61,7 +61,7 @@ class ToolChoiceIn(msgspec.Struct, frozen=True, kw_only=True):
 class FormatIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     name: ToolName | None = None
-    description: Text | None = None
+    description: BoundedText | None = None
     schema: dict[str, object] | None = None
     strict: bool | None = None
 
@@ -74,12 +74,12 @@ class TextIn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _NULL = msgspec.Raw(b"null")
 
 
-class Create(Sampled, frozen=True, kw_only=True, tag="response.create"):
+class ResponseCreate(SamplingIn, frozen=True, kw_only=True, tag="response.create"):
     """Of keys typed `Raw` it is only seen whether they hold anything."""
 
     model: str | None = None
     input: Input | None = None
-    instructions: Text | None = None
+    instructions: BoundedText | None = None
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | None = None
     tool_choice: Literal["auto", "none", "required"] | ToolChoiceIn | None = None
     parallel_tool_calls: bool | None = None
@@ -99,18 +99,18 @@ class Create(Sampled, frozen=True, kw_only=True, tag="response.create"):
     prompt: msgspec.Raw = _NULL
 
 
-class Steer(msgspec.Struct, frozen=True, kw_only=True, tag="response.steer"):
+class ResponseSteer(msgspec.Struct, frozen=True, kw_only=True, tag="response.steer"):
     """`input` is an Input of user's messages; it goes back as it came where it cannot be used."""
 
     previous_response_id: ResponseId
     input: msgspec.Raw
 
 
-class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="response.cancel"):
+class ResponseCancel(msgspec.Struct, frozen=True, kw_only=True, tag="response.cancel"):
     response_id: ResponseId | None = None
 
 
-ClientEvent = Create | Steer | Cancel
+ClientEvent = ResponseCreate | ResponseSteer | ResponseCancel
 EVENT_TYPES = ("response.create", "response.steer", "response.cancel")
 ITEM_TYPES = (
     "message",

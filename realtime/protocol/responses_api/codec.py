@@ -7,22 +7,22 @@ import msgspec
 
 from continuo.realtime.protocol.responses_api import client_events
 from continuo.realtime.protocol.responses_api.server_events import (
-    ResponseEvent,
     ResponseOut,
+    ResponseStreamEvent,
     ServerEvent,
 )
-from continuo.realtime.protocol.validation import Choices, decoded
+from continuo.realtime.protocol.validation import AllowedValues, decode_json
 
-_frame = msgspec.json.Decoder(client_events.ClientEvent)
-_body = msgspec.json.Decoder(client_events.Create)
-_input = msgspec.json.Decoder(client_events.Input)
+_frame_decoder = msgspec.json.Decoder(client_events.ClientEvent)
+_body_decoder = msgspec.json.Decoder(client_events.ResponseCreate)
+_input_decoder = msgspec.json.Decoder(client_events.Input)
 _encoder = msgspec.json.Encoder()
-_LOOKED_AT_CHARS_MAX = 1024 * 1024
+_STREAM_ID_SCAN_CHARS_MAX = 1024 * 1024
 """A longer frame that was refused is not gone through once more."""
 _STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
 
 _ROLES = ("user", "assistant", "system", "developer")
-_CHOICES: Choices = {
+_ALLOWED_VALUES: AllowedValues = {
     "type": client_events.EVENT_TYPES,
     "input[].role": _ROLES,
     "[].role": _ROLES,
@@ -39,36 +39,36 @@ class _Envelope(msgspec.Struct):
     stream_id: client_events.StreamId | None = None
 
 
-_envelope = msgspec.json.Decoder(_Envelope)
+_envelope_decoder = msgspec.json.Decoder(_Envelope)
 
 
-def decode(frame: str | bytes) -> client_events.ClientEvent:
-    return decoded(_frame, frame, "frame", _CHOICES)
+def decode_frame(frame: str | bytes) -> client_events.ClientEvent:
+    return decode_json(_frame_decoder, frame, "frame", _ALLOWED_VALUES)
 
 
-def decode_body(body: bytes) -> client_events.Create:
+def decode_body(body: bytes) -> client_events.ResponseCreate:
     """`type` may be missing there, and must be right if it is not."""
-    return decoded(_body, body, "body", _CHOICES)
+    return decode_json(_body_decoder, body, "body", _ALLOWED_VALUES)
 
 
 def decode_input(raw: msgspec.Raw) -> client_events.Input:
-    return decoded(_input, bytes(raw), "input", _CHOICES)
+    return decode_json(_input_decoder, bytes(raw), "input", _ALLOWED_VALUES)
 
 
-def encode(event: ServerEvent | ResponseOut) -> bytes:
+def encode_frame(event: ServerEvent | ResponseOut) -> bytes:
     return _encoder.encode(event)
 
 
-def encode_sse(event: ResponseEvent) -> bytes:
+def encode_sse(event: ResponseStreamEvent) -> bytes:
     name = event.__struct_config__.tag
     return b"event: %s\ndata: %s\n\n" % (str(name).encode(), _encoder.encode(event))
 
 
-def stream_id_of(frame: str) -> str | None:
+def extract_stream_id(frame: str) -> str | None:
     """The lane, from a frame of which nothing else may be good."""
-    if len(frame) <= _LOOKED_AT_CHARS_MAX:
+    if len(frame) <= _STREAM_ID_SCAN_CHARS_MAX:
         try:
-            return _envelope.decode(frame).stream_id
+            return _envelope_decoder.decode(frame).stream_id
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             pass
     at = frame.find('"stream_id"')

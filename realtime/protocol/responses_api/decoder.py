@@ -7,24 +7,29 @@ from typing import Literal, TypeVar
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.commands import GoOn
+from continuo.realtime.protocol.commands import CreateResponse
 from continuo.realtime.protocol.items import (
-    CallItem,
-    CallOutputItem,
+    ContentPart,
+    FunctionCallItem,
+    FunctionCallOutputItem,
     Item,
     ItemReference,
     ItemRole,
     MessageItem,
-    Part,
 )
 from continuo.realtime.protocol.responses_api import client_events
 from continuo.realtime.protocol.responses_api.extras import Extras
-from continuo.realtime.protocol.sampling import missing, sampling_of
-from continuo.realtime.protocol.settings import Settings, Tool, ToolChoice, Truncation
-from continuo.realtime.protocol.tools_and_formats import grammar_of, named, required, tools_of
+from continuo.realtime.protocol.sampling import merge_sampling, missing_parameter
+from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
+from continuo.realtime.protocol.tools_and_formats import (
+    build_grammar,
+    build_tools,
+    choose_named_tool,
+    choose_required_tool,
+)
 
 T = TypeVar("T")
-Fresh = Callable[[str], str]
+IdFactory = Callable[[str], str]
 """Makes an id from a prefix."""
 _ROLES: dict[str, ItemRole] = {
     "user": "user",
@@ -34,67 +39,73 @@ _ROLES: dict[str, ItemRole] = {
 }
 
 
-def hear(create: client_events.Create, default: Settings, model: str, fresh: Fresh) -> GoOn:
+def decode_command(
+    create: client_events.ResponseCreate, default: GenerationSettings, model: str, new_id: IdFactory
+) -> CreateResponse:
     """`default` is how answers are made that wish for nothing, `model` what is served."""
-    _unsupported(create)
-    settings = settings_of(create, default, create.model or model)
-    items = items_of("" if create.input is None else create.input, "input", fresh)
+    _refuse_unsupported(create)
+    settings = decode_settings(create, default, create.model or model)
+    items = decode_items("" if create.input is None else create.input, "input", new_id)
     if not items and create.previous_response_id is None and create.generate is not False:
-        raise missing("input")
-    return GoOn(
+        raise missing_parameter("input")
+    return CreateResponse(
         settings=settings,
         metadata=create.metadata,
-        previous=create.previous_response_id,
+        previous_response_id=create.previous_response_id,
         input=items,
-        keep=create.store is not False,
+        store=create.store is not False,
         generate=create.generate is not False,
         background=bool(create.background),
     )
 
 
-def settings_of(create: client_events.Create, default: Settings, model: str) -> Settings:
-    tools = _tools(create.tools or [])
-    text = _text(create.text or client_events.TextIn())
+def decode_settings(
+    create: client_events.ResponseCreate, default: GenerationSettings, model: str
+) -> GenerationSettings:
+    tools = _decode_tools(create.tools or [])
+    text = _normalize_text(create.text or client_events.TextIn())
     form = text.format or client_events.FormatIn(type="text")
     extras = Extras(
         model=model,
         background=bool(create.background),
         text=msgspec.Raw(msgspec.json.encode(text)),
     )
-    return Settings(
+    return GenerationSettings(
         instructions=create.instructions or "",
         tools=tools,
-        tool_choice=_tool_choice(create.tool_choice, tools, given=bool(create.tools)),
+        tool_choice=_decode_tool_choice(
+            create.tool_choice, tools, has_declared_tools=bool(create.tools)
+        ),
         parallel_tool_calls=create.parallel_tool_calls is not False,
         max_output_tokens=create.max_output_tokens,
         sampling=msgspec.structs.replace(
-            sampling_of(create, default.sampling, default.sampling),
-            grammar=grammar_of(form.type, form.schema, "text.format.schema"),
+            merge_sampling(create, default.sampling, default.sampling),
+            grammar=build_grammar(form.type, form.schema, "text.format.schema"),
         ),
         truncation=Truncation(mode=create.truncation or "disabled"),
-        extras=extras.encode(),
+        extras=extras.to_json(),
     )
 
 
-def items_of(
-    given: client_events.Input, where: str, fresh: Fresh
+def decode_items(
+    given: client_events.Input, where: str, new_id: IdFactory
 ) -> tuple[Item | ItemReference, ...]:
     """A text is a user's message. What a model has thought is left out."""
     if isinstance(given, str):
-        part = Part("input_text", given)
-        return (MessageItem(id=fresh("msg"), role="user", parts=(part,)),) if given else ()
+        part = ContentPart("input_text", given)
+        return (MessageItem(id=new_id("msg"), role="user", parts=(part,)),) if given else ()
     return tuple(
-        _item(item, f"{where}[{n}]", fresh)
+        _decode_item(item, f"{where}[{n}]", new_id)
         for n, item in enumerate(given)
         if item.type != "reasoning"
     )
 
 
-def steering(given: client_events.Input, fresh: Fresh) -> tuple[Item, ...]:
+def decode_steering_input(given: client_events.Input, new_id: IdFactory) -> tuple[Item, ...]:
     """What may be said to an answer while it is made: user's messages."""
-    items = items_of(given, "input", fresh)
+    items = decode_items(given, "input", new_id)
     if not items:
-        raise missing("input")
+        raise missing_parameter("input")
     said: list[Item] = []
     for n, item in enumerate(items):
         if not isinstance(item, MessageItem) or item.role != "user":
@@ -110,7 +121,7 @@ def steering(given: client_events.Input, fresh: Fresh) -> tuple[Item, ...]:
 # ---------------------------------------------------------------- settings
 
 
-def _unsupported(create: client_events.Create) -> None:
+def _refuse_unsupported(create: client_events.ResponseCreate) -> None:
     for name, instead in (
         ("conversation", "go on from a response with 'previous_response_id'"),
         ("prompt", "say it in 'instructions' and 'input'"),
@@ -123,61 +134,61 @@ def _unsupported(create: client_events.Create) -> None:
             )
 
 
-def _tools(tools: Sequence[client_events.ToolIn]) -> tuple[Tool, ...]:
-    return tools_of(
+def _decode_tools(tools: Sequence[client_events.ToolIn]) -> tuple[Tool, ...]:
+    return build_tools(
         (f"tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
     )
 
 
-def _tool_choice(
+def _decode_tool_choice(
     choice: Literal["auto", "none", "required"] | client_events.ToolChoiceIn | None,
     tools: Sequence[Tool],
     *,
-    given: bool,
+    has_declared_tools: bool,
 ) -> ToolChoice:
     """A choice among tools that we left out is no choice."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
-            return named(name, tools, "tool_choice.name")
+            return choose_named_tool(name, tools, "tool_choice.name")
         case "required" | client_events.ToolChoiceIn(type="allowed_tools", mode="required"):
-            return required(tools, "tool_choice", given=given)
+            return choose_required_tool(tools, "tool_choice", has_declared_tools=has_declared_tools)
         case client_events.ToolChoiceIn() | None:
             return ToolChoice()
         case mode:
             return ToolChoice(mode)
 
 
-def _text(text: client_events.TextIn) -> client_events.TextIn:
+def _normalize_text(text: client_events.TextIn) -> client_events.TextIn:
     """As it is reported."""
     form = text.format or client_events.FormatIn(type="text")
     if form.type == "json_schema" and form.name is None:
-        raise missing("text.format.name")
+        raise missing_parameter("text.format.name")
     return msgspec.structs.replace(text, format=form)
 
 
 # ---------------------------------------------------------------- items
 
 
-def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> Item | ItemReference:
+def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> Item | ItemReference:
     match item.type:
         case "message":
-            return _message(item, where, fresh)
+            return _decode_message(item, where, fresh)
         case "function_call":
-            return CallItem(
+            return FunctionCallItem(
                 id=item.id or fresh("fc"),
-                call_id=_given(item.call_id, f"{where}.call_id"),
-                name=_given(item.name, f"{where}.name"),
-                arguments=_given(item.arguments, f"{where}.arguments"),
+                call_id=_require(item.call_id, f"{where}.call_id"),
+                name=_require(item.name, f"{where}.name"),
+                arguments=_require(item.arguments, f"{where}.arguments"),
             )
         case "function_call_output":
-            output = _given(item.output, f"{where}.output")
-            return CallOutputItem(
+            output = _require(item.output, f"{where}.output")
+            return FunctionCallOutputItem(
                 id=item.id or fresh("fco"),
-                call_id=_given(item.call_id, f"{where}.call_id"),
-                output="\n".join(_texts(output, f"{where}.output")),
+                call_id=_require(item.call_id, f"{where}.call_id"),
+                output="\n".join(_decode_texts(output, f"{where}.output")),
             )
         case "item_reference":
-            return ItemReference(_given(item.id, f"{where}.id"))
+            return ItemReference(_require(item.id, f"{where}.id"))
         case kind:
             listed = ", ".join(map(repr, client_events.ITEM_TYPES))
             raise Refusal(
@@ -187,18 +198,18 @@ def _item(item: client_events.ItemIn, where: str, fresh: Fresh) -> Item | ItemRe
             )
 
 
-def _message(item: client_events.ItemIn, where: str, fresh: Fresh) -> MessageItem:
-    role = _given(item.role, f"{where}.role")
+def _decode_message(item: client_events.ItemIn, where: str, fresh: IdFactory) -> MessageItem:
+    role = _require(item.role, f"{where}.role")
     kind = "output_text" if role == "assistant" else "input_text"
-    texts = _texts(_given(item.content, f"{where}.content"), f"{where}.content")
+    texts = _decode_texts(_require(item.content, f"{where}.content"), f"{where}.content")
     return MessageItem(
         id=item.id or fresh("msg"),
         role=_ROLES[role],
-        parts=tuple(Part(kind, text) for text in texts),
+        parts=tuple(ContentPart(kind, text) for text in texts),
     )
 
 
-def _texts(content: client_events.Content, where: str) -> list[str]:
+def _decode_texts(content: client_events.Content, where: str) -> list[str]:
     """Any spelling of text is text."""
     if isinstance(content, str):
         return [content]
@@ -206,9 +217,9 @@ def _texts(content: client_events.Content, where: str) -> list[str]:
     for n, part in enumerate(content):
         match part.type:
             case "input_text" | "output_text" | "text":
-                texts.append(_given(part.text, f"{where}[{n}].text"))
+                texts.append(_require(part.text, f"{where}[{n}].text"))
             case "refusal":
-                texts.append(_given(part.refusal, f"{where}[{n}].refusal"))
+                texts.append(_require(part.refusal, f"{where}[{n}].refusal"))
             case kind:
                 raise Refusal(
                     f"Invalid '{where}[{n}].type': this server takes text only, not {kind[:64]!r}.",
@@ -218,7 +229,7 @@ def _texts(content: client_events.Content, where: str) -> list[str]:
     return texts
 
 
-def _given(value: T | None, param: str) -> T:
+def _require(value: T | None, param: str) -> T:
     if value is None:
-        raise missing(param)
+        raise missing_parameter(param)
     return value

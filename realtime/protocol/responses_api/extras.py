@@ -2,7 +2,7 @@
 
 import msgspec
 
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
@@ -13,8 +13,8 @@ class Extras(msgspec.Struct, frozen=True, kw_only=True):
     text: msgspec.Raw = msgspec.Raw(b'{"format":{"type":"text"}}')
 
     @classmethod
-    def of(cls, settings: Settings) -> "Extras":
+    def from_settings(cls, settings: GenerationSettings) -> "Extras":
         return msgspec.json.decode(settings.extras, type=cls)
 
-    def encode(self) -> str:
+    def to_json(self) -> str:
         return msgspec.json.encode(self).decode()

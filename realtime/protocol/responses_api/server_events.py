@@ -9,11 +9,11 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from continuo.realtime.errors import Fault
+from continuo.realtime.errors import ErrorType
 from continuo.realtime.protocol.items import ItemRole, ItemStatus
-from continuo.realtime.protocol.response import Residency
+from continuo.realtime.protocol.response import KVResidency
 
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
+ResponseStatusOut = Literal["in_progress", "completed", "incomplete", "failed"]
 
 # ---------------------------------------------------------------- items
 
@@ -35,7 +35,7 @@ class MessageOut(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     content: list[TextPart | InputPart]
 
 
-class CallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
+class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
     id: str
     status: ItemStatus
     call_id: str
@@ -43,7 +43,7 @@ class CallOut(msgspec.Struct, frozen=True, kw_only=True, tag="function_call"):
     arguments: str
 
 
-ItemOut = MessageOut | CallOut
+ItemOut = MessageOut | FunctionCallOut
 
 # ---------------------------------------------------------------- response
 
@@ -83,7 +83,7 @@ class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens_details: OutputDetails = OutputDetails()
     total_tokens: int
     timing: Timing
-    residency: Residency
+    residency: KVResidency
 
 
 class ErrorOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class ErrorOut(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class Incomplete(msgspec.Struct, frozen=True, kw_only=True):
+class IncompleteDetails(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
@@ -106,10 +106,10 @@ class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
     access_programs: None = None
     created_at: int
     completed_at: int | None = None
-    status: Status
+    status: ResponseStatusOut
     background: bool
     error: ErrorOut | None
-    incomplete_details: Incomplete | None
+    incomplete_details: IncompleteDetails | None
     instructions: str | None
     max_output_tokens: int | None
     model: str
@@ -131,56 +131,58 @@ class ResponseOut(msgspec.Struct, frozen=True, kw_only=True):
 # ---------------------------------------------------------------- the events
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class ServerEventBase(msgspec.Struct, frozen=True, kw_only=True):
     sequence_number: int
     stream_id: str | UnsetType = UNSET
 
 
-class Created(Event, frozen=True, kw_only=True, tag="response.created"):
+class ResponseCreated(ServerEventBase, frozen=True, kw_only=True, tag="response.created"):
     response: ResponseOut
 
 
-class InProgress(Event, frozen=True, kw_only=True, tag="response.in_progress"):
+class ResponseInProgress(ServerEventBase, frozen=True, kw_only=True, tag="response.in_progress"):
     response: ResponseOut
 
 
-class Completed(Event, frozen=True, kw_only=True, tag="response.completed"):
+class ResponseCompleted(ServerEventBase, frozen=True, kw_only=True, tag="response.completed"):
     response: ResponseOut
 
 
-class IncompleteEvent(Event, frozen=True, kw_only=True, tag="response.incomplete"):
+class ResponseIncomplete(ServerEventBase, frozen=True, kw_only=True, tag="response.incomplete"):
     response: ResponseOut
 
 
-class Failed(Event, frozen=True, kw_only=True, tag="response.failed"):
+class ResponseFailed(ServerEventBase, frozen=True, kw_only=True, tag="response.failed"):
     response: ResponseOut
 
 
-class ItemAdded(Event, frozen=True, kw_only=True, tag="response.output_item.added"):
+class OutputItemAdded(ServerEventBase, frozen=True, kw_only=True, tag="response.output_item.added"):
     output_index: int
     item: ItemOut
 
 
-class ItemDone(Event, frozen=True, kw_only=True, tag="response.output_item.done"):
+class OutputItemDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_item.done"):
     output_index: int
     item: ItemOut
 
 
-class PartAdded(Event, frozen=True, kw_only=True, tag="response.content_part.added"):
+class ContentPartAdded(
+    ServerEventBase, frozen=True, kw_only=True, tag="response.content_part.added"
+):
     item_id: str
     output_index: int
     content_index: int = 0
     part: TextPart
 
 
-class PartDone(Event, frozen=True, kw_only=True, tag="response.content_part.done"):
+class ContentPartDone(ServerEventBase, frozen=True, kw_only=True, tag="response.content_part.done"):
     item_id: str
     output_index: int
     content_index: int = 0
     part: TextPart
 
 
-class TextDelta(Event, frozen=True, kw_only=True, tag="response.output_text.delta"):
+class TextDelta(ServerEventBase, frozen=True, kw_only=True, tag="response.output_text.delta"):
     item_id: str
     output_index: int
     content_index: int = 0
@@ -188,7 +190,7 @@ class TextDelta(Event, frozen=True, kw_only=True, tag="response.output_text.delt
     logprobs: list[object] = []
 
 
-class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"):
+class TextDone(ServerEventBase, frozen=True, kw_only=True, tag="response.output_text.done"):
     item_id: str
     output_index: int
     content_index: int = 0
@@ -199,13 +201,13 @@ class TextDone(Event, frozen=True, kw_only=True, tag="response.output_text.done"
 _ARGUMENTS = "response.function_call_arguments"
 
 
-class ArgumentsDelta(Event, frozen=True, kw_only=True, tag=f"{_ARGUMENTS}.delta"):
+class ArgumentsDelta(ServerEventBase, frozen=True, kw_only=True, tag=f"{_ARGUMENTS}.delta"):
     item_id: str
     output_index: int
     delta: str
 
 
-class ArgumentsDone(Event, frozen=True, kw_only=True, tag=f"{_ARGUMENTS}.done"):
+class ArgumentsDone(ServerEventBase, frozen=True, kw_only=True, tag=f"{_ARGUMENTS}.done"):
     item_id: str
     output_index: int
     name: str
@@ -217,24 +219,24 @@ class SteerOut(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str
 
 
-class SteerAccepted(Event, frozen=True, kw_only=True, tag="response.steer.accepted"):
+class SteerAccepted(ServerEventBase, frozen=True, kw_only=True, tag="response.steer.accepted"):
     steer: SteerOut
 
 
-class OwedOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
+class RequiredFunctionOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
     """A stub: the client fills in `output`."""
 
     call_id: str
     name: str
 
 
-class SteerPending(Event, frozen=True, kw_only=True, tag="response.steer.pending"):
+class SteerPending(ServerEventBase, frozen=True, kw_only=True, tag="response.steer.pending"):
     steer: SteerOut
     reason: Literal["waiting_for_required_input"] = "waiting_for_required_input"
-    required_input: list[OwedOutput]
+    required_input: list[RequiredFunctionOutput]
 
 
-class SteerReturned(msgspec.Struct, frozen=True, kw_only=True):
+class ReturnedSteer(msgspec.Struct, frozen=True, kw_only=True):
     previous_response_id: str
     input: msgspec.Raw
     id: str | UnsetType = UNSET
@@ -246,13 +248,13 @@ class SteerError(msgspec.Struct, frozen=True, kw_only=True):
     type: Literal["invalid_request_error"] = "invalid_request_error"
 
 
-class SteerFailed(Event, frozen=True, kw_only=True, tag="response.steer.failed"):
-    steer: SteerReturned
+class SteerFailed(ServerEventBase, frozen=True, kw_only=True, tag="response.steer.failed"):
+    steer: ReturnedSteer
     error: SteerError
 
 
 class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
-    type: Fault
+    type: ErrorType
     code: str
     message: str
     param: str | None
@@ -266,20 +268,20 @@ class Error(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
     stream_id: str | UnsetType = UNSET
 
 
-ResponseEvent = (
-    Created
-    | InProgress
-    | Completed
-    | IncompleteEvent
-    | Failed
-    | ItemAdded
-    | ItemDone
-    | PartAdded
-    | PartDone
+ResponseStreamEvent = (
+    ResponseCreated
+    | ResponseInProgress
+    | ResponseCompleted
+    | ResponseIncomplete
+    | ResponseFailed
+    | OutputItemAdded
+    | OutputItemDone
+    | ContentPartAdded
+    | ContentPartDone
     | TextDelta
     | TextDone
     | ArgumentsDelta
     | ArgumentsDone
     | SteerAccepted
 )
-ServerEvent = ResponseEvent | SteerPending | SteerFailed | Error
+ServerEvent = ResponseStreamEvent | SteerPending | SteerFailed | Error

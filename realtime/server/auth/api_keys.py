@@ -12,11 +12,11 @@ from continuo.realtime.errors import SetupError
 DEFAULT_TENANT = "default"
 
 
-def given(keys: Iterable[str]) -> dict[str, str]:
+def default_tenant_keys(keys: Iterable[str]) -> dict[str, str]:
     return dict.fromkeys(keys, DEFAULT_TENANT)
 
 
-def read(path: Path) -> dict[str, str]:
+def read_keys_file(path: Path) -> dict[str, str]:
     """Tenants by key. Raises SetupError, which never shows a key."""
     try:
         lines = path.read_text("utf-8").splitlines()

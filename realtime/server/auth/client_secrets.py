@@ -17,70 +17,72 @@ from typing import Protocol
 import msgspec
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.registry.access import Guest
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import Credentials
 
-PREFIX = "ek_"
+SECRET_PREFIX = "ek_"
 """SDKs let a browser use only keys that begin so."""
-_OPEN_MAX = 100_000
+_SECRETS_MAX = 100_000
 """Secrets that have not expired; more are refused."""
 
 
-class Minted(msgspec.Struct, frozen=True):
+class MintedSecret(msgspec.Struct, frozen=True):
     value: str
     expires_at: int
 
 
 class ClientSecrets(Protocol):
-    def mint(self, tenant: str, settings: Settings, seconds: int) -> Minted:
+    def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
         """Raises Refusal when that cannot be."""
         ...
 
-    def find(self, value: str) -> Guest | None: ...
+    def find(self, value: str) -> Credentials | None: ...
 
 
-class _Kept(msgspec.Struct, frozen=True):
-    guest: Guest
+class _StoredSecret(msgspec.Struct, frozen=True):
+    guest: Credentials
     expires_at: float
 
 
-class KeptSecrets:
+class InMemorySecrets:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
-        self._kept: dict[bytes, _Kept] = {}
+        self._secrets: dict[bytes, _StoredSecret] = {}
 
-    def mint(self, tenant: str, settings: Settings, seconds: int) -> Minted:
+    def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
         """Raises Refusal when there are too many."""
         now = self._clock()
-        if len(self._kept) >= _OPEN_MAX:
-            self._kept = {hash: kept for hash, kept in self._kept.items() if kept.expires_at > now}
-        if len(self._kept) >= _OPEN_MAX:
+        if len(self._secrets) >= _SECRETS_MAX:
+            self._secrets = {
+                hash: kept for hash, kept in self._secrets.items() if kept.expires_at > now
+            }
+        if len(self._secrets) >= _SECRETS_MAX:
             raise Refusal(
-                f"This server has {_OPEN_MAX:,} client secrets, its limit.",
+                f"This server has {_SECRETS_MAX:,} client secrets, its limit.",
                 code="rate_limit_exceeded",
                 kind="server_error",
             )
-        value = PREFIX + secrets.token_hex(24)
-        expires_at = int(now) + seconds
-        guest = Guest(tenant, settings, ephemeral=True, client_secret=_hash(value))
-        self._kept[guest.client_secret] = _Kept(guest, expires_at)
-        return Minted(value, expires_at)
+        value = SECRET_PREFIX + secrets.token_hex(24)
+        expires_at = int(now) + ttl_s
+        guest = Credentials(tenant, settings, is_ephemeral=True, client_secret_digest=_hash(value))
+        self._secrets[guest.client_secret_digest] = _StoredSecret(guest, expires_at)
+        return MintedSecret(value, expires_at)
 
-    def find(self, value: str) -> Guest | None:
-        kept = self._kept.get(_hash(value))
+    def find(self, value: str) -> Credentials | None:
+        kept = self._secrets.get(_hash(value))
         return kept.guest if kept is not None and kept.expires_at > self._clock() else None
 
 
-class _Sealed(msgspec.Struct, frozen=True, array_like=True):
+class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
     tenant: str
-    settings: Settings
+    settings: GenerationSettings
     expires_at: int
     nonce: str = ""
     """Makes every secret another one, also two of one second. Empty: of an older release, which
     may have made the same twice."""
 
 
-_sealed = msgspec.json.Decoder(_Sealed)
+_claims_decoder = msgspec.json.Decoder(_SignedClaims)
 _MAC_BYTES = 32
 _NONCE_BYTES = 12
 """96 random bits: no two secrets of a deployment are the same."""
@@ -88,19 +90,19 @@ _VALUE_CHARS_MAX = 8 * 1024
 """Of a sealed one: it must fit a header."""
 
 
-class SealedSecrets:
+class SignedSecrets:
     """Nothing in it is hidden from who has the key; nothing in it can be changed."""
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._key = hmac.digest(secret, b"client secrets", "sha256")
         self._clock = clock
 
-    def mint(self, tenant: str, settings: Settings, seconds: int) -> Minted:
+    def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
         """Raises Refusal where it would be too long for a header."""
-        expires_at = int(self._clock()) + seconds
-        sealing = _Sealed(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
+        expires_at = int(self._clock()) + ttl_s
+        sealing = _SignedClaims(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
         body = zlib.compress(msgspec.json.encode(sealing))
-        value = PREFIX + _encoded(self._mac(body) + body)
+        value = SECRET_PREFIX + _encode(self._mac(body) + body)
         if len(value) > _VALUE_CHARS_MAX:
             raise Refusal(
                 f"The session is too large for a client secret: it would be {len(value):,} "
@@ -109,33 +111,35 @@ class SealedSecrets:
                 code="session_too_large",
                 param="session",
             )
-        return Minted(value, expires_at)
+        return MintedSecret(value, expires_at)
 
-    def find(self, value: str) -> Guest | None:
-        if not value.startswith(PREFIX) or len(value) > _VALUE_CHARS_MAX:
+    def find(self, value: str) -> Credentials | None:
+        if not value.startswith(SECRET_PREFIX) or len(value) > _VALUE_CHARS_MAX:
             return None
-        text = value.removeprefix(PREFIX)
+        text = value.removeprefix(SECRET_PREFIX)
         try:
             sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
         except ValueError:
             return None
-        if _encoded(sealed) != text:
+        if _encode(sealed) != text:
             return None  # the last character may say the same in several ways
         mac, body = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
             return None
-        found = _sealed.decode(zlib.decompress(body))
+        found = _claims_decoder.decode(zlib.decompress(body))
         if found.expires_at <= self._clock():
             return None
         digest = hashlib.sha256(sealed).digest() if found.nonce else b""
-        return Guest(found.tenant, found.settings, ephemeral=True, client_secret=digest)
+        return Credentials(
+            found.tenant, found.settings, is_ephemeral=True, client_secret_digest=digest
+        )
 
     def _mac(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")
 
 
-def _encoded(sealed: bytes) -> str:
-    return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+def _encode(signed: bytes) -> str:
+    return base64.urlsafe_b64encode(signed).decode().rstrip("=")
 
 
 def _hash(value: str) -> bytes:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import msgspec
 from starlette.datastructures import Headers
 
-from continuo.realtime.registry.access import Guest
-from continuo.realtime.server.auth.client_secrets import PREFIX, ClientSecrets
+from continuo.realtime.registry.access import Credentials
+from continuo.realtime.server.auth.client_secrets import SECRET_PREFIX, ClientSecrets
 
 _KEY_SUBPROTOCOL = "openai-insecure-api-key."
 _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
@@ -23,12 +23,12 @@ class Denied(msgspec.Struct, frozen=True):
     status: int
     code: str
     message: str
-    token_will_do: bool = False
+    accepts_resume_token: bool = False
     """Whether a resume token may stand in for the key: there was none, or a client secret that is
     not valid, or not any more."""
 
 
-class Gate:
+class Authenticator:
     def __init__(
         self, keys: Mapping[str, str], origins: frozenset[str], secrets: ClientSecrets
     ) -> None:
@@ -37,41 +37,41 @@ class Gate:
         self._origins = origins
         self._secrets = secrets
 
-    def check(self, headers: Headers) -> Denied | Guest:
+    def authenticate(self, headers: Headers) -> Denied | Credentials:
         origin = headers.get("origin")
-        allowed = origin is None or self._origin_allowed(origin, headers.get("host", ""))
+        allowed = origin is None or self._is_origin_allowed(origin, headers.get("host", ""))
         if not allowed:
             return Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
-        key = _key(headers)
+        key = _api_key(headers)
         guest = self._secrets.find(key) if key is not None else None
         if guest is not None:
             return guest
         if not self._keys:
-            return Guest()
+            return Credentials()
         if key is None:
             return Denied(
                 401,
                 "missing_api_key",
                 "No API key was shown. Use an Authorization header: Bearer YOUR_KEY.",
-                token_will_do=True,
+                accepts_resume_token=True,
             )
-        tenant = self._tenant(key)
+        tenant = self._tenant_of(key)
         if tenant is None:
             return Denied(
                 401,
                 "invalid_api_key",
                 "This API key is not valid here.",
-                token_will_do=key.startswith(PREFIX),
+                accepts_resume_token=key.startswith(SECRET_PREFIX),
             )
-        return Guest(tenant)
+        return Credentials(tenant)
 
-    def _tenant(self, key: str) -> str | None:
+    def _tenant_of(self, key: str) -> str | None:
         """Looks at every key, and at all of it: the time says nothing."""
         shown = key.encode()
         found = [tenant for known, tenant in self._keys if hmac.compare_digest(shown, known)]
         return found[0] if found else None
 
-    def _origin_allowed(self, origin: str, host: str) -> bool:
+    def _is_origin_allowed(self, origin: str, host: str) -> bool:
         if origin.lower() in self._origins:
             return True
         try:
@@ -94,7 +94,7 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def offered(headers: Headers) -> list[str]:
+def offered_subprotocols(headers: Headers) -> list[str]:
     """The subprotocols a client offers."""
     return [
         token.strip()
@@ -103,11 +103,11 @@ def offered(headers: Headers) -> list[str]:
     ]
 
 
-def _key(headers: Headers) -> str | None:
+def _api_key(headers: Headers) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    for token in offered(headers):
+    for token in offered_subprotocols(headers):
         if token.startswith(_KEY_SUBPROTOCOL):
             return token.removeprefix(_KEY_SUBPROTOCOL)
     return None

@@ -10,7 +10,7 @@ class Address(NamedTuple):
     port: int
 
     @classmethod
-    def read(cls, text: str, option: str = "an address") -> "Address":
+    def parse(cls, text: str, option: str = "an address") -> "Address":
         """Raises SetupError."""
         host, colon, port = text.strip().rpartition(":")
         if not colon or not port.isascii() or not port.isdigit() or int(port) > 65_535:

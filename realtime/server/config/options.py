@@ -15,14 +15,14 @@ import msgspec
 
 from continuo.realtime.errors import SetupError
 
-Kind = Literal["text", "integer", "number", "switch", "list"]
-Value = str | int | float | bool | list[str]
-PREFIX = "CONTINUO_"
+OptionKind = Literal["text", "integer", "number", "switch", "list"]
+OptionValue = str | int | float | bool | list[str]
+ENVIRONMENT_PREFIX = "CONTINUO_"
 
 
 class Option(msgspec.Struct, frozen=True):
     name: str
-    kind: Kind
+    kind: OptionKind
     group: str
     help: str
     metavar: str = ""
@@ -33,8 +33,8 @@ class Option(msgspec.Struct, frozen=True):
         return self.name.replace("-", "_")
 
     @property
-    def variable(self) -> str:
-        return PREFIX + self.key.upper()
+    def environment_variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.key.upper()
 
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -216,14 +216,14 @@ _GROUPS = {
     "link": "between gateways and engines",
     "process": "the process",
 }
-COMMANDS: dict[str, tuple[str, ...]] = {
+COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "serve": ("model", "engine", "server", "store", "process"),
     "gateway": ("server", "store", "engines", "link", "process"),
     "engine": ("model", "engine", "host", "link", "process"),
 }
 """Which groups of options each takes."""
-_ALSO = {"engine": ("ssl-certfile", "ssl-keyfile", "store")}
-_NOT = {"engine": ("served-model-name",)}
+_EXTRA_OPTIONS = {"engine": ("ssl-certfile", "ssl-keyfile", "store")}
+_EXCLUDED_OPTIONS = {"engine": ("served-model-name",)}
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
@@ -231,24 +231,26 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
     for group, title in _GROUPS.items():
         section = parser.add_argument_group(title)
         for option in OPTIONS:
-            if option.group == group and _takes(command, option):
+            if option.group == group and _accepts(command, option):
                 _add(section.add_argument, option)
     parser.add_argument("--config", metavar="FILE", help="TOML file with options, named as here")
 
 
-def _takes(command: str, option: Option) -> bool:
-    if option.name in _NOT.get(command, ()):
+def _accepts(command: str, option: Option) -> bool:
+    if option.name in _EXCLUDED_OPTIONS.get(command, ()):
         return False
-    return option.group in COMMANDS[command] or option.name in _ALSO.get(command, ())
+    return option.group in COMMAND_GROUPS[command] or option.name in _EXTRA_OPTIONS.get(command, ())
 
 
-def read(arguments: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, Value]:
+def merge_sources(
+    arguments: Mapping[str, object], environ: Mapping[str, str]
+) -> dict[str, OptionValue]:
     """The options that are set anywhere. Raises SetupError."""
-    file = arguments.get("config") or environ.get(f"{PREFIX}CONFIG")
+    file = arguments.get("config") or environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     found = _from_file(Path(str(file))) if file else {}
     found |= _from_environment(environ)
     found |= {
-        key: cast(Value, value)
+        key: cast(OptionValue, value)
         for key, value in arguments.items()
         if key in _BY_KEY and value is not None
     }
@@ -256,7 +258,7 @@ def read(arguments: Mapping[str, object], environ: Mapping[str, str]) -> dict[st
 
 
 def _add(add: Callable[..., object], option: Option) -> None:
-    flag, text = f"--{option.name}", f"{option.help} [{option.variable}]"
+    flag, text = f"--{option.name}", f"{option.help} [{option.environment_variable}]"
     match option.kind:
         case "switch":
             add(flag, action="store_true", default=None, help=text)
@@ -275,24 +277,24 @@ def _add(add: Callable[..., object], option: Option) -> None:
             )
 
 
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Value]:
+def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
     """Lists are separated by commas."""
-    found: dict[str, Value] = {}
+    found: dict[str, OptionValue] = {}
     for option in OPTIONS:
-        text = environ.get(option.variable)
+        text = environ.get(option.environment_variable)
         if text is not None and text != "":
-            found[option.key] = _parse(option, text, option.variable)
+            found[option.key] = _parse(option, text, option.environment_variable)
     return found
 
 
-def _from_file(path: Path) -> dict[str, Value]:
+def _from_file(path: Path) -> dict[str, OptionValue]:
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise SetupError(f"{path}: cannot be read ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise SetupError(f"{path}: not TOML: {error}") from None
-    found: dict[str, Value] = {}
+    found: dict[str, OptionValue] = {}
     for name, value in table.items():
         option = _BY_KEY.get(name.replace("-", "_"))
         if option is None:
@@ -301,7 +303,7 @@ def _from_file(path: Path) -> dict[str, Value]:
     return found
 
 
-def _parse(option: Option, text: str, where: str) -> Value:
+def _parse(option: Option, text: str, where: str) -> OptionValue:
     match option.kind:
         case "text":
             return _check(option, text, where)
@@ -319,8 +321,8 @@ def _parse(option: Option, text: str, where: str) -> Value:
                 raise SetupError(f"{where}: '{text}' is no {option.kind}") from None
 
 
-def _check(option: Option, value: object, where: str) -> Value:
-    wanted: dict[Kind, object] = {
+def _check(option: Option, value: object, where: str) -> OptionValue:
+    wanted: dict[OptionKind, object] = {
         "text": str,
         "integer": int,
         "number": float,
@@ -330,7 +332,7 @@ def _check(option: Option, value: object, where: str) -> Value:
     if option.kind == "list" and isinstance(value, str):
         value = [value]
     try:
-        found = cast(Value, msgspec.convert(value, cast(type, wanted[option.kind])))
+        found = cast(OptionValue, msgspec.convert(value, cast(type, wanted[option.kind])))
     except msgspec.ValidationError:
         raise SetupError(f"{where}: {value!r} is no {option.kind}") from None
     if option.choices and found not in option.choices:
@@ -338,8 +340,15 @@ def _check(option: Option, value: object, where: str) -> Value:
     return found
 
 
-def load(arguments: argparse.Namespace) -> dict[str, Value]:
-    return read(vars(arguments), os.environ)
+def load(arguments: argparse.Namespace) -> dict[str, OptionValue]:
+    return merge_sources(vars(arguments), os.environ)
 
 
-__all__: Sequence[str] = ("OPTIONS", "Option", "Value", "add_options", "load", "read")
+__all__: Sequence[str] = (
+    "OPTIONS",
+    "Option",
+    "OptionValue",
+    "add_options",
+    "load",
+    "merge_sources",
+)

@@ -13,18 +13,18 @@ from continuo.realtime.errors import SetupError
 from continuo.realtime.limits import Limits
 from continuo.realtime.server.auth import api_keys
 from continuo.realtime.server.config.addresses import Address
-from continuo.realtime.server.config.options import Value
-from continuo.realtime.store import Durability, default_url
+from continuo.realtime.server.config.options import OptionValue
+from continuo.realtime.store import Durability, default_store_url
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 DEFAULT_PORT = 8000
 DEFAULT_LISTEN = Address("127.0.0.1", 8100)
 DRAIN_GRACE_S = 20.0
-WINDOW_S_MAX = 7 * 86_400
+RESUME_WINDOW_S_MAX = 7 * 86_400
 PER_MINUTE_MAX = 1_000_000_000
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     served_model_name: tuple[str, ...] = ()
     host: str = "127.0.0.1"
@@ -51,7 +51,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits = Limits()
 
     @property
-    def loopback(self) -> bool:
+    def is_loopback(self) -> bool:
         return is_loopback(self.host)
 
 
@@ -72,23 +72,25 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_loopback(host: str) -> bool:
-    return host in LOOPBACK or host.startswith("127.")
+    return host in LOOPBACK_HOSTS or host.startswith("127.")
 
 
-def make(options: Mapping[str, Value]) -> Settings:
+def make_serve_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
     """Raises SetupError, in one line."""
     fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
     fields |= {"store", "durability", "engine_cafile", "drain_grace_s"}
-    settings = Settings(
-        engine=_engine(options),
-        engines=tuple(Address.read(text, "--engine") for text in _list(options, "engine")),
-        secret=_secret(options) or b"",
-        served_model_name=_list(options, "served_model_name"),
-        tenants=_tenants(options),
+    settings = GatewaySettings(
+        engine=_parse_engine_config(options),
+        engines=tuple(Address.parse(text, "--engine") for text in _string_list(options, "engine")),
+        secret=_read_secret(options) or b"",
+        served_model_name=_string_list(options, "served_model_name"),
+        tenants=_read_tenants(options),
         web=not options.get("no_web"),
-        allowed_origins=frozenset(_origin(text) for text in _list(options, "allowed_origins")),
-        store=default_url(),
-        limits=_limits(options),
+        allowed_origins=frozenset(
+            _parse_origin(text) for text in _string_list(options, "allowed_origins")
+        ),
+        store=default_store_url(),
+        limits=_parse_limits(options),
     )
     chosen = {key: value for key, value in options.items() if key in fields}
     settings = msgspec.structs.replace(settings, **chosen)
@@ -101,7 +103,7 @@ def make(options: Mapping[str, Value]) -> Settings:
         raise SetupError(
             f"--ssl-keyfile {settings.ssl_keyfile} is of no use without --ssl-certfile"
         )
-    if not (settings.loopback or settings.tenants or options.get("no_auth")):
+    if not (settings.is_loopback or settings.tenants or options.get("no_auth")):
         raise SetupError(
             f"--host {settings.host} would let anyone in: set --api-key (or CONTINUO_API_KEY), "
             "or say --no-auth if that is what you want"
@@ -109,9 +111,9 @@ def make(options: Mapping[str, Value]) -> Settings:
     return settings
 
 
-def make_gateway(options: Mapping[str, Value]) -> Settings:
+def make_gateway_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
     """Raises SetupError, in one line."""
-    settings = make(options)
+    settings = make_serve_settings(options)
     if not settings.engines and not settings.store.startswith("redis"):
         raise SetupError(
             "a gateway needs engines: name them with --engine HOST:PORT, or the Redis where they "
@@ -120,17 +122,17 @@ def make_gateway(options: Mapping[str, Value]) -> Settings:
     return settings
 
 
-def make_engine(options: Mapping[str, Value]) -> EngineSettings:
+def make_engine_settings(options: Mapping[str, OptionValue]) -> EngineSettings:
     """Raises SetupError, in one line."""
     fields = {"ssl_certfile", "ssl_keyfile", "store", "drain_grace_s", "log_level", "secret_file"}
-    settings = EngineSettings(engine=_engine(options))
+    settings = EngineSettings(engine=_parse_engine_config(options))
     chosen: dict[str, object] = {key: value for key, value in options.items() if key in fields}
     for name in ("listen", "advertise"):
         if name in options:
-            chosen[name] = Address.read(str(options[name]), f"--{name}")
+            chosen[name] = Address.parse(str(options[name]), f"--{name}")
     settings = msgspec.structs.replace(settings, **chosen)
     _check_grace(settings.drain_grace_s)
-    if _secret(options) is None and not is_loopback(settings.listen.host):
+    if _read_secret(options) is None and not is_loopback(settings.listen.host):
         raise SetupError(
             f"--listen {settings.listen} would let any gateway in: set --secret-file, here and at "
             "the gateways"
@@ -149,7 +151,7 @@ def _check_grace(seconds: float) -> None:
         raise SetupError(f"--drain-grace-s {seconds}: expected 0 to 3600")
 
 
-def _secret(options: Mapping[str, Value]) -> bytes | None:
+def _read_secret(options: Mapping[str, OptionValue]) -> bytes | None:
     file = options.get("secret_file")
     try:
         return read_secret(str(file)) if file else None
@@ -160,7 +162,7 @@ def _secret(options: Mapping[str, Value]) -> bytes | None:
 _ENGINE_FIELDS = frozenset(EngineConfig.__struct_fields__)
 
 
-def _engine(options: Mapping[str, Value]) -> EngineConfig:
+def _parse_engine_config(options: Mapping[str, OptionValue]) -> EngineConfig:
     try:
         engine = msgspec.convert(
             {key: value for key, value in options.items() if key in _ENGINE_FIELDS}, EngineConfig
@@ -174,12 +176,12 @@ def _engine(options: Mapping[str, Value]) -> EngineConfig:
     return engine
 
 
-def _limits(options: Mapping[str, Value]) -> Limits:
+def _parse_limits(options: Mapping[str, OptionValue]) -> Limits:
     given = {key: options[key] for key in ("resume_window_s", "detach_grace_s") if key in options}
     for key, value in given.items():
-        if not 0 <= cast(float, value) <= WINDOW_S_MAX:
+        if not 0 <= cast(float, value) <= RESUME_WINDOW_S_MAX:
             name = key.replace("_", "-")
-            raise SetupError(f"--{name} {value}: expected 0 to {WINDOW_S_MAX:,} seconds")
+            raise SetupError(f"--{name} {value}: expected 0 to {RESUME_WINDOW_S_MAX:,} seconds")
     for key in ("requests_per_minute", "tokens_per_minute"):
         value = cast(int, options.get(key, 0))
         if not 0 <= value <= PER_MINUTE_MAX:
@@ -189,17 +191,17 @@ def _limits(options: Mapping[str, Value]) -> Limits:
     return msgspec.structs.replace(Limits(), **given)
 
 
-def _list(options: Mapping[str, Value], key: str) -> tuple[str, ...]:
+def _string_list(options: Mapping[str, OptionValue], key: str) -> tuple[str, ...]:
     return tuple(cast(list[str], options.get(key, [])))
 
 
-def _tenants(options: Mapping[str, Value]) -> dict[str, str]:
+def _read_tenants(options: Mapping[str, OptionValue]) -> dict[str, str]:
     file = options.get("api_keys_file")
-    filed = api_keys.read(Path(str(file))) if file else {}
-    return {**filed, **api_keys.given(_list(options, "api_key"))}
+    filed = api_keys.read_keys_file(Path(str(file))) if file else {}
+    return {**filed, **api_keys.default_tenant_keys(_string_list(options, "api_key"))}
 
 
-def _origin(text: str) -> str:
+def _parse_origin(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.netloc or parts.path not in ("", "/"):
         raise SetupError(

@@ -31,28 +31,28 @@ from continuo.realtime.server.hardening.guards import (
     slices,
 )
 from continuo.realtime.server.hardening.incoming_budget import (
-    INCOMING,
-    IncomingBytes,
-    Share,
-    release,
+    SHARE_EXTENSION,
+    IncomingBudget,
+    IncomingShare,
+    release_share,
     share_of,
 )
-from continuo.realtime.server.hardening.read_turns import Turns
+from continuo.realtime.server.hardening.read_turns import ReadTurns
 
-HEAD_S = 10.0
-BODY_S = 60.0
+HEAD_TIMEOUT_S = 10.0
+BODY_TIMEOUT_S = 60.0
 REQUEST_LINE_BYTES_MAX = 16 * 1024
 """The target of a request: a URL of browsers is shorter. Over it 414."""
 HEADERS_BYTES_MAX = 64 * 1024
 """Names and values of all header lines, trailers included. Over it 431."""
 HEADERS_MAX = http11.MAX_NUM_HEADERS
 """Header lines, trailers included: as many as `websockets` takes in an upgrade. Over it 431."""
-PIPELINED_MAX = 16
+PIPELINED_REQUESTS_MAX = 16
 """Requests that wait for the answer to one before; browsers and SDKs send none. Over it 503."""
 RETRY_AFTER_S = 2
 
 
-class _Stopped(Exception):
+class _ParserStopped(Exception):
     """Ends the run of a parser whose request has been refused."""
 
 
@@ -68,8 +68,8 @@ class _TurnwiseFlow(TurnwiseReader, FlowControl):
             self.read_paused = False
             self._read_on()
 
-    def wait(self, turns: Turns) -> None:
-        self._wait(turns)
+    def wait_for_turn(self, read_turns: ReadTurns) -> None:
+        self._wait(read_turns)
 
 
 class _CycleTransport:
@@ -84,11 +84,11 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     """HTTP with a deadline for each request, from the connection on for the first; with a bound on
     its head, and one on the bytes of all unfinished requests together."""
 
-    incoming: ClassVar[IncomingBytes]
-    turns: ClassVar[Turns]
+    incoming_budget: ClassVar[IncomingBudget]
+    read_turns: ClassVar[ReadTurns]
     url = b""
-    _guard: asyncio.TimerHandle | None = None
-    _head: Share | None = None
+    _timeout: asyncio.TimerHandle | None = None
+    _head_share: IncomingShare | None = None
     """The charge for a head, set while it is under way."""
     _head_bytes = 0
     """Bytes since the last boundary that the parser has reported: of a head, of trailers, of the
@@ -96,19 +96,19 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     _header_bytes = 0
     _refusal: bytes | None = None
     """The last answer of this connection; input after its cause is discarded."""
-    _responding: RequestResponseCycle | None = None
+    _current_cycle: RequestResponseCycle | None = None
     """The request that the application is answering, or has answered last."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.flow = self._flow = _TurnwiseFlow(transport)
-        self._arm(HEAD_S)
+        self._arm(HEAD_TIMEOUT_S)
 
     def data_received(self, data: bytes) -> None:
         for part in slices(data):
             self._read(part)
         if len(data) > SLICE_BYTES:
-            self._flow.wait(self.turns)
+            self._flow.wait_for_turn(self.read_turns)
 
     def _read(self, part: bytes) -> None:
         if self._refusal is not None:
@@ -116,26 +116,26 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
             return
         if self.parser is None or self.transport.is_closing():
             return
-        if self._guard is None and self._answered:
-            self._arm(HEAD_S)  # line ends before a request are not reported by the parser
+        if self._timeout is None and self._is_answered:
+            self._arm(HEAD_TIMEOUT_S)  # line ends before a request are not reported by the parser
         self._head_bytes += len(part)
         super().data_received(part)
-        if self._refusal is None and (self._head_bytes or self._head is not None):
+        if self._refusal is None and (self._head_bytes or self._head_share is not None):
             self._check_head()
 
     def _check_head(self) -> None:
         if self._head_bytes > REQUEST_LINE_BYTES_MAX + HEADERS_BYTES_MAX:
-            self._refuse(*(_long_headers() if self.url else _long_line()))
+            self._refuse(*(_headers_too_large() if self.url else _request_line_too_long()))
         else:
-            self._hold_head(self._head_bytes)
+            self._charge_head(self._head_bytes)
 
-    def _hold_head(self, size: int) -> None:
-        if size and self._head is None:
-            self._head = Share(self.incoming, self._refuse_for_room)
-        if self._head is not None:
-            self._head.hold(size)
+    def _charge_head(self, size: int) -> None:
+        if size and self._head_share is None:
+            self._head_share = IncomingShare(self.incoming_budget, self._refuse_over_budget)
+        if self._head_share is not None:
+            self._head_share.charge(size)
         if not size:
-            self._head = None  # which refers to us
+            self._head_share = None  # which refers to us
 
     def send_400_response(self, msg: str) -> None:
         if self._refusal is None:
@@ -144,33 +144,35 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     # ------------------------------------------------------------ callbacks of the parser
 
     def on_message_begin(self) -> None:
-        if self._guard is None:
-            self._arm(HEAD_S)
+        if self._timeout is None:
+            self._arm(HEAD_TIMEOUT_S)
         self._header_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > REQUEST_LINE_BYTES_MAX:
-            self._stop(*_long_line())
+            self._refuse_and_stop(*_request_line_too_long())
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._header_bytes += _line_bytes(name, value)
         if self._header_bytes > HEADERS_BYTES_MAX:
-            self._stop(*_long_headers())
+            self._refuse_and_stop(*_headers_too_large())
         if len(self.headers) >= HEADERS_MAX:
             message = f"The request has more than {HEADERS_MAX} header lines."
-            self._stop(431, "headers_too_large", message)
+            self._refuse_and_stop(431, "headers_too_large", message)
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._head_bytes = 0
         if self.parser.should_upgrade() and self._should_upgrade():  # type: ignore[union-attr]  # uvicorn declares it Any or None
             self._check_upgrade()
-        if len(self.pipeline) >= PIPELINED_MAX:
-            message = f"{PIPELINED_MAX} requests wait for the answer to one before, the most."
-            self._stop(503, "too_many_pipelined_requests", message)
-        self._arm(BODY_S)
+        if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
+            message = (
+                f"{PIPELINED_REQUESTS_MAX} requests wait for the answer to one before, the most."
+            )
+            self._refuse_and_stop(503, "too_many_pipelined_requests", message)
+        self._arm(BODY_TIMEOUT_S)
         super().on_headers_complete()
 
     def _check_upgrade(self) -> None:
@@ -178,12 +180,12 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         limit = http11.MAX_LINE_LENGTH
         if len(b"GET " + self.url + b" HTTP/1.1\r\n") > limit:
             message = f"The request line of a WebSocket upgrade is over {limit:,} bytes."
-            self._stop(414, "request_line_too_long", message)
+            self._refuse_and_stop(414, "request_line_too_long", message)
         for name, value in self.headers:
             if _line_bytes(name, value) > limit:
                 field = name[:64].decode("latin-1")
                 message = f"The header '{field}' of a WebSocket upgrade is over {limit:,} bytes."
-                self._stop(431, "headers_too_large", message)
+                self._refuse_and_stop(431, "headers_too_large", message)
 
     def on_chunk_header(self) -> None:
         self._head_bytes = 0
@@ -191,45 +193,45 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         self._head_bytes = 0
         super().on_body(body)
-        if self._answered:
+        if self._is_answered:
             return  # an upgrade that has a body; or one that is not read
         share = self._body_share()
-        share.hold(share.unfinished + len(body))
+        share.charge(share.unfinished_bytes + len(body))
         if self._refusal is not None:
-            raise _Stopped
+            raise _ParserStopped
 
-    def _body_share(self) -> Share:
+    def _body_share(self) -> IncomingShare:
         scope = self.cycle.scope
         share = share_of(scope)
         if share is None:
-            share = Share(self.incoming, self._refuse_for_room)
-            scope.setdefault("extensions", {})[INCOMING] = share  # type: ignore[assignment]  # uvicorn has dicts
+            share = IncomingShare(self.incoming_budget, self._refuse_over_budget)
+            scope.setdefault("extensions", {})[SHARE_EXTENSION] = share  # type: ignore[assignment]  # uvicorn has dicts
         return share
 
     def on_message_complete(self) -> None:
         self._head_bytes = 0
         self._disarm()
-        share = None if self._answered else share_of(self.cycle.scope)
+        share = None if self._is_answered else share_of(self.cycle.scope)
         if share is not None:
-            share.hold(0, share.bytes)
+            share.charge(0, share.charged_bytes)
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
         self._disarm()
-        self._hold_head(0)
+        self._charge_head(0)
         super().handle_websocket_upgrade()
         self.parser = None  # which refers to us
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._responding = cycle
-        transport = _CycleTransport(self.transport, self._close_behind)
+        self._current_cycle = cycle
+        transport = _CycleTransport(self.transport, self._close_after_response)
         cycle.transport = transport  # type: ignore[assignment]  # it has the two methods in use
         super()._start_asgi_task(cycle, partial(_run_and_release, app))
 
-    def _close_behind(self) -> None:
+    def _close_after_response(self) -> None:
         """Close the connection after a response. If the body of the request has not arrived, its
         rest is discarded for a while: unread, it would reset the response."""
-        cycle = self._responding
+        cycle = self._current_cycle
         unread = cycle is not None and cycle.response_complete and cycle.more_body
         if unread and not self.transport.is_closing():
             self._refusal = b""  # sent when the response is complete, as any other
@@ -239,18 +241,18 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     # ------------------------------------------------------------ refusing
 
     @property
-    def _answered(self) -> bool:
+    def _is_answered(self) -> bool:
         """Whether the request that the parser read last has its response, or there is none yet."""
         cycle = cast("RequestResponseCycle | None", self.cycle)
         return cycle is None or cycle.response_complete
 
-    def _stop(self, status: int, code: str, message: str) -> NoReturn:
+    def _refuse_and_stop(self, status: int, code: str, message: str) -> NoReturn:
         """Refuse the request under way. Raises _Stopped, which ends the run of the parser."""
         self._refuse(status, code, message)
-        raise _Stopped
+        raise _ParserStopped
 
-    def _refuse_for_room(self) -> None:
-        limit = self.incoming.bytes_max
+    def _refuse_over_budget(self) -> None:
+        limit = self.incoming_budget.bytes_max
         message = f"The server holds {limit:,} bytes of unfinished requests, the most. Try again."
         self._refuse(503, "server_busy", message)
 
@@ -259,23 +261,23 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self._refusal is not None or self.transport.is_closing():
             return
         kind = "server_error" if status == 503 else "invalid_request_error"
-        answer = replies.error(status, code, message, kind=kind)
+        answer = replies.error_response(status, code, message, kind=kind)
         if status == 503:
             answer.headers["Retry-After"] = str(RETRY_AFTER_S)
         self._refusal = last_answer(answer)
         self._disarm()
-        self._hold_head(0)
-        if self._leaves_answer():
+        self._charge_head(0)
+        if self._can_send_refusal():
             self._send_refusal()
 
-    def _leaves_answer(self) -> bool:
+    def _can_send_refusal(self) -> bool:
         """Whether the refusal may be written now: no response is owed before it."""
-        if self._answered:
+        if self._is_answered:
             return True
         cycle = self.cycle
         if not cycle.more_body:
             return False
-        release(cycle.scope)
+        release_share(cycle.scope)
         if self.pipeline and self.pipeline[0][0] is cycle:
             self.pipeline.popleft()
             return False
@@ -304,21 +306,21 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._unset_keepalive_if_required()
-        self._hold_head(0)
+        self._charge_head(0)
         super().connection_lost(exc)
         for cycle, _ in self.pipeline:
-            release(cycle.scope)
+            release_share(cycle.scope)
         self.pipeline.clear()
-        self.cycle = self._responding = None  # type: ignore[assignment]  # uvicorn: never None; they refer to us
+        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn: never None; they refer to us
 
     def _arm(self, seconds: float) -> None:
         self._disarm()
-        self._guard = self.loop.call_later(seconds, self.transport.abort)
+        self._timeout = self.loop.call_later(seconds, self.transport.abort)
 
     def _disarm(self) -> None:
-        if self._guard is not None:
-            self._guard.cancel()
-            self._guard = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
 
 async def _run_and_release(
@@ -327,17 +329,17 @@ async def _run_and_release(
     try:
         await app(scope, receive, send)
     finally:
-        release(scope)
+        release_share(scope)
 
 
 def _line_bytes(name: bytes, value: bytes) -> int:
     return len(name) + len(b": ") + len(value) + len(b"\r\n")
 
 
-def _long_line() -> tuple[int, str, str]:
+def _request_line_too_long() -> tuple[int, str, str]:
     message = f"The request line is over {REQUEST_LINE_BYTES_MAX:,} bytes."
     return 414, "request_line_too_long", message
 
 
-def _long_headers() -> tuple[int, str, str]:
+def _headers_too_large() -> tuple[int, str, str]:
     return 431, "headers_too_large", f"The headers are over {HEADERS_BYTES_MAX:,} bytes."

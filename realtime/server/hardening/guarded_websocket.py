@@ -30,27 +30,31 @@ from continuo.realtime.server.hardening.guards import (
     last_answer,
     slices,
 )
-from continuo.realtime.server.hardening.incoming_budget import IncomingBytes, Share
-from continuo.realtime.server.hardening.read_turns import Turns
-from continuo.realtime.transport.socket import ASK, SEND_NOW
+from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.hardening.read_turns import ReadTurns
+from continuo.realtime.transport.socket import PING_EXTENSION, SEND_NOW_EXTENSION
 
-MESSAGE_S = 60.0
+MESSAGE_TIMEOUT_S = 60.0
 """The time from the first byte of a message to its last, while the server reads. Over it close
 1008."""
 FRAGMENTS_MAX = 1024
 """Fragments of one message; with more, each must carry FRAGMENT_BYTES_MEAN. Over it close 1008."""
 FRAGMENT_BYTES_MEAN = 64
 """A smaller fragment takes less memory than the object that keeps it."""
-FREE_BYTES = 4 * 1024
+UNCHARGED_BYTES = 4 * 1024
 """Bytes of a connection that are not charged, so that ordinary messages cost no bookkeeping."""
-_MIDDLE, _LONG = struct.Struct("!BBH"), struct.Struct("!BBQ")
+_MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
 """Heads of frames, by how their size is written."""
 CORKED_BYTES_MAX = 64 * 1024
 """With more bytes corked, they are written at once."""
-BEAT_S = 0.25
+PING_BEAT_S = 0.25
 """Pings are sent at multiples of it."""
-_ASKED = b"are you there?"
-_NO_UPGRADE = (400, "invalid_upgrade", "The request is not a WebSocket upgrade that can be read.")
+_PING_PAYLOAD = b"are you there?"
+_INVALID_UPGRADE = (
+    400,
+    "invalid_upgrade",
+    "The request is not a WebSocket upgrade that can be read.",
+)
 
 
 class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
@@ -59,17 +63,17 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
     message_bytes_max: ClassVar[Mapping[str, int]] = {}
     """Limits by path, where they differ from the configured one."""
-    corked: ClassVar[list["GuardedWebSocket"]] = []
+    corked_sockets: ClassVar[list["GuardedWebSocket"]] = []
     """Connections with frames to write at the end of this round of the event loop: together, which
     wakes a reader of many once. Each server has its own list."""
-    _corked: bytes = b""
-    incoming: ClassVar[IncomingBytes]
-    turns: ClassVar[Turns]
-    _share: Share | None = None
+    _corked_frames: bytes = b""
+    incoming_budget: ClassVar[IncomingBudget]
+    read_turns: ClassVar[ReadTurns]
+    _share: IncomingShare | None = None
     """Set while more than FREE_BYTES wait for the rest of their message, or for the application."""
-    _waiting: "deque[int]"
+    _queued_message_bytes: "deque[int]"
     """Bytes of each whole message that is queued for the application."""
-    _waiting_bytes = 0
+    _queued_bytes = 0
     """Their sum."""
     _received_bytes = 0
     """Bytes of the message that the application is handling: until it receives again."""
@@ -77,11 +81,11 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     """Set while a message is under way and the server reads."""
     _pong: bytes = b""
     """The answer to the last ping, kept while the peer does not read."""
-    _lingering = False
-    _asked: "asyncio.Future[bool] | None" = None
+    _is_lingering = False
+    _ping_result: "asyncio.Future[bool] | None" = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._waiting = deque()
+        self._queued_message_bytes = deque()
         super().connection_made(transport)
 
     def handle_connect(self, event: Request) -> None:
@@ -91,36 +95,36 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         super().handle_connect(event)
         if not self.close_sent:
             extensions = self.scope.setdefault("extensions", {})
-            extensions[SEND_NOW] = {"write": self.send_now}
-            extensions[ASK] = {"ask": self.ask}
+            extensions[SEND_NOW_EXTENSION] = {"write": self.send_now}
+            extensions[PING_EXTENSION] = {"ask": self.ping}
 
-    def send_now(self, frames: Sequence[bytes], binary: bool) -> bool:
+    def send_now(self, frames: Sequence[bytes], is_binary: bool) -> bool:
         """Send frames if that needs no waiting and cannot raise. Returns False if it would."""
-        if not (self.writable.is_set() and self.handshake_complete and self._open):
+        if not (self.writable.is_set() and self.handshake_complete and self._is_open):
             return False
-        if not self._corked:
-            if not self.corked:
+        if not self._corked_frames:
+            if not self.corked_sockets:
                 self.loop.call_soon(self._uncork_all)
-            self.corked.append(self)
+            self.corked_sockets.append(self)
         for frame in frames:
-            self._corked += frame_head(len(frame), binary) + frame
-        if len(self._corked) > CORKED_BYTES_MAX:
+            self._corked_frames += frame_head(len(frame), is_binary) + frame
+        if len(self._corked_frames) > CORKED_BYTES_MAX:
             self._uncork()
         return True
 
     def _uncork_all(self) -> None:
-        peers = self.corked[:]
-        self.corked.clear()
+        peers = self.corked_sockets[:]
+        self.corked_sockets.clear()
         for peer in peers:
             peer._uncork()
 
     def _uncork(self) -> None:
-        frames, self._corked = self._corked, b""
-        if frames and self._open:
+        frames, self._corked_frames = self._corked_frames, b""
+        if frames and self._is_open:
             self.transport.write(frames)
 
     @property
-    def _open(self) -> bool:
+    def _is_open(self) -> bool:
         return (
             self.conn.state is State.OPEN
             and not self.close_sent
@@ -135,19 +139,19 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self._uncork()
         super().shutdown()
 
-    def ask(self) -> "asyncio.Future[bool]":
+    def ping(self) -> "asyncio.Future[bool]":
         """Send a ping. The future returns True for an answer, False if the connection has ended."""
-        self._asked = self.loop.create_future()
-        if self._open:
-            self.conn.send_ping(_ASKED)
+        self._ping_result = self.loop.create_future()
+        if self._is_open:
+            self.conn.send_ping(_PING_PAYLOAD)
             self.transport.write(b"".join(self.conn.data_to_send()))
         else:
-            self._answer(False)
-        return self._asked
+            self._resolve_ping(False)
+        return self._ping_result
 
     def handle_pong(self, event: Frame) -> None:
-        if event.data == _ASKED:
-            self._answer(True)
+        if event.data == _PING_PAYLOAD:
+            self._resolve_ping(True)
         else:
             super().handle_pong(event)
 
@@ -166,12 +170,12 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.write(pong)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._answer(False)
+        self._resolve_ping(False)
         super().connection_lost(exc)
-        self._release()
-        self._forget()
+        self._release_charge()
+        self._break_reference_cycles()
 
-    def _forget(self) -> None:
+    def _break_reference_cycles(self) -> None:
         """Break the reference cycles between the connection, its parser and their exceptions, so
         that the bytes are freed at once."""
         self.conn.parser.close()
@@ -179,15 +183,15 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self.conn.reader.buffer = bytearray()
         self.frames = []
 
-    def _answer(self, answer: bool) -> None:
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(answer)
+    def _resolve_ping(self, is_answered: bool) -> None:
+        if self._ping_result is not None and not self._ping_result.done():
+            self._ping_result.set_result(is_answered)
 
     def schedule_ping(self) -> None:
         """Send pings at a beat common to all connections: thousands of pings, and of answers, wake
         the process a few times a second."""
         due_s = self.loop.time() + max(0.0, (self.ping_interval or 0.0) - self.last_ping_rtt)
-        beat_s = math.ceil(due_s / BEAT_S) * BEAT_S
+        beat_s = math.ceil(due_s / PING_BEAT_S) * PING_BEAT_S
         self.ping_timer = self.loop.call_at(beat_s, self.send_keepalive_ping)
 
     def data_received(self, data: bytes) -> None:
@@ -200,16 +204,18 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         for part in slices(data):
             self._read(part)
         if len(data) > SLICE_BYTES:
-            self._wait(self.turns)
+            self._wait(self.read_turns)
 
     def _read(self, part: bytes) -> None:
-        if self._lingering:
+        if self._is_lingering:
             self._throw_away(part)
             return
         super().data_received(part)
         if len(self.frames) > FRAGMENTS_MAX and len(self.frames) > self._fragments_max:
-            self._fail(CloseCode.POLICY, f"a message of over {FRAGMENTS_MAX:,} small fragments")
-        self._count()
+            self._fail(
+                CloseCode.POLICY_VIOLATION, f"a message of over {FRAGMENTS_MAX:,} small fragments"
+            )
+        self._update_charge()
 
     @property
     def _fragments_max(self) -> int:
@@ -221,22 +227,22 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         super().data_received(head)
         if not self.handshake_initiated:
             said = b"".join(self.conn.data_to_send())
-            self.transport.write(said or last_answer(replies.error(*_NO_UPGRADE)))
+            self.transport.write(said or last_answer(replies.error_response(*_INVALID_UPGRADE)))
             self.transport.close()
 
     # ------------------------------------------------------------ accounting
 
-    def _count(self) -> None:
+    def _update_charge(self) -> None:
         """Charge the bytes that wait, and arm or disarm the deadline of the message under way."""
-        if self.disconnected or self._lingering:
+        if self.disconnected or self._is_lingering:
             return
         unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
-        whole = self._received_bytes + self._waiting_bytes
-        if unfinished + whole > FREE_BYTES:
+        whole = self._received_bytes + self._queued_bytes
+        if unfinished + whole > UNCHARGED_BYTES:
             if self._share is None:
-                self._share = Share(self.incoming, self._fail_for_room)
-            self._share.hold(unfinished, whole)
-            if self._lingering:
+                self._share = IncomingShare(self.incoming_budget, self._fail_over_budget)
+            self._share.charge(unfinished, whole)
+            if self._is_lingering:
                 return
         elif self._share is not None:
             self._share.release()
@@ -245,34 +251,34 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             if self._deadline is not None:
                 self._disarm()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(MESSAGE_S, self._fail_for_time)
+            self._deadline = self.loop.call_later(MESSAGE_TIMEOUT_S, self._fail_late_message)
 
     def send_receive_event_to_app(self) -> None:
         size = sum(map(len, self.frames))
         super().send_receive_event_to_app()
         self._disarm()  # the next message has a time of its own
         if not self.close_sent:
-            self._waiting.append(size)
-            self._waiting_bytes += size
+            self._queued_message_bytes.append(size)
+            self._queued_bytes += size
 
     async def receive(self) -> ASGIReceiveEvent:
         """Return the next message. The application has finished with the one before."""
         self._received_bytes = 0
         if self._share is not None:
-            self._count()
+            self._update_charge()
         if not self.queue.empty():
-            await self.turns.mine()
+            await self.read_turns.wait()
         message = await self.queue.get()
         if self.read_paused and self.queue.empty():
             self.read_paused = False
             self._read_on()
         if message["type"] == "websocket.receive":
-            self._received_bytes = self._waiting.popleft()
-            self._waiting_bytes -= self._received_bytes
-        self._count()
+            self._received_bytes = self._queued_message_bytes.popleft()
+            self._queued_bytes -= self._received_bytes
+        self._update_charge()
         return message
 
-    def _release(self) -> None:
+    def _release_charge(self) -> None:
         self._disarm()
         if self._share is not None:
             self._share.release()
@@ -283,18 +289,22 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._deadline.cancel()
             self._deadline = None
 
-    def _fail_for_room(self) -> None:
-        limit = self.incoming.bytes_max
-        self._fail(CloseCode.TRY_LATER, f"the server holds {limit:,} bytes of unfinished messages")
+    def _fail_over_budget(self) -> None:
+        limit = self.incoming_budget.bytes_max
+        self._fail(
+            CloseCode.TRY_AGAIN_LATER, f"the server holds {limit:,} bytes of unfinished messages"
+        )
 
-    def _fail_for_time(self) -> None:
+    def _fail_late_message(self) -> None:
         self._deadline = None
-        self._fail(CloseCode.POLICY, f"a message took over {MESSAGE_S:g} s to arrive")
+        self._fail(
+            CloseCode.POLICY_VIOLATION, f"a message took over {MESSAGE_TIMEOUT_S:g} s to arrive"
+        )
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        if self._lingering or self.transport.is_closing():
+        if self._is_lingering or self.transport.is_closing():
             return
-        if self._open:
+        if self._is_open:
             self.conn.fail(code, reason)
             self.handle_parser_exception()
         else:
@@ -304,10 +314,10 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         """Close after a frame that is too long, not masked or not UTF-8: send the close code, close
         the sending side, and read on for a while."""
         assert self.conn.close_sent is not None, "the parser has a close code"
-        self._release()
+        self._release_charge()
         code, reason = self.conn.close_sent.code, self.conn.close_sent.reason
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
-        self._lingering = self.close_sent = True
+        self._is_lingering = self.close_sent = True
         self.frames = []
         # While this timer runs the end of the session does not close the socket.
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)
@@ -322,11 +332,11 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self.transport.abort()
 
 
-def frame_head(size: int, binary: bool) -> bytes:
+def frame_head(size: int, is_binary: bool) -> bytes:
     """The head of an unfragmented frame from a server, text or binary (RFC 6455, 5.2)."""
-    first = 0x82 if binary else 0x81
+    first = 0x82 if is_binary else 0x81
     if size < 126:
         return bytes((first, size))
     if size < 1 << 16:
-        return _MIDDLE.pack(first, 126, size)
-    return _LONG.pack(first, 127, size)
+        return _MEDIUM_FRAME_HEAD.pack(first, 126, size)
+    return _LONG_FRAME_HEAD.pack(first, 127, size)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from continuo.realtime.server.hardening.read_turns import Turns
+from continuo.realtime.server.hardening.read_turns import ReadTurns
 
 SLICE_BYTES = 16 * 1024
 """A parser is fed no more at once: a chunk of the event loop, up to 256 KiB, has room for 14,000
 requests or 43,000 empty frames, and limits are checked between slices."""
 LINGER_S = 2.0
 """The time that input is still read and discarded after the last answer."""
-LINGER_BYTES = 64 * 1024 * 1024
+LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TurnwiseReader:
@@ -25,12 +25,12 @@ class TurnwiseReader:
     _waits = False
     """Whether the connection waits for its turn."""
 
-    def _wait(self, turns: Turns) -> None:
+    def _wait(self, turns: ReadTurns) -> None:
         """Pause reading until the next turn."""
         if not self._waits and not self.transport.is_closing():
             self._waits = True
             self.transport.pause_reading()
-            turns.take(self._take_turn)
+            turns.call_in_turn(self._take_turn)
 
     def _take_turn(self) -> None:
         self._waits = False
@@ -61,7 +61,7 @@ class Lingerer:
     def _throw_away(self, part: bytes) -> None:
         """Discard input. Aborts the connection over LINGER_BYTES."""
         self._lingered_bytes += len(part)
-        if self._lingered_bytes > LINGER_BYTES:
+        if self._lingered_bytes > LINGER_BYTES_MAX:
             self.transport.abort()
 
 

@@ -9,72 +9,72 @@ while large ones fill the budget. Pure.
 from collections.abc import Callable, Mapping
 from typing import cast
 
-INCOMING = "continuo.incoming"
+SHARE_EXTENSION = "continuo.incoming"
 """ASGI extension: the `Share` that the body of a request is charged to."""
 
 
-class Share:
+class IncomingShare:
     """The bytes of one message or body. `refuse` closes its connection; the bytes are released."""
 
-    def __init__(self, budget: "IncomingBytes", refuse: Callable[[], None]) -> None:
+    def __init__(self, budget: "IncomingBudget", refuse: Callable[[], None]) -> None:
         self._budget = budget
         self._refuse = refuse
-        self.unfinished = 0
+        self.unfinished_bytes = 0
         """Bytes of a message whose end has not arrived."""
-        self.bytes = 0
+        self.charged_bytes = 0
         """All bytes charged, those of whole messages that the application still reads included."""
 
-    def hold(self, unfinished: int, whole: int = 0) -> None:
+    def charge(self, unfinished: int, whole: int = 0) -> None:
         """Replace the charge of this share. May refuse this share, or others."""
         held = unfinished + whole
-        if held != self.bytes or unfinished != self.unfinished:
+        if held != self.charged_bytes or unfinished != self.unfinished_bytes:
             self._budget.charge(self, unfinished, held)
 
     def release(self) -> None:
-        self.hold(0)
+        self.charge(0)
 
     def refuse(self) -> None:
         self.release()
         self._refuse()
 
 
-class IncomingBytes:
+class IncomingBudget:
     """All shares of one server process."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self.bytes = 0
-        self.refused = 0
+        self.charged_bytes = 0
+        self.refused_count = 0
         """Shares refused since the start."""
-        self._unfinished: dict[Share, None] = {}
+        self._unfinished: dict[IncomingShare, None] = {}
 
-    def charge(self, share: Share, unfinished: int, held: int) -> None:
-        self.bytes += held - share.bytes
-        share.bytes, share.unfinished = held, unfinished
+    def charge(self, share: IncomingShare, unfinished: int, charged: int) -> None:
+        self.charged_bytes += charged - share.charged_bytes
+        share.charged_bytes, share.unfinished_bytes = charged, unfinished
         if unfinished:
             self._unfinished[share] = None
         else:
             self._unfinished.pop(share, None)
-        while self.bytes > self.bytes_max and share.bytes:
-            self.refused += 1
-            max(self._unfinished, key=_unfinished, default=share).refuse()
+        while self.charged_bytes > self.bytes_max and share.charged_bytes:
+            self.refused_count += 1
+            max(self._unfinished, key=_unfinished_bytes_of, default=share).refuse()
 
 
-def _unfinished(share: Share) -> int:
-    return share.unfinished
+def _unfinished_bytes_of(share: IncomingShare) -> int:
+    return share.unfinished_bytes
 
 
-def share_of(scope: Mapping[str, object]) -> Share | None:
+def share_of(scope: Mapping[str, object]) -> IncomingShare | None:
     """The share that the body of this request is charged to. Returns None if nothing is charged."""
-    return _extensions(scope).get(INCOMING)
+    return _extensions(scope).get(SHARE_EXTENSION)
 
 
-def release(scope: Mapping[str, object]) -> None:
+def release_share(scope: Mapping[str, object]) -> None:
     """Release the bytes charged for the body of this request."""
-    share = _extensions(scope).pop(INCOMING, None)
+    share = _extensions(scope).pop(SHARE_EXTENSION, None)
     if share is not None:
         share.release()
 
 
-def _extensions(scope: Mapping[str, object]) -> dict[str, Share]:
-    return cast("dict[str, Share]", scope.get("extensions", {}))
+def _extensions(scope: Mapping[str, object]) -> dict[str, IncomingShare]:
+    return cast("dict[str, IncomingShare]", scope.get("extensions", {}))

@@ -12,35 +12,35 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-PER_ROUND = 4
+TURNS_PER_ROUND = 4
 """Turns in a round of the event loop: about 10 ms of the largest reads."""
 
 
-class Turns:
+class ReadTurns:
     """The connections of one server process that wait for their turn."""
 
-    def __init__(self, per_round: int = PER_ROUND) -> None:
+    def __init__(self, per_round: int = TURNS_PER_ROUND) -> None:
         self._per_round = per_round
         self._waiting: deque[Callable[[], None]] = deque()
         self._scheduled = False
 
-    def take(self, act: Callable[[], None]) -> None:
+    def call_in_turn(self, callback: Callable[[], None]) -> None:
         """Queue `act` and call it in its turn."""
-        self._waiting.append(act)
+        self._waiting.append(callback)
         self._schedule()
 
-    async def mine(self) -> None:
+    async def wait(self) -> None:
         """Wait for a turn."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.take(partial(_resolve, turn))
+        self.call_in_turn(partial(_resolve, turn))
         await turn
 
     def _schedule(self) -> None:
         if self._waiting and not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._round)
+            asyncio.get_running_loop().call_soon(self._run_round)
 
-    def _round(self) -> None:
+    def _run_round(self) -> None:
         self._scheduled = False
         for _ in range(min(self._per_round, len(self._waiting))):
             self._waiting.popleft()()

@@ -9,28 +9,31 @@ import time
 
 from starlette.applications import Starlette
 
-from continuo.engine import Engine, Sampling
+from continuo.engine import EngineClient, Sampling
 from continuo.realtime.errors import SetupError
-from continuo.realtime.protocol.settings import Settings as SessionSettings
+from continuo.realtime.protocol.settings import GenerationSettings as SessionSettings
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.responses.service import Responses
+from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.client_secrets import KeptSecrets, SealedSecrets
-from continuo.realtime.server.auth.gate import Gate
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.chat_routes import CompletionRoutes
+from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
+from continuo.realtime.server.auth.gate import Authenticator
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.chat_routes import ChatRoutes
 from continuo.realtime.server.http.page import Page
-from continuo.realtime.server.http.realtime_routes import Routes
-from continuo.realtime.server.http.responses_routes import ResponseRoutes
-from continuo.realtime.server.http.served_model import Model, Served
+from continuo.realtime.server.http.realtime_routes import RealtimeRoutes
+from continuo.realtime.server.http.responses_routes import ResponsesRoutes
+from continuo.realtime.server.http.served_model import ServedModel, ServedModels
 from continuo.realtime.server.http.session_routes import SessionRoutes
 from continuo.realtime.server.http.stats_routes import StatsRoutes
-from continuo.realtime.server.logging_setup import Recent
+from continuo.realtime.server.logging_setup import RecentWarnings
 from continuo.realtime.store import Store
 
 
-def build(
-    engine: Engine, settings: Settings, store: Store, recent: Recent | None = None
+def build_app(
+    engine: EngineClient,
+    settings: GatewaySettings,
+    store: Store,
+    recent_warnings: RecentWarnings | None = None,
 ) -> Starlette:
     """Raises SetupError where the model cannot hold a conversation."""
     template = engine.text.template
@@ -41,43 +44,46 @@ def build(
         )
     default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
     registry = Registry(engine, template, default, settings.limits, store, settings.secret)
-    engine.on_superseded = registry.superseded
-    responses = Responses(
+    engine.on_superseded = registry.on_superseded
+    responses = ResponseService(
         engine,
         template,
         default,
         settings.limits,
-        registry.scope,
+        registry.cache_scope_of,
         store,
-        registry.rates,
-        registry.layout,
+        registry.rate_limits,
+        registry.tokenizer_threads,
     )
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())
-    served = Served(
-        [Model(id=name, created=now, max_model_len=engine.ready.max_model_len) for name in names]
+    served = ServedModels(
+        [
+            ServedModel(id=name, created=now, max_model_len=engine.ready.max_model_len)
+            for name in names
+        ]
     )
-    secrets = SealedSecrets(settings.secret) if settings.secret else KeptSecrets()
-    gate = Gate(settings.tenants, settings.allowed_origins, secrets)
-    routes = Routes(registry, gate, served, settings.limits, lambda: engine.up)
+    secrets = SignedSecrets(settings.secret) if settings.secret else InMemorySecrets()
+    gate = Authenticator(settings.tenants, settings.allowed_origins, secrets)
+    routes = RealtimeRoutes(registry, gate, served, settings.limits, lambda: engine.is_available)
     sessions = SessionRoutes(registry, gate, secrets, settings.limits, names[0])
     stats = StatsRoutes(
         engine,
         registry,
         gate,
-        recent or Recent(),
+        recent_warnings or RecentWarnings(),
         show_warnings=len({*settings.tenants.values()}) <= 1,
     )
-    page = Page(gate=gate).all() if settings.web else []
+    page = Page(authenticator=gate).routes() if settings.web else []
     answering = [
-        *ResponseRoutes(responses, gate, served).all(),
-        *CompletionRoutes(responses, gate, served).all(),
+        *ResponsesRoutes(responses, gate, served).routes(),
+        *ChatRoutes(responses, gate, served).routes(),
     ]
     app = Starlette(
-        routes=[*routes.all(), *stats.all(), *sessions.all(), *answering, *page],
-        exception_handlers={Exception: replies.broke},
+        routes=[*routes.routes(), *stats.routes(), *sessions.routes(), *answering, *page],
+        exception_handlers={Exception: replies.internal_error_response},
     )
-    app.router.default = replies.nothing_here
+    app.router.default = replies.not_found
     app.state.responses = responses
     app.state.registry = registry
     return app

@@ -9,54 +9,62 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
-from continuo.realtime.protocol.chat_api import Voice, decode, failure, hear, worded
-from continuo.realtime.responses.event_stream import Recording
-from continuo.realtime.responses.run import Visitor
-from continuo.realtime.responses.service import Responses
+from continuo.realtime.ids import generate_id
+from continuo.realtime.protocol.chat_api import (
+    Encoder,
+    decode_body,
+    decode_command,
+    encode_error,
+    translate_refusal,
+)
+from continuo.realtime.responses.event_stream import EventStream
+from continuo.realtime.responses.run import Requester
+from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.request_body import read_body
-from continuo.realtime.server.http.served_model import Served
-from continuo.realtime.server.http.sse import EventStream, HungUp, unless_gone
+from continuo.realtime.server.http.served_model import ServedModels
+from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, run_until_disconnect
 
 
-class CompletionRoutes:
-    def __init__(self, responses: Responses, gate: Gate, served: Served) -> None:
+class ChatRoutes:
+    def __init__(
+        self, responses: ResponseService, authenticator: Authenticator, served_models: ServedModels
+    ) -> None:
         self._responses = responses
-        self._gate = gate
-        self._served = served
+        self._authenticator = authenticator
+        self._served_models = served_models
 
-    def all(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         return [Route("/v1/chat/completions", self.create, methods=["POST"])]
 
     async def create(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         limits = self._responses.limits
         try:
-            create = decode(await read_body(request, limits.response_frame_bytes_max))
-            model = self._served.name(create.model)
-            ask = hear(create, self._responses.settings, fresh)
-            making = await self._responses.begin(ask, Visitor(guest.tenant))
+            create = decode_body(await read_body(request, limits.response_frame_bytes_max))
+            model = self._served_models.resolve(create.model)
+            ask = decode_command(create, self._responses.settings, generate_id)
+            making = await self._responses.create(ask, Requester(guest.tenant))
         except Refusal as refusal:
-            return replies.refused(worded(refusal))
+            return replies.refusal_response(translate_refusal(refusal))
         options = create.stream_options
-        voice = Voice(model, usage=bool(options and options.include_usage))
+        voice = Encoder(model, include_usage=bool(options and options.include_usage))
         if create.stream:
-            return EventStream(_chunks(making.recording, voice), limits.send_s_max)
+            return SSEResponse(_chunks(making.event_stream, voice), limits.send_timeout_s)
         try:
-            answer = await unless_gone(request, making.recording.end())
-        except HungUp:
+            answer = await run_until_disconnect(request, making.event_stream.wait_for_end())
+        except ClientDisconnected:
             return Response()
         if answer.status == "failed":
-            return replies.json({"error": failure(answer)}, 500)
-        return replies.json(voice.whole(answer))
+            return replies.json_response({"error": encode_error(answer)}, 500)
+        return replies.json_response(voice.encode_completion(answer))
 
 
-async def _chunks(recording: Recording, voice: Voice) -> AsyncGenerator[bytes, None]:
-    async with aclosing(recording.follow()) as following:
+async def _chunks(event_stream: EventStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
+    async with aclosing(event_stream.follow()) as following:
         async for told in following:
-            for chunk in voice.say(told):
+            for chunk in encoder.encode(told):
                 yield chunk

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from continuo.realtime.server.http.served_model import Model
+from continuo.realtime.server.http.served_model import ServedModel
 
 
-class Models(msgspec.Struct, frozen=True, kw_only=True):
+class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "list"
-    data: list[Model]
+    data: list[ServedModel]

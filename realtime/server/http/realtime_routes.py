@@ -20,101 +20,107 @@ from starlette.websockets import WebSocket
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.realtime_api import CODECS, JSON
-from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.gate import Denied, Gate, offered
-from continuo.realtime.server.http.model_routes import Models
-from continuo.realtime.server.http.served_model import Served
+from continuo.realtime.server.auth.gate import Authenticator, Denied, offered_subprotocols
+from continuo.realtime.server.http.model_routes import ModelList
+from continuo.realtime.server.http.served_model import ServedModels
 from continuo.realtime.transport import Connection, StarletteSocket
 
 
-class Routes:
+class RealtimeRoutes:
     def __init__(
         self,
         registry: Registry,
-        gate: Gate,
-        served: Served,
+        authenticator: Authenticator,
+        served_models: ServedModels,
         limits: Limits,
-        engine_up: Callable[[], bool],
+        is_engine_up: Callable[[], bool],
     ) -> None:
-        self._engine_up = engine_up
+        self._is_engine_up = is_engine_up
         self._registry = registry
-        self._gate = gate
-        self._served = served
+        self._authenticator = authenticator
+        self._served_models = served_models
         self._limits = limits
 
-    def all(self) -> list[Route | WebSocketRoute]:
+    def routes(self) -> list[Route | WebSocketRoute]:
         return [
-            WebSocketRoute("/v1/realtime", self.realtime),
-            Route("/v1/models", self.models),
-            Route("/v1/models/{name:path}", self.model),
-            Route("/health", self.health),
+            WebSocketRoute("/v1/realtime", self.connect),
+            Route("/v1/models", self.list_models),
+            Route("/v1/models/{name:path}", self.get_model),
+            Route("/health", self.get_health),
         ]
 
-    async def realtime(self, websocket: WebSocket) -> None:
-        wish = _wish(websocket.query_params)
-        guest = await self._guest(websocket, wish)
+    async def connect(self, websocket: WebSocket) -> None:
+        wish = _session_request_of(websocket.query_params)
+        guest = await self._authenticate(websocket, wish)
         if isinstance(guest, Denied):
-            await websocket.send_denial_response(_denial(guest))
+            await websocket.send_denial_response(_denial_response(guest))
             return
-        spoken = [CODECS[token] for token in offered(websocket.headers) if token in CODECS]
+        spoken = [
+            CODECS[token] for token in offered_subprotocols(websocket.headers) if token in CODECS
+        ]
         await websocket.accept(spoken[0].subprotocol if spoken else None)
-        name = websocket.query_params.get("model") or self._served.models[0].id
+        name = websocket.query_params.get("model") or self._served_models.models[0].id
         socket = StarletteSocket(websocket)
         codec = spoken[0] if spoken else JSON
-        known = guest if isinstance(guest, Guest) else None
+        known = guest if isinstance(guest, Credentials) else None
         connection = Connection(socket, self._registry, self._limits, name, known, wish, codec)
         # Refusals are no HTTP status: the SDKs would try that five times before they show it.
         if isinstance(guest, Refusal):
             await connection.refuse(guest)
-        elif self._served.find(name) is None:
-            await connection.refuse(self._served.unknown(name))
+        elif self._served_models.find(name) is None:
+            await connection.refuse(self._served_models.unknown_model(name))
         else:
             await connection.run()
 
-    async def _guest(
-        self, websocket: WebSocket, wish: Fork | Return | None
-    ) -> Guest | Denied | Refusal:
+    async def _authenticate(
+        self, websocket: WebSocket, session_request: ForkRequest | ResumeRequest | None
+    ) -> Credentials | Denied | Refusal:
         """Check the key, or the resume token in its place. A wrong token is refused like an unknown
         session, before anything else is answered."""
-        guest = self._gate.check(websocket.headers)
-        if not isinstance(guest, Denied) or not guest.token_will_do:
+        guest = self._authenticator.authenticate(websocket.headers)
+        if not isinstance(guest, Denied) or not guest.accepts_resume_token:
             return guest
-        if not isinstance(wish, Return) or not wish.token:
+        if not isinstance(session_request, ResumeRequest) or not session_request.token:
             return guest
         try:
-            return await self._registry.bearer(wish)
+            return await self._registry.credentials_of_token(session_request)
         except Refusal as refusal:
             return refusal
 
-    async def models(self, request: Request) -> Response:
-        return self._guard(request) or replies.json(Models(data=self._served.models))
+    async def list_models(self, request: Request) -> Response:
+        return self._denial_if_any(request) or replies.json_response(
+            ModelList(data=self._served_models.models)
+        )
 
-    async def model(self, request: Request) -> Response:
+    async def get_model(self, request: Request) -> Response:
         name = request.path_params["name"]
-        known = self._served.find(name)
-        if (denied := self._guard(request)) is not None:
+        known = self._served_models.find(name)
+        if (denied := self._denial_if_any(request)) is not None:
             return denied
         if known is None:
-            return replies.refused(self._served.unknown(name))
-        return replies.json(known)
+            return replies.refusal_response(self._served_models.unknown_model(name))
+        return replies.json_response(known)
 
-    async def health(self, request: Request) -> Response:
-        return replies.json({"status": "ok", "engine": "up" if self._engine_up() else "restarting"})
+    async def get_health(self, request: Request) -> Response:
+        return replies.json_response(
+            {"status": "ok", "engine": "up" if self._is_engine_up() else "restarting"}
+        )
 
-    def _guard(self, request: HTTPConnection) -> Response | None:
-        guest = self._gate.check(request.headers)
-        return _denial(guest) if isinstance(guest, Denied) else None
+    def _denial_if_any(self, request: HTTPConnection) -> Response | None:
+        guest = self._authenticator.authenticate(request.headers)
+        return _denial_response(guest) if isinstance(guest, Denied) else None
 
 
-def _wish(query: Mapping[str, str]) -> Fork | Return | None:
+def _session_request_of(query: Mapping[str, str]) -> ForkRequest | ResumeRequest | None:
     if session_id := query.get("session_id"):
-        return Return(session_id, query.get("last_event_id"), query.get("resume_token"))
+        return ResumeRequest(session_id, query.get("last_event_id"), query.get("resume_token"))
     if source := query.get("fork"):
-        return Fork(source, query.get("at"), query.get("resume_token"))
+        return ForkRequest(source, query.get("at"), query.get("resume_token"))
     return None
 
 
-def _denial(denied: Denied) -> Response:
-    return replies.error(denied.status, denied.code, denied.message)
+def _denial_response(denied: Denied) -> Response:
+    return replies.error_response(denied.status, denied.code, denied.message)

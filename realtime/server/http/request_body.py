@@ -3,40 +3,40 @@
 from starlette.requests import ClientDisconnect, Request
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.protocol.complexity_limits import weigh
-from continuo.realtime.server.hardening.incoming_budget import release
-from continuo.realtime.transport import paced
+from continuo.realtime.protocol.complexity_limits import check_complexity
+from continuo.realtime.server.hardening.incoming_budget import release_share
+from continuo.realtime.transport import run_paced
 
 
 async def read_body(request: Request, limit: int) -> bytes:
     """Read a body of at most `limit` bytes that is not too complex to decode. Raises Refusal."""
     try:
-        read = await _whole(request, limit)
-        await paced(weigh(read, "body"))
+        read = await _read_whole(request, limit)
+        await run_paced(check_complexity(read, "body"))
     finally:
-        release(request.scope)  # the caller decodes the body at once
+        release_share(request.scope)  # the caller decodes the body at once
     return read
 
 
-async def _whole(request: Request, limit: int) -> bytes:
+async def _read_whole(request: Request, limit: int) -> bytes:
     """Read the whole body. Raises Refusal, before a byte is read if Content-Length is too long."""
     body = bytearray()
     try:
-        _check(_length(request), limit)
+        _check_size(_content_length(request), limit)
         async for chunk in request.stream():
             body += chunk
-            _check(len(body), limit)
+            _check_size(len(body), limit)
     except ClientDisconnect:
         raise Refusal("The body is not whole.", code="invalid_json") from None
     return bytes(body)
 
 
-def _check(size: int, limit: int) -> None:
+def _check_size(size: int, limit: int) -> None:
     if size > limit:
         raise Refusal(f"The body is over {limit:,} bytes.", code="body_too_large")
 
 
-def _length(request: Request) -> int:
+def _content_length(request: Request) -> int:
     """The Content-Length of the request. Returns 0 without one; the parser accepts only numbers."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isdecimal() else 0

@@ -19,120 +19,130 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
+from continuo.realtime.ids import generate_id
 from continuo.realtime.protocol.responses_api import (
-    Voice,
+    Encoder,
     decode_body,
+    decode_command,
+    encode_response,
     encode_sse,
-    hear,
-    response_out,
 )
-from continuo.realtime.responses.event_stream import Recording
-from continuo.realtime.responses.run import Visitor
-from continuo.realtime.responses.service import Responses
+from continuo.realtime.responses.event_stream import EventStream
+from continuo.realtime.responses.run import Requester
+from continuo.realtime.responses.service import ResponseService
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.request_body import read_body
-from continuo.realtime.server.http.served_model import Served
-from continuo.realtime.server.http.sse import EventStream, HungUp, unless_gone
+from continuo.realtime.server.http.served_model import ServedModels
+from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, run_until_disconnect
 from continuo.realtime.transport import StarletteSocket
 from continuo.realtime.transport.responses_connection import ResponsesConnection
 
 
-class ResponseRoutes:
-    def __init__(self, responses: Responses, gate: Gate, served: Served) -> None:
+class ResponsesRoutes:
+    def __init__(
+        self, responses: ResponseService, authenticator: Authenticator, served_models: ServedModels
+    ) -> None:
         self._responses = responses
-        self._gate = gate
-        self._served = served
+        self._authenticator = authenticator
+        self._served_models = served_models
         self._limits = responses.limits
 
-    def all(self) -> list[Route | WebSocketRoute]:
+    def routes(self) -> list[Route | WebSocketRoute]:
         one = "/v1/responses/{id}"
         return [
             WebSocketRoute("/v1/responses", self.connect),
             Route("/v1/responses", self.create, methods=["POST"]),
-            Route(one, self.look, methods=["GET"]),
+            Route(one, self.get, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/cancel", self.cancel, methods=["POST"]),
         ]
 
     async def connect(self, websocket: WebSocket) -> None:
-        guest = replies.admitted(self._gate, websocket)
+        guest = replies.authenticate_full_key(self._authenticator, websocket)
         if isinstance(guest, Response):
             await websocket.send_denial_response(guest)
             return
         await websocket.accept()
         socket = StarletteSocket(websocket)
-        await ResponsesConnection(socket, self._responses, guest.tenant, self._served.name).run()
+        await ResponsesConnection(
+            socket, self._responses, guest.tenant, self._served_models.resolve
+        ).run()
 
     async def create(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         try:
             create = decode_body(await read_body(request, self._limits.response_frame_bytes_max))
-            model = self._served.name(create.model)
-            ask = hear(create, self._responses.settings, model, fresh)
-            making = await self._responses.begin(ask, Visitor(guest.tenant))
+            model = self._served_models.resolve(create.model)
+            ask = decode_command(create, self._responses.settings, model, generate_id)
+            making = await self._responses.create(ask, Requester(guest.tenant))
         except Refusal as refusal:
-            return replies.refused(refusal)
+            return replies.refusal_response(refusal)
         if create.stream:
-            return self._stream(making.recording)
+            return self._stream(making.event_stream)
         if ask.background:
-            return replies.json(response_out(making.recording.answer))
+            return replies.json_response(encode_response(making.event_stream.response))
         try:
-            return replies.json(response_out(await unless_gone(request, making.recording.end())))
-        except HungUp:
+            return replies.json_response(
+                encode_response(
+                    await run_until_disconnect(request, making.event_stream.wait_for_end())
+                )
+            )
+        except ClientDisconnected:
             return Response()
 
-    async def look(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+    async def get(self, request: Request) -> Response:
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         try:
-            recording = await self._responses.recording(_id(request), Visitor(guest.tenant))
+            recording = await self._responses.find_event_stream(
+                _id(request), Requester(guest.tenant)
+            )
             if recording is None:
-                raise _unknown(_id(request))
+                raise _not_found(_id(request))
             after = _number(request, "starting_after")
         except Refusal as refusal:
-            return replies.refused(refusal)
+            return replies.refusal_response(refusal)
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             return self._stream(recording, -1 if after is None else after)
-        return replies.json(response_out(recording.answer))
+        return replies.json_response(encode_response(recording.response))
 
     async def delete(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         try:
-            if not await self._responses.delete(_id(request), Visitor(guest.tenant)):
-                raise _unknown(_id(request))
+            if not await self._responses.delete(_id(request), Requester(guest.tenant)):
+                raise _not_found(_id(request))
         except Refusal as refusal:
-            return replies.refused(refusal)
-        return replies.json({"id": _id(request), "object": "response", "deleted": True})
+            return replies.refusal_response(refusal)
+        return replies.json_response({"id": _id(request), "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
-        visitor = Visitor(guest.tenant)
-        making = self._responses.making(_id(request), visitor)
+        visitor = Requester(guest.tenant)
+        making = self._responses.find_run(_id(request), visitor)
         if making is not None:
             await making.cancel()
             await making.ended.wait()
-            return replies.json(response_out(making.recording.answer))
-        return await self.look(request)
+            return replies.json_response(encode_response(making.event_stream.response))
+        return await self.get(request)
 
-    def _stream(self, recording: Recording, after: int = -1) -> Response:
-        return EventStream(_events(recording, after), self._limits.send_s_max)
+    def _stream(self, event_stream: EventStream, after: int = -1) -> Response:
+        return SSEResponse(_events(event_stream, after), self._limits.send_timeout_s)
 
 
-async def _events(recording: Recording, after: int) -> AsyncGenerator[bytes, None]:
+async def _events(event_stream: EventStream, after: int) -> AsyncGenerator[bytes, None]:
     """Those behind the number `after`."""
-    voice = Voice()
-    async with aclosing(recording.follow()) as following:
+    voice = Encoder()
+    async with aclosing(event_stream.follow()) as following:
         async for told in following:
-            for event in voice.say(told):
+            for event in voice.encode(told):
                 if event.sequence_number > after:
                     yield encode_sse(event)
 
@@ -141,9 +151,9 @@ def _id(request: Request) -> str:
     return request.path_params["id"]
 
 
-def _unknown(id: str) -> Refusal:
+def _not_found(response_id: str) -> Refusal:
     return Refusal(
-        f"Response with id '{id[:200]}' not found.", code="response_not_found", param="id"
+        f"Response with id '{response_id[:200]}' not found.", code="response_not_found", param="id"
     )
 
 

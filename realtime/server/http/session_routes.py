@@ -18,14 +18,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from continuo.realtime.errors import Refusal
-from continuo.realtime.ids import fresh
+from continuo.realtime.ids import generate_id
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.realtime_api import SessionIn, Voice, explain, settings_of
-from continuo.realtime.registry.access import Access, Guest
+from continuo.realtime.protocol.realtime_api import (
+    Encoder,
+    SessionIn,
+    decode_session_settings,
+    explain,
+)
+from continuo.realtime.registry.access import Access, Credentials
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
 from continuo.realtime.server.auth.client_secrets import ClientSecrets
-from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.request_body import read_body
 
 
@@ -34,7 +39,7 @@ class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
 
 
-class SecretIn(msgspec.Struct, frozen=True, kw_only=True):
+class ClientSecretIn(msgspec.Struct, frozen=True, kw_only=True):
     expires_after: ExpiresAfter | None = None
     session: SessionIn | None = None
 
@@ -43,85 +48,87 @@ class SessionRoutes:
     def __init__(
         self,
         registry: Registry,
-        gate: Gate,
+        authenticator: Authenticator,
         secrets: ClientSecrets,
         limits: Limits,
         model: str,
     ) -> None:
         self._registry = registry
-        self._gate = gate
+        self._authenticator = authenticator
         self._secrets = secrets
         self._limits = limits
         self._model = model
 
-    def all(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         one = "/v1/realtime/sessions/{id}"
         return [
             Route("/v1/realtime/client_secrets", self.mint, methods=["POST"]),
-            Route(one, self.look, methods=["GET"]),
-            Route(one, self.end, methods=["DELETE"]),
+            Route(one, self.get, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
         ]
 
     async def mint(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         try:
-            asked = _secret_in(await read_body(request, self._limits.frame_bytes_max) or b"{}")
+            asked = _decode_client_secret(
+                await read_body(request, self._limits.frame_bytes_max) or b"{}"
+            )
             default = self._registry.settings
             settings = default
             if asked.session is not None:
-                settings = settings_of(asked.session, default, default)
-                self._registry.texts.check_head(settings, "session.")
+                settings = decode_session_settings(asked.session, default, default)
+                self._registry.text_limits.check_head(settings, "session.")
             seconds = (asked.expires_after or ExpiresAfter()).seconds
             minted = self._secrets.mint(guest.tenant, settings, seconds)
         except Refusal as refusal:
-            return replies.refused(refusal)
-        session = Voice(fresh("sess"), self._model).session(settings)
-        return replies.json(
+            return replies.refusal_response(refusal)
+        session = Encoder(generate_id("sess"), self._model).encode_session(settings)
+        return replies.json_response(
             {"value": minted.value, "expires_at": minted.expires_at, "session": session}
         )
 
-    async def look(self, request: Request) -> Response:
-        guest = replies.known(self._gate, request)
+    async def get(self, request: Request) -> Response:
+        guest = replies.authenticate(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         name: str = request.path_params["id"]
         try:
             status = await self._registry.status(name, guest.tenant, access_of(guest, request))
         except Refusal as refusal:
-            return replies.refused(refusal)
+            return replies.refusal_response(refusal)
         if status is None:
             return _not_found(name)
-        return replies.json({"id": name, "object": "realtime.session", **status.fields()})
+        return replies.json_response({"id": name, "object": "realtime.session", **status.fields()})
 
-    async def end(self, request: Request) -> Response:
-        guest = replies.known(self._gate, request)
+    async def delete(self, request: Request) -> Response:
+        guest = replies.authenticate(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         name: str = request.path_params["id"]
         try:
             deleted = await self._registry.delete(name, guest.tenant, access_of(guest, request))
         except Refusal as refusal:
-            return replies.refused(refusal)
+            return replies.refusal_response(refusal)
         if not deleted:
             return _not_found(name)
-        return replies.json({"id": name, "object": "realtime.session", "deleted": True})
+        return replies.json_response({"id": name, "object": "realtime.session", "deleted": True})
 
 
-def access_of(guest: Guest, request: Request) -> Access:
+def access_of(credentials: Credentials, request: Request) -> Access:
     """Access of a request: its key, and `resume_token` in its query."""
-    return Access.of(guest, request.query_params.get("resume_token"))
+    return Access.of(credentials, request.query_params.get("resume_token"))
 
 
 def _not_found(name: str) -> Response:
     message = f"The session with id '{name[:200]}' does not exist."
-    return replies.error(404, "session_not_found", message, "id")
+    return replies.error_response(404, "session_not_found", message, "id")
 
 
-def _secret_in(body: bytes) -> SecretIn:
+def _decode_client_secret(body: bytes) -> ClientSecretIn:
     try:
-        return msgspec.json.decode(body, type=SecretIn)
+        return msgspec.json.decode(body, type=ClientSecretIn)
     except msgspec.ValidationError as error:
         message, code, param = explain(str(error))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

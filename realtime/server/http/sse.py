@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 
-class HungUp(Exception):
+class ClientDisconnected(Exception):
     """The client is gone; there is nobody to answer."""
 
 
-class EventStream(Response):
+class SSEResponse(Response):
     """Sends each chunk when it is there, and stops making them when the client is gone, or has not
     taken one for `send_s_max`."""
 
@@ -30,7 +30,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
-        gone = asyncio.create_task(_gone(receive))
+        gone = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -52,14 +52,14 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def run_until_disconnect(request: Request, work: Awaitable[T]) -> T:
     """What `work` gives; it is cancelled, and HungUp raised, when the client goes before."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_gone(request.receive))
+    gone = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise HungUp
+            raise ClientDisconnected
         return working.result()
     finally:
         gone.cancel()
@@ -67,6 +67,6 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.gather(working, gone, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

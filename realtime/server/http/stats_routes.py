@@ -18,16 +18,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from continuo.engine import Engine, EngineError, EngineStats, SessionInfo
+from continuo.engine import EngineClient, EngineError, EngineStats, SessionInfo
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.server import replies
-from continuo.realtime.server.auth.gate import Gate
+from continuo.realtime.server.auth.gate import Authenticator
 from continuo.realtime.server.http.session_routes import access_of
-from continuo.realtime.server.logging_setup import Recent, Warned
+from continuo.realtime.server.logging_setup import LoggedWarning, RecentWarnings
 
-ENGINE_S_MAX = 2.0
+ENGINE_TIMEOUT_S = 2.0
 """How long a look waits for the engine; without its answer it is said to be away."""
-SESSIONS_MAX = 200
+LISTED_SESSIONS_MAX = 200
 """In one list."""
 
 
@@ -43,71 +43,73 @@ class ServerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Open conversations of this process."""
     engine: EngineStats | None
     """None: it does not answer, for it starts again."""
-    warnings: tuple[Warned, ...]
+    warnings: tuple[LoggedWarning, ...]
 
 
 class StatsRoutes:
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineClient,
         registry: Registry,
-        gate: Gate,
-        recent: Recent,
+        authenticator: Authenticator,
+        recent_warnings: RecentWarnings,
         *,
         show_warnings: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._registry = registry
-        self._gate = gate
-        self._recent = recent
+        self._authenticator = authenticator
+        self._recent_warnings = recent_warnings
         self._show_warnings = show_warnings
         self._clock = clock
-        self._began = clock()
+        self._started_s = clock()
 
-    def all(self) -> list[Route]:
+    def routes(self) -> list[Route]:
         return [
-            Route("/v1/stats", self.stats),
-            Route("/v1/realtime/sessions", self.sessions),
+            Route("/v1/stats", self.get_stats),
+            Route("/v1/realtime/sessions", self.list_sessions),
         ]
 
-    async def stats(self, request: Request) -> Response:
-        guest = replies.admitted(self._gate, request)
+    async def get_stats(self, request: Request) -> Response:
+        guest = replies.authenticate_full_key(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
         try:
-            async with asyncio.timeout(ENGINE_S_MAX):
+            async with asyncio.timeout(ENGINE_TIMEOUT_S):
                 books = await self._engine.stats()
         except (EngineError, TimeoutError):
             books = None
         ready = self._engine.ready
-        return replies.json(
+        return replies.json_response(
             ServerStats(
                 model=ready.model,
                 device=ready.device,
                 dtype=ready.dtype,
                 max_model_len=ready.max_model_len,
                 page_size=ready.page_size,
-                up_s=round(self._clock() - self._began, 1),
+                up_s=round(self._clock() - self._started_s, 1),
                 sessions=len(self._registry),
                 engine=books,
-                warnings=self._recent.warnings if self._show_warnings else (),
+                warnings=self._recent_warnings.warnings if self._show_warnings else (),
             )
         )
 
-    async def sessions(self, request: Request) -> Response:
-        guest = replies.known(self._gate, request)
+    async def list_sessions(self, request: Request) -> Response:
+        guest = replies.authenticate(self._authenticator, request)
         if isinstance(guest, Response):
             return guest
-        own = self._registry.of(guest.tenant, access_of(guest, request))
+        own = self._registry.list_sessions(guest.tenant, access_of(guest, request))
         infos: dict[str, SessionInfo] = {}
         try:
-            async with asyncio.timeout(ENGINE_S_MAX):
-                infos = {info.session: info for info in await self._engine.list()}
+            async with asyncio.timeout(ENGINE_TIMEOUT_S):
+                infos = {info.session: info for info in await self._engine.list_sessions()}
         except (EngineError, TimeoutError):
             pass  # where their KV is nobody knows now
         data = [
-            {"id": one.id, "object": "realtime.session", **one.status_with(infos).fields()}
-            for one in own[: -SESSIONS_MAX - 1 : -1]
+            {"id": one.id, "object": "realtime.session", **one.status_from(infos).fields()}
+            for one in own[: -LISTED_SESSIONS_MAX - 1 : -1]
         ]
-        return replies.json({"object": "list", "data": data, "has_more": len(own) > SESSIONS_MAX})
+        return replies.json_response(
+            {"object": "list", "data": data, "has_more": len(own) > LISTED_SESSIONS_MAX}
+        )

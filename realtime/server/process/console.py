@@ -3,11 +3,11 @@
 import socket
 import sys
 
-from continuo.engine import Engine
-from continuo.realtime.server.config.settings import DEFAULT_PORT, Settings
+from continuo.engine import EngineClient
+from continuo.realtime.server.config.settings import DEFAULT_PORT, GatewaySettings
 
 
-class Progress:
+class LoadProgress:
     """Says a stage once, when it begins; in a terminal, how far it is."""
 
     def __init__(self) -> None:
@@ -19,22 +19,22 @@ class Progress:
             print(f"\r\x1b[K  {what} {fraction:.0%}", end=end, flush=True)
         elif what != self._stage:
             self._stage = what
-            say(f"  {what}")
+            print_line(f"  {what}")
 
 
-def print_welcome(engine: Engine, settings: Settings, sock: socket.socket) -> None:
+def print_welcome(engine: EngineClient, settings: GatewaySettings, sock: socket.socket) -> None:
     ready = engine.ready
     name, port = settings.served_model_name, sock.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     scheme = "wss" if settings.ssl_certfile else "ws"
     url = f"{scheme}://{host}:{port}"
     chat = "continuo chat"
-    if settings.ssl_certfile or port != DEFAULT_PORT or not settings.loopback:
+    if settings.ssl_certfile or port != DEFAULT_PORT or not settings.is_loopback:
         chat += f" --url {url}"
     if settings.tenants:
         chat += " --api-key YOUR_KEY"
     page = f"  Open           http{url.removeprefix('ws')}/\n" if settings.web else ""
-    say(
+    print_line(
         f"Ready after {ready.load_s:.1f} s: {name[0]} on {ready.device}, {ready.dtype}, "
         f"{ready.max_model_len:,} tokens of context.\n"
         f"\n"
@@ -45,5 +45,5 @@ def print_welcome(engine: Engine, settings: Settings, sock: socket.socket) -> No
     )
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     print(text, flush=True)

@@ -13,16 +13,16 @@ from typing import Any
 
 import msgspec
 
-from continuo.engine import Engine, Security
+from continuo.engine import EngineClient, LinkSecurity
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server.config.addresses import Address
 from continuo.realtime.store import keys
 from continuo.realtime.store.errors import StoreError
-from continuo.realtime.store.redis.client import RedisServer
+from continuo.realtime.store.redis.client import RedisClient
 
 log = logging.getLogger(__name__)
 
-ANNOUNCE_S = 1.0
+ANNOUNCE_INTERVAL_S = 1.0
 """How often an engine is announced, and how often gateways look."""
 
 
@@ -39,34 +39,36 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def announced(engine: Engine, address: Address, store: str | None) -> AsyncGenerator[None]:
+async def announce(
+    engine: EngineClient, address: Address, store: str | None
+) -> AsyncGenerator[None]:
     """While an engine of ours is ready, gateways find it. Raises SetupError."""
     if store is None:
         yield
         return
-    redis = _redis(store)
+    redis = _open_redis(store)
     announcing = asyncio.create_task(_announce(engine, address, redis), name="announce")
     try:
         yield
     finally:
         announcing.cancel()
-        await _forget(address, redis)
+        await _withdraw(address, redis)
         await redis.aclose()
 
 
 @asynccontextmanager
-async def elsewhere(
-    named: Iterable[Address], security: Security, store: str | None
-) -> AsyncGenerator[Engine]:
+async def discover_engines(
+    configured: Iterable[Address], security: LinkSecurity, store: str | None
+) -> AsyncGenerator[EngineClient]:
     """Engines that run apart, ready or not. Raises SetupError."""
-    engine = Engine()
-    fixed = set(named)
+    engine = EngineClient()
+    fixed = set(configured)
     for address in fixed:
-        engine.add(address.host, address.port, security)
-    redis = _redis(store) if store is not None else None
+        engine.add_engine(address.host, address.port, security)
+    redis = _open_redis(store) if store is not None else None
     looking = None
     if redis is not None:
-        looking = asyncio.create_task(_look(engine, fixed, security, redis), name="engines")
+        looking = asyncio.create_task(_discover(engine, fixed, security, redis), name="engines")
     try:
         yield engine
     finally:
@@ -77,14 +79,14 @@ async def elsewhere(
             await redis.aclose()
 
 
-def _redis(url: str) -> RedisServer:
+def _open_redis(url: str) -> RedisClient:
     try:
-        return RedisServer(url)
+        return RedisClient(url)
     except StoreError as error:
         raise SetupError(str(error)) from None
 
 
-async def _announce(engine: Engine, address: Address, redis: RedisServer) -> None:
+async def _announce(engine: EngineClient, address: Address, redis: RedisClient) -> None:
     while True:
         loads = engine.loads()
         for incarnation, load in loads.items():
@@ -98,36 +100,36 @@ async def _announce(engine: Engine, address: Address, redis: RedisServer) -> Non
                 load.pages_total,
             )
             if not load.draining:
-                names = (keys.ENGINES, keys.engine_key(str(address)))
-                args = (str(address), msgspec.json.encode(said), keys.ENGINE_FORGOTTEN_MS)
-                await _tried(redis, partial(redis.run, "announce", names, args))
-        await asyncio.sleep(ANNOUNCE_S)
+                names = (keys.ENGINES_KEY, keys.engine_key(str(address)))
+                args = (str(address), msgspec.json.encode(said), keys.ENGINE_EXPIRY_MS)
+                await _try_call(redis, partial(redis.run_script, "announce", names, args))
+        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
 
-async def _forget(address: Address, redis: RedisServer) -> None:
-    await _tried(redis, partial(redis.do, "ZREM", keys.ENGINES, str(address)))
-    await _tried(redis, partial(redis.do, "DEL", keys.engine_key(str(address))))
+async def _withdraw(address: Address, redis: RedisClient) -> None:
+    await _try_call(redis, partial(redis.execute, "ZREM", keys.ENGINES_KEY, str(address)))
+    await _try_call(redis, partial(redis.execute, "DEL", keys.engine_key(str(address))))
 
 
-async def _look(
-    engine: Engine, fixed: set[Address], security: Security, redis: RedisServer
+async def _discover(
+    engine: EngineClient, configured: set[Address], security: LinkSecurity, redis: RedisClient
 ) -> None:
     """While Redis does not answer, those that were found stay."""
     known: set[Address] = set()
     while True:
-        found = await _tried(redis, partial(redis.run, "engines", (keys.ENGINES,)))
+        found = await _try_call(redis, partial(redis.run_script, "engines", (keys.ENGINES_KEY,)))
         if found is not None:
-            now = {Address.read(name.decode()) for name in found} - fixed
+            now = {Address.parse(name.decode()) for name in found} - configured
             for address in now - known:
-                engine.add(address.host, address.port, security)
-            gone = {address for address in known - now if not engine.answers_at(*address)}
+                engine.add_engine(address.host, address.port, security)
+            gone = {address for address in known - now if not engine.is_responsive_at(*address)}
             for address in gone:
-                engine.remove(address.host, address.port)
+                engine.remove_engine(address.host, address.port)
             known = (known | now) - gone
-        await asyncio.sleep(ANNOUNCE_S)
+        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
 
-async def _tried(redis: RedisServer, call: Callable[[], Awaitable[Any]]) -> Any:
+async def _try_call(redis: RedisClient, call: Callable[[], Awaitable[Any]]) -> Any:
     """The reply of Redis. Returns None if there is none, which is logged once (`pulse`)."""
     try:
         async with redis.bounded():

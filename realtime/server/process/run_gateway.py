@@ -14,40 +14,40 @@ from typing import TypeVar
 
 import msgspec
 
-from continuo.engine import Engine, EngineError, Security
+from continuo.engine import EngineClient, EngineError, LinkSecurity
 from continuo.realtime.errors import SetupError
 from continuo.realtime.server import logging_setup
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.http.app import build
-from continuo.realtime.server.http.readiness import Entrance
-from continuo.realtime.server.process.console import Progress, print_welcome, say
-from continuo.realtime.server.process.engine_discovery import elsewhere
-from continuo.realtime.server.process.shutdown import Stopping, until_quiet
-from continuo.realtime.server.process.web_server import Server, bind, not_free
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.process.console import LoadProgress, print_line, print_welcome
+from continuo.realtime.server.process.engine_discovery import discover_engines
+from continuo.realtime.server.process.shutdown import ShutdownSignals, wait_until_idle
+from continuo.realtime.server.process.web_server import WebServer, bind, port_unavailable
 from continuo.realtime.store import Store, StoreError, open_store
 
-TOGETHER_S = 0.1
+SIGNAL_MERGE_S = 0.1
 """Signals that come within it are one."""
 
-Source = Callable[[Settings], AbstractAsyncContextManager[Engine]]
-Value = TypeVar("Value")
+EngineSource = Callable[[GatewaySettings], AbstractAsyncContextManager[EngineClient]]
+T = TypeVar("T")
 
 
-async def serve(settings: Settings) -> int:
+async def serve(settings: GatewaySettings) -> int:
     """With an engine of its own. Returns the exit status. Raises SetupError."""
-    return await _run(settings, _own)
+    return await _run(settings, _local_engine)
 
 
-async def gateway(settings: Settings) -> int:
+async def serve_gateway(settings: GatewaySettings) -> int:
     """With engines that run apart. Returns the exit status. Raises SetupError."""
-    return await _run(settings, _apart)
+    return await _run(settings, _remote_engines)
 
 
 @asynccontextmanager
-async def _own(settings: Settings) -> AsyncGenerator[Engine]:
-    say(f"Loading {settings.engine.model} ...")
+async def _local_engine(settings: GatewaySettings) -> AsyncGenerator[EngineClient]:
+    print_line(f"Loading {settings.engine.model} ...")
     try:
-        engine = await Engine.start(settings.engine, Progress())
+        engine = await EngineClient.start(settings.engine, LoadProgress())
     except EngineError as error:
         raise SetupError(error.message) from None
     try:
@@ -57,50 +57,52 @@ async def _own(settings: Settings) -> AsyncGenerator[Engine]:
 
 
 @asynccontextmanager
-async def _apart(settings: Settings) -> AsyncGenerator[Engine]:
+async def _remote_engines(settings: GatewaySettings) -> AsyncGenerator[EngineClient]:
     where = [str(address) for address in settings.engines]
     if settings.store.startswith("redis"):
         where.append("those announced in Redis")
-    say(f"Waiting for an engine: {', '.join(where)} ...")
-    security = Security(settings.secret, _trust(settings))
+    print_line(f"Waiting for an engine: {', '.join(where)} ...")
+    security = LinkSecurity(settings.secret, _engine_tls(settings))
     store = settings.store if settings.store.startswith("redis") else None
-    async with elsewhere(settings.engines, security, store) as engine:
-        await engine.when_ready()
+    async with discover_engines(settings.engines, security, store) as engine:
+        await engine.wait_until_ready()
         yield engine
 
 
-async def _run(settings: Settings, source: Source) -> int:
+async def _run(settings: GatewaySettings, source: EngineSource) -> int:
     recent = logging_setup.configure(settings.log_level, settings.tenants)
-    tls = _tls(settings)
-    stopping = Stopping()
+    tls = _server_tls(settings)
+    stopping = ShutdownSignals()
     with bind(settings.host, settings.port) as sock:
-        entrance = Entrance()
-        server = Server(entrance, settings, lambda: None, tls)
+        entrance = ReadinessGate()
+        server = WebServer(entrance, settings, lambda: None, tls)
         serving = asyncio.create_task(server.serve([sock]), name="http")
         async with AsyncExitStack() as stack:
             try:
-                store = await stack.enter_async_context(_store(settings))
-                engine = await stopping.unless(stack.enter_async_context(source(settings)))
+                store = await stack.enter_async_context(_opened_store(settings))
+                engine = await stopping.run_unless_stopped(
+                    stack.enter_async_context(source(settings))
+                )
                 if engine is None:
                     return 0
-                settings = _named(settings, engine)
+                settings = _with_model_name(settings, engine)
                 if engine.text.template is not None:
-                    await asyncio.to_thread(engine.text.template.probe)
-                app = build(engine, settings, store, recent)
+                    await asyncio.to_thread(engine.text.template.probe_short_view)
+                app = build_app(engine, settings, store, recent)
                 await stack.enter_async_context(app.state.registry.running())
-                entrance.open(app, engine, store)
+                entrance.set_app(app, engine, store)
                 print_welcome(engine, settings, sock)
-                return await _until_stopped(entrance, engine, serving, stopping, settings)
+                return await _wait_until_stopped(entrance, engine, serving, stopping, settings)
             finally:
                 server.should_exit = True
                 try:
                     await serving
                 except OSError as error:
-                    raise not_free(settings.host, settings.port, error) from None
+                    raise port_unavailable(settings.host, settings.port, error) from None
 
 
 @asynccontextmanager
-async def _store(settings: Settings) -> AsyncGenerator[Store]:
+async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
     """Raises SetupError."""
     url = "sqlite://:memory:" if settings.store == "memory" else settings.store
     try:
@@ -113,38 +115,41 @@ async def _store(settings: Settings) -> AsyncGenerator[Store]:
         await store.aclose()
 
 
-def _named(settings: Settings, engine: Engine) -> Settings:
+def _with_model_name(settings: GatewaySettings, engine: EngineClient) -> GatewaySettings:
     """A gateway serves what its engines serve."""
     if settings.served_model_name:
         return settings
     return msgspec.structs.replace(settings, served_model_name=(engine.ready.model,))
 
 
-async def _until_stopped(
-    entrance: Entrance,
-    engine: Engine,
+async def _wait_until_stopped(
+    readiness_gate: ReadinessGate,
+    engine: EngineClient,
     serving: "asyncio.Task[None]",
-    stopping: Stopping,
-    settings: Settings,
+    stopping: ShutdownSignals,
+    settings: GatewaySettings,
 ) -> int:
-    asked, lost = asyncio.create_task(stopping.asked()), asyncio.create_task(engine.lost())
+    asked, lost = (
+        asyncio.create_task(stopping.wait()),
+        asyncio.create_task(engine.wait_until_lost()),
+    )
     await asyncio.wait((serving, asked, lost), return_when=asyncio.FIRST_COMPLETED)
     if lost.done():
-        say("continuo: the engine process is gone; stopping.")
+        print_line("continuo: the engine process is gone; stopping.")
         return 1
     lost.cancel()
     asked.cancel()
-    entrance.draining = True
-    if stopping.gently:
-        say("Stopping. Answers in flight are finished; again to stop at once.")
-        entrance.state.registry.send_away()
-        await until_quiet(lambda: engine.turns, settings.drain_grace_s)
+    readiness_gate.is_draining = True
+    if stopping.is_graceful:
+        print_line("Stopping. Answers in flight are finished; again to stop at once.")
+        readiness_gate.state.registry.send_away()
+        await wait_until_idle(lambda: engine.active_turns, settings.drain_grace_s)
     else:
-        say("Stopping.")
+        print_line("Stopping.")
     return 0
 
 
-def _trust(settings: Settings) -> ssl.SSLContext | None:
+def _engine_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
     """Of engines that speak TLS. Raises SetupError."""
     if settings.engine_cafile is None:
         return None
@@ -157,7 +162,7 @@ def _trust(settings: Settings) -> ssl.SSLContext | None:
     return context
 
 
-def _tls(settings: Settings) -> ssl.SSLContext | None:
+def _server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
     """Raises SetupError."""
     if settings.ssl_certfile is None:
         return None

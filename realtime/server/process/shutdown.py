@@ -6,39 +6,39 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 
-from continuo.realtime.server.process.run_gateway import TOGETHER_S, Value
+from continuo.realtime.server.process.run_gateway import SIGNAL_MERGE_S, T
 
-QUIET_S = 0.5
+IDLE_S = 0.5
 """So long after the last answer its end has been written."""
 
 
-class Stopping:
+class ShutdownSignals:
     """Set by the first signal; the second does not wait for anybody."""
 
     def __init__(self) -> None:
-        self.gently = False
+        self.is_graceful = False
         """Answers in flight may end."""
-        self._asked = asyncio.Event()
-        self._asked_s = 0.0
+        self._requested = asyncio.Event()
+        self._requested_s = 0.0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._heard, number)
+            loop.add_signal_handler(number, self._on_signal, number)
 
-    def _heard(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         now_s = time.monotonic()
-        if not self._asked.is_set():
-            self.gently = number == signal.SIGTERM
-            self._asked_s = now_s
-            self._asked.set()
-        elif now_s - self._asked_s > TOGETHER_S:
+        if not self._requested.is_set():
+            self.is_graceful = number == signal.SIGTERM
+            self._requested_s = now_s
+            self._requested.set()
+        elif now_s - self._requested_s > SIGNAL_MERGE_S:
             os._exit(1)
 
-    async def asked(self) -> None:
-        await self._asked.wait()
+    async def wait(self) -> None:
+        await self._requested.wait()
 
-    async def unless(self, work: Coroutine[None, None, Value]) -> Value | None:
+    async def run_unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
         """What the work gives. None: stopped before it was done."""
-        working, stopping = asyncio.create_task(work), asyncio.create_task(self.asked())
+        working, stopping = asyncio.create_task(work), asyncio.create_task(self.wait())
         try:
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -50,12 +50,12 @@ class Stopping:
             stopping.cancel()
 
 
-async def until_quiet(turns: Callable[[], int], grace_s: float) -> None:
+async def wait_until_idle(turn_count: Callable[[], int], grace_s: float) -> None:
     """Returns when there has been no turn for QUIET_S, at the latest after `grace_s`."""
     now_s = quiet_since_s = time.monotonic()
     end_s = now_s + grace_s
-    while now_s < end_s and now_s - quiet_since_s < QUIET_S:
-        await asyncio.sleep(QUIET_S / 10)
+    while now_s < end_s and now_s - quiet_since_s < IDLE_S:
+        await asyncio.sleep(IDLE_S / 10)
         now_s = time.monotonic()
-        if turns():
+        if turn_count():
             quiet_since_s = now_s

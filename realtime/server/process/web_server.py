@@ -13,14 +13,14 @@ from starlette.applications import Starlette
 
 from continuo.realtime.errors import SetupError
 from continuo.realtime.limits import Limits
-from continuo.realtime.responses.service import Responses
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.server.garbage_collection import collect, return_large_blocks
+from continuo.realtime.responses.service import ResponseService
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.garbage_collection import collect_garbage, return_large_blocks
 from continuo.realtime.server.hardening.guarded_http import GuardedHttp
 from continuo.realtime.server.hardening.guarded_websocket import GuardedWebSocket
-from continuo.realtime.server.hardening.incoming_budget import IncomingBytes
-from continuo.realtime.server.hardening.read_turns import Turns
-from continuo.realtime.server.http.readiness import Entrance
+from continuo.realtime.server.hardening.incoming_budget import IncomingBudget
+from continuo.realtime.server.hardening.read_turns import ReadTurns
+from continuo.realtime.server.http.readiness import ReadinessGate
 
 PING_S = 20.0
 
@@ -53,52 +53,57 @@ def bind(host: str, port: int, option: str = "--host") -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise not_free(host, port, error) from None
+        raise port_unavailable(host, port, error) from None
     return sock
 
 
-def not_free(host: str, port: int, error: OSError) -> SetupError:
+def port_unavailable(host: str, port: int, error: OSError) -> SetupError:
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         why = "something else uses it; stop that, or choose another with --port"
     return SetupError(f"cannot listen on port {port} of {host}: {why}")
 
 
-def _http(incoming: IncomingBytes, turns: Turns) -> type[GuardedHttp]:
+def _http_protocol(budget: IncomingBudget, read_turns: ReadTurns) -> type[GuardedHttp]:
     class Http(GuardedHttp):
         pass
 
-    Http.incoming, Http.turns = incoming, turns
+    Http.incoming_budget, Http.read_turns = budget, read_turns
     return Http
 
 
-def _websocket(limits: Limits, incoming: IncomingBytes, turns: Turns) -> type[GuardedWebSocket]:
+def _websocket_protocol(
+    limits: Limits, budget: IncomingBudget, read_turns: ReadTurns
+) -> type[GuardedWebSocket]:
     class WebSocket(GuardedWebSocket):
         corked: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
             "/v1/responses": limits.response_frame_bytes_max * 5 // 4
         }
 
-    WebSocket.incoming, WebSocket.turns = incoming, turns
+    WebSocket.incoming_budget, WebSocket.read_turns = budget, read_turns
     return WebSocket
 
 
-class Server(uvicorn.Server):
+class WebServer(uvicorn.Server):
     """Leaves the signals to who runs it, and says when it listens."""
 
     def __init__(
         self,
-        app: Starlette | Entrance,
-        settings: Settings,
+        app: Starlette | ReadinessGate,
+        settings: GatewaySettings,
         on_listening: Callable[[], None],
         tls: ssl.SSLContext | None = None,
     ):
-        self.incoming, turns = IncomingBytes(settings.limits.incoming_bytes_max), Turns()
+        self.incoming_budget, turns = (
+            IncomingBudget(settings.limits.incoming_bytes_max),
+            ReadTurns(),
+        )
         super().__init__(
             uvicorn.Config(
                 app,
-                http=_http(self.incoming, turns),
-                ws=_websocket(settings.limits, self.incoming, turns),
+                http=_http_protocol(self.incoming_budget, turns),
+                ws=_websocket_protocol(settings.limits, self.incoming_budget, turns),
                 ws_max_size=2 * settings.limits.frame_bytes_max,
                 ws_per_message_deflate=False,
                 ws_ping_interval=PING_S,
@@ -118,14 +123,14 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        self._collecting = asyncio.create_task(collect(), name="collect")
+        self._collection = asyncio.create_task(collect_garbage(), name="collect")
         return_large_blocks()
         self._on_listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
-        self._collecting.cancel()
-        responses: Responses | None = getattr(self._app.state, "responses", None)
+        self._collection.cancel()
+        responses: ResponseService | None = getattr(self._app.state, "responses", None)
         if responses is not None:
             await responses.close()
 

@@ -17,69 +17,69 @@ from redis.backoff import NoBackoff
 
 from continuo.realtime.store import keys
 from continuo.realtime.store.durability import Durability
-from continuo.realtime.store.errors import StoreRefused, StoreUnavailable
-from continuo.realtime.store.health_probe import Pulse
+from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
+from continuo.realtime.store.health_probe import HealthProbe
 
-_FENCED = ("confirm", "repeated", "hold", "close", "journal", "write")
-_PLAIN = ("index", "due", "create", "find", "load", "claim", "end", "expire")
-_ENGINES = ("announce", "engines")
-_PROBES = ("probe",)
-_ENDING = ("close", "end")
+_FENCED_SCRIPTS = ("confirm", "repeated", "hold", "close", "journal", "write")
+_PLAIN_SCRIPTS = ("index", "due", "create", "find", "load", "claim", "end", "expire")
+_ENGINE_SCRIPTS = ("announce", "engines")
+_PROBE_SCRIPTS = ("probe",)
+_TOMBSTONE_SCRIPTS = ("close", "end")
 
-_LOCKED_OUT = (
+_ACCESS_ERRORS = (
     redis_errors.AuthenticationError,
     redis_errors.AuthorizationError,
     redis_errors.NoPermissionError,
 )
-_LOCKED_OUT_TEXT = re.compile(
+_ACCESS_ERROR_PATTERN = re.compile(
     "NOPERM|unauthenticated (multi)?bulk|The user executing the script can't run"
 )
 """Refused access in replies that the client library has no class for: a command of more than ten
 words before a password, a command inside a script."""
-_LATE = (redis_errors.TimeoutError, TimeoutError)
-_GONE = (redis_errors.ConnectionError, OSError, *_LATE)
-_REFUSED = (
+_TIMEOUT_ERRORS = (redis_errors.TimeoutError, TimeoutError)
+_CONNECTION_ERRORS = (redis_errors.ConnectionError, OSError, *_TIMEOUT_ERRORS)
+_WRITE_ERRORS = (
     redis_errors.ReadOnlyError,
     redis_errors.OutOfMemoryError,
     redis_errors.ClusterDownError,
     redis_errors.TryAgainError,
 )
-_REFUSED_TEXT = re.compile(
+_WRITE_ERROR_PATTERN = re.compile(
     r"\b(MISCONF|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|BUSY|TRYAGAIN)\b"
 )
 """A server that answers and takes no writes for now: its disk or memory is full, it starts, it is
 a replica, or has too few of them."""
 
 
-def _cause_of(error: BaseException) -> str | None:
+def _find_failure_cause(error: BaseException) -> str | None:
     """Why Redis, rather than this one call, fails. Returns None if the call is to blame."""
     text = str(error).partition(" script: ")[0] or type(error).__name__
     match error:
-        case StoreRefused():
+        case StoreUnusable():
             return text
-        case redis_errors.RedisError() if _locked_out(error):
+        case redis_errors.RedisError() if _is_access_refused(error):
             return f"Redis refuses access: {text}"
         case redis_errors.ConnectionError() | redis_errors.TimeoutError() | OSError():
             return f"Redis does not answer: {text}"
-        case redis_errors.ResponseError() if _refused(error):
+        case redis_errors.ResponseError() if _is_write_refused(error):
             return f"Redis refuses writes: {text}"
         case _:
             return None
 
 
-def _locked_out(error: BaseException) -> bool:
-    if isinstance(error, _LOCKED_OUT):
+def _is_access_refused(error: BaseException) -> bool:
+    if isinstance(error, _ACCESS_ERRORS):
         return True
     return isinstance(error, redis_errors.ResponseError) and bool(
-        _LOCKED_OUT_TEXT.search(str(error))
+        _ACCESS_ERROR_PATTERN.search(str(error))
     )
 
 
-def _refused(error: redis_errors.ResponseError) -> bool:
-    return isinstance(error, _REFUSED) or bool(_REFUSED_TEXT.search(str(error)))
+def _is_write_refused(error: redis_errors.ResponseError) -> bool:
+    return isinstance(error, _WRITE_ERRORS) or bool(_WRITE_ERROR_PATTERN.search(str(error)))
 
 
-def _scripts() -> dict[str, str]:
+def _load_scripts() -> dict[str, str]:
     folder = files("continuo.realtime.store.redis") / "scripts"
 
     def read(name: str) -> str:
@@ -87,14 +87,17 @@ def _scripts() -> dict[str, str]:
 
     def whole(name: str) -> str:
         before = ["clock"]
-        before += ["fenced"] if name in _FENCED else []
-        before += ["over"] if name in _ENDING else []
+        before += ["fenced"] if name in _FENCED_SCRIPTS else []
+        before += ["over"] if name in _TOMBSTONE_SCRIPTS else []
         return "".join(read(part) for part in (*before, name))
 
-    return {name: whole(name) for name in (*_FENCED, *_PLAIN, *_ENGINES, *_PROBES)}
+    return {
+        name: whole(name)
+        for name in (*_FENCED_SCRIPTS, *_PLAIN_SCRIPTS, *_ENGINE_SCRIPTS, *_PROBE_SCRIPTS)
+    }
 
 
-class RedisServer:
+class RedisClient:
     def __init__(
         self,
         url: str,
@@ -107,34 +110,34 @@ class RedisServer:
         self._durability = durability
         self._timeout_s = timeout_s
         try:
-            self._client, self._others = _client(url, timeout_s)
+            self._redis, self._sentinels = _make_client(url, timeout_s)
         except (ValueError, redis_errors.RedisError) as error:
-            raise StoreRefused(f"the Redis URL cannot be used: {error}") from error
+            raise StoreUnusable(f"the Redis URL cannot be used: {error}") from error
         self._scripts = {
-            name: self._client.register_script(text) for name, text in _scripts().items()
+            name: self._redis.register_script(text) for name, text in _load_scripts().items()
         }
         self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
         name = "Redis" if durability is not None else "Redis, as the list of engines,"
-        self._pulse = Pulse(name, self._probe)
-        self.doubtful = True
+        self._health_probe = HealthProbe(name, self._write_probe)
+        self.needs_examination = True
         """Since it was last examined it may have been another one, or have forgotten."""
 
     @property
-    def there(self) -> bool:
+    def is_available(self) -> bool:
         """Whether the store takes writes, as far as is known."""
-        return self._pulse.there
+        return self._health_probe.is_healthy
 
-    def watch(self) -> None:
+    def start_probing(self) -> None:
         """Probe it from now on, calls or not."""
-        self._pulse.watch()
+        self._health_probe.start()
 
     @asynccontextmanager
     async def bounded(self) -> AsyncGenerator[None]:
         """Around all that one call of the store does. Waiting for a connection is part of it. While
         it lets others wait in vain it is not called. Raises StoreUnavailable."""
-        if self._pulse.late:
+        if self._health_probe.is_circuit_open:
             raise StoreUnavailable("Redis has not answered since a call of it was given up")
-        with _cancelled_if_asked(), self._failures():
+        with _preserve_cancellation(), self._map_failures():
             async with asyncio.timeout(self._timeout_s), self._connections:
                 yield
 
@@ -142,47 +145,51 @@ class RedisServer:
     async def opening(self) -> AsyncGenerator[None]:
         """Call as `bounded` does, at opening. Raises StoreRefused where waiting would not help,
         StoreUnavailable where it may."""
-        with _cancelled_if_asked():
+        with _preserve_cancellation():
             try:
                 async with asyncio.timeout(self._timeout_s):
                     yield
             except (redis_errors.RedisError, OSError) as error:
-                if (cause := _cause_of(error)) is None:
+                if (cause := _find_failure_cause(error)) is None:
                     raise
-                raise (StoreRefused if _locked_out(error) else StoreUnavailable)(cause) from error
+                raise (StoreUnusable if _is_access_refused(error) else StoreUnavailable)(
+                    cause
+                ) from error
 
     @contextmanager
-    def _failures(self) -> Generator[None]:
+    def _map_failures(self) -> Generator[None]:
         """Raises StoreUnavailable for what Redis, rather than the call, is to blame for."""
         try:
             yield
-        except (redis_errors.RedisError, OSError, StoreRefused) as error:
-            if (cause := _cause_of(error)) is None:
+        except (redis_errors.RedisError, OSError, StoreUnusable) as error:
+            if (cause := _find_failure_cause(error)) is None:
                 raise
-            self.doubtful = True
-            gone = isinstance(error, _GONE) and not _locked_out(error)
-            late = isinstance(error, _LATE) or (gone and self._pulse.late)
-            self._pulse.lost(cause, late=late)
+            self.needs_examination = True
+            gone = isinstance(error, _CONNECTION_ERRORS) and not _is_access_refused(error)
+            late = isinstance(error, _TIMEOUT_ERRORS) or (
+                gone and self._health_probe.is_circuit_open
+            )
+            self._health_probe.report_failure(cause, is_timeout=late)
             raise StoreUnavailable(cause) from error
 
-    async def _probe(self) -> None:
+    async def _write_probe(self) -> None:
         """Write as calls do, and leave nothing behind."""
-        with _cancelled_if_asked(), self._failures():
+        with _preserve_cancellation(), self._map_failures():
             async with asyncio.timeout(self._timeout_s):
                 await self.examine()
-                await self.run("probe", keys.PROBES)
+                await self.run_script("probe", keys.PROBE_KEYS)
 
-    async def run(self, script: str, names: Sequence[str], args: Sequence[Any] = ()) -> Any:
+    async def run_script(self, script: str, names: Sequence[str], args: Sequence[Any] = ()) -> Any:
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
         return await run(keys=names, args=args)
 
-    async def run_many(
+    async def run_script_batch(
         self, script: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]
     ) -> list[Any]:
         """One script for each set of keys and its arguments, in one round trip; each by itself is
         atomic."""
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
-        async with self._client.pipeline(transaction=False) as together:
+        async with self._redis.pipeline(transaction=False) as together:
             for names, args in calls:
                 await run(keys=names, args=args, client=together)
             replies = await together.execute(raise_on_error=False)
@@ -191,18 +198,18 @@ class RedisServer:
                 raise reply
         return replies
 
-    async def do(self, *command: str | bytes | int) -> Any:
-        execute = cast(Callable[..., Awaitable[Any]], self._client.execute_command)  # pyright: ignore[reportUnknownMemberType]
+    async def execute(self, *command: str | bytes | int) -> Any:
+        execute = cast(Callable[..., Awaitable[Any]], self._redis.execute_command)  # pyright: ignore[reportUnknownMemberType]
         return await execute(*command)
 
     async def examine(self) -> None:
         """Raises StoreRefused if it could drop what it was given."""
         if self._durability is None:
             return
-        info = cast(dict[str, Any], await self.do("INFO"))
+        info = cast(dict[str, Any], await self.execute("INFO"))
         policy = info.get("maxmemory_policy")
         if policy != "noeviction":
-            raise StoreRefused(
+            raise StoreUnusable(
                 f"Redis may drop sessions when its memory is full: its maxmemory-policy is "
                 f"{policy}; set it to noeviction"
             )
@@ -211,27 +218,27 @@ class RedisServer:
 
     async def _examine_strict(self, info: dict[str, Any]) -> None:
         try:
-            found = await self.do("CONFIG", "GET", "appendfsync")
+            found = await self.execute("CONFIG", "GET", "appendfsync")
         except redis_errors.ResponseError as error:
-            raise StoreRefused(
+            raise StoreUnusable(
                 f"strict durability needs appendfsync always, and Redis does not say what it has: "
                 f"{error}"
             ) from error
         fsync = found[1].decode() if found else "unknown"
         if not info.get("aof_enabled") or fsync != "always":
-            raise StoreRefused(
+            raise StoreUnusable(
                 "strict durability needs a Redis with appendonly yes and appendfsync always; it "
                 f"has appendonly {'yes' if info.get('aof_enabled') else 'no'}, appendfsync {fsync}"
             )
 
     async def aclose(self) -> None:
-        await self._pulse.aclose()
-        for client in (self._client, *self._others):
+        await self._health_probe.aclose()
+        for client in (self._redis, *self._sentinels):
             await cast(Callable[[], Awaitable[None]], client.aclose)()
 
 
 @contextmanager
-def _cancelled_if_asked() -> Generator[None]:
+def _preserve_cancellation() -> Generator[None]:
     """A cancellation that is lost inside is one at the end: the client sends by asyncio.wait_for,
     which before Python 3.12 swallows one that comes when what it waits for is done."""
     task = asyncio.current_task()
@@ -244,7 +251,7 @@ def _cancelled_if_asked() -> Generator[None]:
             raise asyncio.CancelledError
 
 
-def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
+def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     """And the clients of the sentinels that watch it. Connects to nothing yet. A connection that
     was closed meanwhile is tried once more: all we write may be written twice."""
     options: dict[str, Any] = {
@@ -265,13 +272,13 @@ def _client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     user, _, password = login.partition(":")
     if login:
         options |= {"username": unquote(user) or None, "password": unquote(password)}
-    addresses = [_address(host) for host in hosts.split(",")]
+    addresses = [_parse_address(host) for host in hosts.split(",")]
     watch = {"socket_timeout": keys.CONNECT_TIMEOUT_S / 2, "protocol": 2}
     sentinel = Sentinel(addresses, sentinel_kwargs=watch)
     primary = cast(Callable[..., Redis], sentinel.master_for)  # pyright: ignore[reportUnknownMemberType]
     return primary(service, db=int(db or 0), **options), sentinel.sentinels
 
 
-def _address(host: str) -> tuple[str, int]:
+def _parse_address(host: str) -> tuple[str, int]:
     name, _, port = host.rpartition(":") if ":" in host else (host, "", "26379")
     return name, int(port)

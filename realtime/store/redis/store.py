@@ -12,20 +12,20 @@ import msgspec
 
 from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
-    Answer,
-    Begun,
-    Card,
-    Change,
-    Events,
-    Kept,
-    Lease,
+    DuplicateWrite,
+    IdempotentRequest,
     NewSession,
-    Once,
-    Repeated,
+    ResponseCheckpoint,
+    RunningResponse,
+    SessionLease,
+    SessionMetadata,
     Snapshot,
-    Spoken,
-    Swept,
-    Written,
+    StoredEvents,
+    StoredResponse,
+    SweepResult,
+    TokenBatch,
+    WriteBatch,
+    WriteResult,
 )
 from continuo.realtime.store.codec import (
     digest,
@@ -33,44 +33,44 @@ from continuo.realtime.store.codec import (
     pack,
     pack_entry,
     pack_ids,
-    pack_kept,
+    pack_response,
     unpack,
     unpack_entry,
-    unpack_kept,
+    unpack_response,
 )
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import (
-    Conflict,
-    SessionBehind,
+    IdempotencyConflict,
+    OwnershipLost,
+    ResponseNotFound,
+    SessionDataLost,
     SessionEnded,
     SessionExists,
-    StaleFence,
-    StoreLost,
-    UnknownAnswer,
-    UnknownSession,
+    SessionNotFound,
+    StoreReplaced,
 )
-from continuo.realtime.store.keys import kept_key, session_keys
-from continuo.realtime.store.redis.client import RedisServer
+from continuo.realtime.store.keys import response_key, session_keys
+from continuo.realtime.store.redis.client import RedisClient
 
 
 class RedisStore:
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
         """Raises StoreRefused for a Redis that could drop what it was given, StoreUnavailable."""
-        store = cls(RedisServer(url, durability))
+        store = cls(RedisClient(url, durability))
         try:
-            async with store._server.opening():
-                await store._server.examine()
+            async with store._client.opening():
+                await store._client.examine()
                 store._epoch = await store._read_epoch()
         except BaseException:
             await store.aclose()
             raise
-        store._server.doubtful = False
-        store._server.watch()
+        store._client.needs_examination = False
+        store._client.start_probing()
         return store
 
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
+    def __init__(self, client: RedisClient) -> None:
+        self._client = client
         self._epoch = ""
 
     @property
@@ -78,63 +78,67 @@ class RedisStore:
         return self._epoch
 
     @property
-    def there(self) -> bool:
-        return self._server.there
+    def is_available(self) -> bool:
+        return self._client.is_available
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         return True
 
     async def aclose(self) -> None:
-        await self._server.aclose()
+        await self._client.aclose()
 
     async def check(self) -> None:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            await self._verify()
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            await self._verify_epoch()
 
     # ------------------------------------------------------------ sessions
 
-    async def create(self, new: NewSession) -> Lease:
-        async with self._server.bounded():
-            await self._settle_doubts()
+    async def create(self, new: NewSession) -> SessionLease:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(new.id)
-            for_ms = int(new.hold_s * 1000)
-            deadline = await self._server.run("index", (keys.DEADLINES,), (new.id, for_ms))
+            for_ms = int(new.ttl_s * 1000)
+            deadline = await self._client.run_script(
+                "index", (keys.DEADLINES_KEY,), (new.id, for_ms)
+            )
             args = (new.owner, new.tenant, new.secret, deadline, pack(new.state))
-            reply = await self._server.run("create", (names.meta, names.state), args)
+            reply = await self._client.run_script("create", (names.meta, names.state), args)
             if reply[0] == b"ended":
                 raise SessionEnded(new.id)
             if reply[0] == b"exists":
                 raise SessionExists(new.id)
-            return Lease(new.id, new.owner, int(reply[1]), self._epoch)
+            return SessionLease(new.id, new.owner, int(reply[1]), self._epoch)
 
-    async def find(self, session: str) -> Card | None:
-        async with self._server.bounded():
-            await self._settle_doubts()
+    async def find(self, session: str) -> SessionMetadata | None:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(session)
-            reply = await self._server.run("find", (names.meta, names.log))
+            reply = await self._client.run_script("find", (names.meta, names.log))
             if reply[0] == b"unknown":
-                await self._verify()
+                await self._verify_epoch()
                 return None
-            return _card(session, reply[1], reply[2])
+            return _parse_metadata(session, reply[1], reply[2])
 
     async def load(self, session: str) -> Snapshot | None:
-        async with self._server.bounded():
-            await self._settle_doubts()
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(session)
             which = (names.meta, names.state, names.log, names.running, names.events)
-            reply = await self._server.run("load", which)
+            reply = await self._client.run_script("load", which)
             if reply[0] == b"unknown":
-                await self._verify()
+                await self._verify_epoch()
                 return None
         _, card, position, state, next_event, log, running, events = reply
         return Snapshot(
-            card=_card(session, card, position),
+            metadata=_parse_metadata(session, card, position),
             state=unpack(state),
-            log=tuple(unpack_entry(entry) for entry in log),
-            answers=_answers(running),
-            events=Events(int(next_event) - len(events), tuple(unpack(body) for body in events)),
+            entries=tuple(unpack_entry(entry) for entry in log),
+            running_responses=_parse_running_responses(running),
+            events=StoredEvents(
+                int(next_event) - len(events), tuple(unpack(body) for body in events)
+            ),
         )
 
     async def claim(
@@ -142,64 +146,69 @@ class RedisStore:
         session: str,
         owner: str,
         *,
-        hold_s: float,
-        seen: int | None = None,
+        ttl_s: float,
+        expected_fence: int | None = None,
         secret: bytes | None = None,
-    ) -> Lease:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            args = (owner, int(hold_s * 1000), "" if seen is None else seen, secret or b"")
-            reply = await self._server.run("claim", (session_keys(session).meta,), args)
+    ) -> SessionLease:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            args = (
+                owner,
+                int(ttl_s * 1000),
+                "" if expected_fence is None else expected_fence,
+                secret or b"",
+            )
+            reply = await self._client.run_script("claim", (session_keys(session).meta,), args)
             if reply[0] == b"unknown":
-                await self._verify()
-                raise UnknownSession(session)
+                await self._verify_epoch()
+                raise SessionNotFound(session)
             if reply[0] == b"stale":
-                raise StaleFence(session, reply[1].decode())
-            await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
-            return Lease(session, owner, int(reply[1]), self._epoch)
+                raise OwnershipLost(session, reply[1].decode())
+            await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
+            return SessionLease(session, owner, int(reply[1]), self._epoch)
 
-    async def confirm(self, lease: Lease) -> None:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            await self._fenced("confirm", lease, (session_keys(lease.session).meta,), ())
+    async def confirm(self, lease: SessionLease) -> None:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            await self._run_fenced("confirm", lease, (session_keys(lease.session).meta,), ())
 
-    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
-        async with self._server.bounded():
-            await self._settle_doubts()
+    async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             names = session_keys(lease.session)
-            args = (int(for_s * 1000), int(parked))
-            reply = await self._fenced("hold", lease, (names.meta, names.once), args)
-            await self._server.do("ZADD", keys.DEADLINES, reply[1], lease.session)
+            args = (int(ttl_s * 1000), int(is_parked))
+            reply = await self._run_fenced("hold", lease, (names.meta, names.once), args)
+            await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[1], lease.session)
 
-    async def close(self, lease: Lease) -> None:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            args = (int(keys.ENDED_S * 1000),)
+    async def delete(self, lease: SessionLease) -> None:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            args = (int(keys.TOMBSTONE_S * 1000),)
             try:
-                reply = await self._fenced("close", lease, session_keys(lease.session), args)
-            except (UnknownSession, SessionEnded):
+                reply = await self._run_fenced("close", lease, session_keys(lease.session), args)
+            except (SessionNotFound, SessionEnded):
                 return
-            await self._server.do("ZADD", keys.DEADLINES, reply[2], lease.session)
+            await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], lease.session)
 
-    async def end(self, session: str) -> int:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            args = (int(keys.ENDED_S * 1000),)
-            reply = await self._server.run("end", session_keys(session), args)
+    async def force_delete(self, session: str) -> int:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            args = (int(keys.TOMBSTONE_S * 1000),)
+            reply = await self._client.run_script("end", session_keys(session), args)
             if reply[0] == b"unknown":
-                await self._verify()
-                raise UnknownSession(session)
-            await self._server.do("ZADD", keys.DEADLINES, reply[2], session)
+                await self._verify_epoch()
+                raise SessionNotFound(session)
+            await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], session)
             return int(reply[1])
 
-    async def sweep(self, limit: int) -> Swept:
-        async with self._server.bounded():
-            await self._settle_doubts()
+    async def sweep(self, limit: int) -> SweepResult:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
             limit = min(limit, keys.SWEEP_MAX)
-            due = await self._server.run("due", (keys.DEADLINES,), (limit,))
+            due = await self._client.run_script("due", (keys.DEADLINES_KEY,), (limit,))
             sessions = [session.decode() for session in due]
             calls = ((session_keys(session), ()) for session in sessions)
-            replies = await self._server.run_many("expire", calls)
+            replies = await self._client.run_script_batch("expire", calls)
             # The index may be too early, or point to nothing: the session's own deadline counts.
             over, later, expired = list[str](), list[str](), list[str]()
             for session, reply in zip(sessions, replies, strict=True):
@@ -212,185 +221,195 @@ class RedisStore:
                     case _:
                         over.append(session)
             if later:
-                await self._server.do("ZADD", keys.DEADLINES, *later)
+                await self._client.execute("ZADD", keys.DEADLINES_KEY, *later)
             if over:
-                await self._server.do("ZREM", keys.DEADLINES, *over)
-        return Swept(len(sessions), expired)
+                await self._client.execute("ZREM", keys.DEADLINES_KEY, *over)
+        return SweepResult(len(sessions), expired)
 
     # ------------------------------------------------------------ writing
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         names = session_keys(lease.session)
-        args = _change_args(change)
-        async with self._server.bounded():
-            await self._settle_doubts()
-            reply = await self._fenced("write", lease, names, args)
+        args = _make_write_args(batch)
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            reply = await self._run_fenced("write", lease, names, args)
         if reply[0] == b"repeated":
-            return Repeated(reply[1])
+            return DuplicateWrite(reply[1])
         if reply[0] == b"conflict":
-            assert change.once is not None, "only a key conflicts"
-            raise Conflict(change.once.key)
-        return Written(int(reply[1]), int(reply[2]))
+            assert batch.request is not None, "only a key conflicts"
+            raise IdempotencyConflict(batch.request.key)
+        return WriteResult(int(reply[1]), int(reply[2]))
 
-    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
+    async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         names = session_keys(lease.session)
-        args = (digest(once.key.encode()), digest(once.content))
-        async with self._server.bounded():
-            await self._settle_doubts()
-            reply = await self._fenced("repeated", lease, (names.meta, names.once), args)
+        args = (digest(request.key.encode()), digest(request.content))
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            reply = await self._run_fenced("repeated", lease, (names.meta, names.once), args)
         if reply[0] == b"conflict":
-            raise Conflict(once.key)
+            raise IdempotencyConflict(request.key)
         return reply[1] if reply[0] == b"repeated" else None
 
-    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
-        names, args = _journal(Spoken(lease, answer, first, ids))
-        async with self._server.bounded():
-            await self._settle_doubts()
-            reply = await self._fenced("journal", lease, names, args)
+    async def journal(
+        self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
+    ) -> int:
+        names, args = _make_journal_args(TokenBatch(lease, response_id, first, ids))
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            reply = await self._run_fenced("journal", lease, names, args)
         if reply[0] == b"no answer":
-            raise UnknownAnswer(answer)
+            raise ResponseNotFound(response_id)
         return int(reply[1])
 
-    async def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            ours = [one.lease.store == self._epoch for one in spoken]
+    async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            ours = [one.lease.store_epoch == self._epoch for one in batches]
             calls = (
                 (names, (one.lease.owner, one.lease.fence, *args))
-                for one in compress(spoken, ours)
-                for names, args in (_journal(one),)
+                for one in compress(batches, ours)
+                for names, args in (_make_journal_args(one),)
             )
-            replies = iter(await self._server.run_many("journal", calls))
-        return [_said(next(replies)) if one else None for one in ours]
+            replies = iter(await self._client.run_script_batch("journal", calls))
+        return [_parse_journal_reply(next(replies)) if one else None for one in ours]
 
     # ------------------------------------------------------------ responses
 
-    async def keep(self, kept: Kept, for_s: float) -> None:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            for_ms = max(1, int(for_s * 1000))
-            await self._server.do("SET", kept_key(kept.id), pack_kept(kept), "PX", for_ms)
+    async def put_response(self, response: StoredResponse, ttl_s: float) -> None:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            for_ms = max(1, int(ttl_s * 1000))
+            await self._client.execute(
+                "SET", response_key(response.id), pack_response(response), "PX", for_ms
+            )
 
-    async def kept(self, response: str) -> Kept | None:
-        async with self._server.bounded():
-            await self._settle_doubts()
-            packed = await self._server.do("GET", kept_key(response))
+    async def find_response(self, response_id: str) -> StoredResponse | None:
+        async with self._client.bounded():
+            await self._reexamine_after_outage()
+            packed = await self._client.execute("GET", response_key(response_id))
             if packed is None:
-                await self._verify()
+                await self._verify_epoch()
                 return None
-            return unpack_kept(response, packed)
+            return unpack_response(response_id, packed)
 
     # ------------------------------------------------------------ inside
 
-    async def _fenced(
-        self, script: str, lease: Lease, names: Sequence[str], args: Sequence[Any]
+    async def _run_fenced(
+        self, script: str, lease: SessionLease, names: Sequence[str], args: Sequence[Any]
     ) -> Any:
-        self._same_store(lease)
-        reply = await self._server.run(script, names, (lease.owner, lease.fence, *args))
+        self._check_store_epoch(lease)
+        reply = await self._client.run_script(script, names, (lease.owner, lease.fence, *args))
         match reply[0]:
             case b"unknown":
-                await self._verify()
-                self._same_store(lease)  # another call may have noticed first
-                raise UnknownSession(lease.session)
+                await self._verify_epoch()
+                self._check_store_epoch(lease)  # another call may have noticed first
+                raise SessionNotFound(lease.session)
             case b"ended":
                 raise SessionEnded(lease.session)
             case b"stale":
-                raise StaleFence(lease.session, reply[1].decode())
+                raise OwnershipLost(lease.session, reply[1].decode())
             case b"behind":
-                raise SessionBehind(lease.session, reply[1].decode())
+                raise SessionDataLost(lease.session, reply[1].decode())
             case _:
                 return reply
 
-    def _same_store(self, lease: Lease) -> None:
-        if lease.store != self._epoch:
-            raise StoreLost(f"session {lease.session} was in another store")
+    def _check_store_epoch(self, lease: SessionLease) -> None:
+        if lease.store_epoch != self._epoch:
+            raise StoreReplaced(f"session {lease.session} was in another store")
 
-    async def _settle_doubts(self) -> None:
+    async def _reexamine_after_outage(self) -> None:
         """After an outage it may be another Redis, or an empty one."""
-        if self._server.doubtful:
-            await self._server.examine()
-            self._server.doubtful = False
-            await self._verify()
+        if self._client.needs_examination:
+            await self._client.examine()
+            self._client.needs_examination = False
+            await self._verify_epoch()
 
-    async def _verify(self) -> None:
+    async def _verify_epoch(self) -> None:
         found = await self._read_epoch()
         if found != self._epoch:
             lost, self._epoch = self._epoch, found
-            raise StoreLost(f"this is not the store it was: {lost} is gone")
+            raise StoreReplaced(f"this is not the store it was: {lost} is gone")
 
     async def _read_epoch(self) -> str:
-        found = await self._server.do("GET", keys.EPOCH)
+        found = await self._client.execute("GET", keys.EPOCH_KEY)
         if found is None:
-            await self._server.do("SET", keys.EPOCH, secrets.token_hex(16), "NX")
-            found = await self._server.do("GET", keys.EPOCH)
+            await self._client.execute("SET", keys.EPOCH_KEY, secrets.token_hex(16), "NX")
+            found = await self._client.execute("GET", keys.EPOCH_KEY)
         return found.decode()
 
 
-def _card(session: str, fields: Sequence[bytes], position: int) -> Card:
+def _parse_metadata(session: str, fields: Sequence[bytes], position: int) -> SessionMetadata:
     tenant, secret, owner, fence, epoch, parked, created_ms, deadline_ms = fields
-    return Card(
+    return SessionMetadata(
         id=session,
         tenant=tenant.decode(),
         secret=secret,
         owner=owner.decode(),
         fence=int(fence),
         epoch=int(epoch),
-        position=position,
-        parked=parked == b"1",
+        entry_count=position,
+        is_parked=parked == b"1",
         created_ms=int(created_ms),
         deadline_ms=int(deadline_ms),
     )
 
 
-def _answers(running: Sequence[bytes]) -> tuple[Answer, ...]:
+def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
     """ID → Begun; ID:FIRST → ids. ID# is the script's own."""
-    begun: dict[str, Begun] = {}
+    begun: dict[str, ResponseCheckpoint] = {}
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     for field, value in zip(running[::2], running[1::2], strict=True):
         name, colon, first = field.decode().partition(":")
         if colon:
             chunks.setdefault(name, []).append((int(first), value))
         elif not name.endswith("#"):
-            begun[name] = msgspec.msgpack.decode(value, type=Begun)
-    return tuple(Answer(begun[name], join_ids(chunks.get(name, []))) for name in sorted(begun))
+            begun[name] = msgspec.msgpack.decode(value, type=ResponseCheckpoint)
+    return tuple(
+        RunningResponse(begun[name], join_ids(chunks.get(name, []))) for name in sorted(begun)
+    )
 
 
-def _journal(spoken: Spoken) -> tuple[Sequence[str], Sequence[Any]]:
+def _make_journal_args(batch: TokenBatch) -> tuple[Sequence[str], Sequence[Any]]:
     """Its keys, and its arguments behind owner and fence."""
-    names, ids = session_keys(spoken.lease.session), spoken.ids
-    args = (spoken.answer, spoken.first, len(ids), pack_ids(ids))
+    names, ids = session_keys(batch.lease.session), batch.ids
+    args = (batch.response_id, batch.first, len(ids), pack_ids(ids))
     return (names.meta, names.running), args
 
 
-def _said(reply: Sequence[Any]) -> int | None:
+def _parse_journal_reply(reply: Sequence[Any]) -> int | None:
     return int(reply[1]) if reply[0] == b"ok" else None
 
 
-def _once_record(once: Once) -> bytes:
-    assert len(once.result) <= keys.ONCE_RESULT_BYTES_MAX, "a result is a few ids"
-    head = digest(once.key.encode()) + digest(once.content)
-    return head + bytes([len(once.result)]) + once.result
+def _pack_request(request: IdempotentRequest) -> bytes:
+    assert len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX, "a result is a few ids"
+    head = digest(request.key.encode()) + digest(request.content)
+    return head + bytes([len(request.result)]) + request.result
 
 
-def _change_args(change: Change) -> list[str | bytes | int]:
+def _make_write_args(batch: WriteBatch) -> list[str | bytes | int]:
     """As write.lua numbers them, from the third on."""
-    once, events = change.once, change.events
-    forgotten = (*change.undone, *(again.key for again in change.again))
+    once, events = batch.request, batch.events
+    forgotten = (*batch.revoked_keys, *(again.key for again in batch.restored_requests))
     return [
-        b"" if once is None else _once_record(once),
-        b"".join(map(_once_record, change.again)),
+        b"" if once is None else _pack_request(once),
+        b"".join(map(_pack_request, batch.restored_requests)),
         b"".join(digest(key.encode()) for key in forgotten),
-        keys.ONCE_BYTES_MAX,
-        "" if change.at is None else change.at,
-        len(change.entries),
-        "" if change.epoch is None else change.epoch,
-        b"" if change.state is None else pack(change.state),
-        len(change.begins),
-        " ".join(change.ends),
-        events.first if events else "",
+        keys.IDEMPOTENCY_BYTES_MAX,
+        "" if batch.kept_entries is None else batch.kept_entries,
+        len(batch.entries),
+        "" if batch.epoch is None else batch.epoch,
+        b"" if batch.state is None else pack(batch.state),
+        len(batch.started_responses),
+        " ".join(batch.ended_responses),
+        events.first_offset if events else "",
         keys.EVENTS_MAX,
         keys.EVENTS_BYTES_MAX,
-        *(pack_entry(entry) for entry in change.entries),
-        *(each for begun in change.begins for each in (begun.id, msgspec.msgpack.encode(begun))),
+        *(pack_entry(entry) for entry in batch.entries),
+        *(
+            each
+            for begun in batch.started_responses
+            for each in (begun.id, msgspec.msgpack.encode(begun))
+        ),
         *(pack(body) for body in (events.bodies if events else ())),
     ]

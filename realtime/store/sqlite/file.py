@@ -13,7 +13,7 @@ from continuo.realtime.store.durability import Durability
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE store (epoch TEXT NOT NULL);
 CREATE TABLE sessions (
@@ -64,12 +64,12 @@ def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
     db.execute("PRAGMA foreign_keys = ON")
     with transaction(db):
         version = db.execute("PRAGMA user_version").fetchone()[0]
-        if version not in (0, VERSION):
-            raise sqlite3.DatabaseError(f"its layout is version {version}, not {VERSION}")
+        if version not in (0, SCHEMA_VERSION):
+            raise sqlite3.DatabaseError(f"its layout is version {version}, not {SCHEMA_VERSION}")
         if version == 0:
             for statement in SCHEMA.split(";"):
                 db.execute(statement)
-            db.execute(f"PRAGMA user_version = {VERSION}")
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
             make_epoch(db)
     return db
 
@@ -79,7 +79,7 @@ Inode = tuple[int, int]
 Inodes = tuple[Inode | None, ...]
 
 
-class StoreFile:
+class SqliteFile:
     """The open file, which may be deleted or replaced under a running server. SQLite goes on with
     the one that it opened, which nothing will ever open again."""
 
@@ -90,55 +90,55 @@ class StoreFile:
         if self._path is not None:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.db = connect(self._path, durability)
-        self._names = self._files()
-        self._inodes: Inodes | None = self._found()
+        self._paths = self._find_paths()
+        self._inodes: Inodes | None = self._stat_inodes()
 
-    def in_place(self) -> bool:
+    def is_in_place(self) -> bool:
         """Whether what was committed is in the file that the next start will open."""
-        return self._found() == self._inodes
+        return self._stat_inodes() == self._inodes
 
     def reopen(self) -> bool:
         """Open the file that is at the path now, which is made where there is none, with an epoch
         of its own: each lease of the old file is lost. Returns whether nothing is, as only the
         write-ahead log was deleted. Raises OSError, sqlite3.Error; then try again."""
-        whole = self._leave()
+        whole = self._close_replaced()
         self.db = connect(self._path, self._durability)
-        self._names = self._files()
+        self._paths = self._find_paths()
         if not whole:
             with transaction(self.db):
                 self.db.execute("DELETE FROM store")
                 make_epoch(self.db)
-        self._inodes = self._found()
+        self._inodes = self._stat_inodes()
         return whole
 
-    def _leave(self) -> bool:
+    def _close_replaced(self) -> bool:
         """Close the old file, complete: its write-ahead log must not be applied to another one.
         Returns whether it is at the path still, and has everything."""
         if self._inodes is None:  # it was left before, and no other one could be opened
-            return self._close(whole=False)
-        (file, log_file), inodes = self._names, self._inodes
-        moved = _inode(file) != inodes[0]
-        copied = (moved or _inode(log_file) is None) and self._copy_log()
+            return self._close(is_complete=False)
+        (file, log_file), inodes = self._paths, self._inodes
+        moved = _stat_inode(file) != inodes[0]
+        copied = (moved or _stat_inode(log_file) is None) and self._checkpoint()
         if copied and not moved:
             log.warning("%s was deleted; nothing is lost", log_file)
-            return self._close(whole=True)
-        if moved and not copied and _inode(log_file) == inodes[1]:
+            return self._close(is_complete=True)
+        if moved and not copied and _stat_inode(log_file) == inodes[1]:
             os.unlink(log_file)
         log.warning(
             "%s was deleted or replaced. It had %s sessions: those that this process has open are "
             "written again, into the file that is there now. Sessions that wait in the store "
             "alone, and stored responses, are lost unless they are in that file",
             file,
-            self._count(),
+            self._count_sessions(),
         )
-        return self._close(whole=False)
+        return self._close(is_complete=False)
 
-    def _close(self, *, whole: bool) -> bool:
+    def _close(self, *, is_complete: bool) -> bool:
         self._inodes = None
         self.db.close()
-        return whole
+        return is_complete
 
-    def _copy_log(self) -> bool:
+    def _checkpoint(self) -> bool:
         """Whether all of the write-ahead log is in the file now, and the log empty."""
         try:
             busy, _, _ = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -146,14 +146,14 @@ class StoreFile:
             return False
         return not busy
 
-    def _count(self) -> str:
+    def _count_sessions(self) -> str:
         try:
             (count,) = self.db.execute("SELECT count(*) FROM sessions WHERE owner <> ''").fetchone()
         except sqlite3.Error:
             return "an unknown number of"
         return f"{count:,}"
 
-    def _files(self) -> tuple[str, ...]:
+    def _find_paths(self) -> tuple[str, ...]:
         """The database and its write-ahead log. SQLite follows a link to the database, and has the
         log beside what that points to."""
         if self._path is None:
@@ -161,14 +161,14 @@ class StoreFile:
         real = self.db.execute("PRAGMA database_list").fetchone()[2]
         return str(self._path), f"{real}-wal"
 
-    def _found(self) -> Inodes:
-        return tuple(map(_inode, self._names))
+    def _stat_inodes(self) -> Inodes:
+        return tuple(map(_stat_inode, self._paths))
 
 
-def _inode(name: str) -> Inode | None:
+def _stat_inode(path: str) -> Inode | None:
     """Returns None if there is no such file, or none that can be looked at."""
     try:
-        found = os.stat(name)
+        found = os.stat(path)
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -13,28 +13,28 @@ from typing import Any, Self, TypeVar
 
 from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
-    Card,
-    Change,
-    Kept,
-    Lease,
+    DuplicateWrite,
+    IdempotentRequest,
     NewSession,
-    Once,
-    Repeated,
+    SessionLease,
+    SessionMetadata,
     Snapshot,
-    Spoken,
-    Swept,
-    Written,
+    StoredResponse,
+    SweepResult,
+    TokenBatch,
+    WriteBatch,
+    WriteResult,
 )
 from continuo.realtime.store.durability import Durability
-from continuo.realtime.store.errors import StoreRefused, StoreUnavailable
-from continuo.realtime.store.health_probe import Pulse
-from continuo.realtime.store.sqlite.file import StoreFile
-from continuo.realtime.store.sqlite.tables import Clock, Tables
+from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
+from continuo.realtime.store.health_probe import HealthProbe
+from continuo.realtime.store.sqlite.file import SqliteFile
+from continuo.realtime.store.sqlite.tables import Tables, WallClock
 from continuo.realtime.store.sqlite.worker import Worker
 
 T = TypeVar("T")
 
-ROOM_BYTES = 256 * 1024
+FREE_BYTES_MIN = 256 * 1024
 """Room that a store needs which had none, before it counts as healthy again: with room for a row
 alone it would refuse the next message, and so on in turns."""
 
@@ -42,43 +42,43 @@ alone it would refuse the next message, and so on in turns."""
 class SqliteStore:
     @classmethod
     async def open(
-        cls, file: Path | None, durability: Durability = "normal", clock: Clock = time.time
+        cls, file: Path | None, durability: Durability = "normal", clock: WallClock = time.time
     ) -> Self:
         """None: in memory. Raises StoreRefused."""
         try:
-            opened = await asyncio.to_thread(StoreFile, file, durability)
+            opened = await asyncio.to_thread(SqliteFile, file, durability)
         except (OSError, sqlite3.Error) as error:
-            raise StoreRefused(
+            raise StoreUnusable(
                 f"the store {file or 'in memory'} cannot be used: {error}"
             ) from error
         store = cls(opened, clock)
-        store._pulse.watch()
+        store._health_probe.start()
         return store
 
-    def __init__(self, file: StoreFile, clock: Clock) -> None:
+    def __init__(self, file: SqliteFile, clock: WallClock) -> None:
         self._tables = Tables(file.db, clock)
-        self._worker = Worker(file, lambda: self._tables.reopened(file.db))
-        self._pulse = Pulse("The store", self._probe)
+        self._worker = Worker(file, lambda: self._tables.reopen(file.db))
+        self._health_probe = HealthProbe("The store", self._write_probe)
 
     @property
     def epoch(self) -> str:
         return self._tables.epoch
 
     @property
-    def there(self) -> bool:
-        return self._pulse.there
+    def is_available(self) -> bool:
+        return self._health_probe.is_healthy
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         return False
 
     async def check(self) -> None:
         await self._run(self._tables.verify)
 
-    async def create(self, new: NewSession) -> Lease:
+    async def create(self, new: NewSession) -> SessionLease:
         return await self._run(self._tables.create, new)
 
-    async def find(self, session: str) -> Card | None:
+    async def find(self, session: str) -> SessionMetadata | None:
         return await self._run(self._tables.find, session)
 
     async def load(self, session: str) -> Snapshot | None:
@@ -89,59 +89,61 @@ class SqliteStore:
         session: str,
         owner: str,
         *,
-        hold_s: float,
-        seen: int | None = None,
+        ttl_s: float,
+        expected_fence: int | None = None,
         secret: bytes | None = None,
-    ) -> Lease:
-        return await self._run(self._tables.claim, session, owner, hold_s, seen, secret)
+    ) -> SessionLease:
+        return await self._run(self._tables.claim, session, owner, ttl_s, expected_fence, secret)
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
-        return await self._run(self._tables.write, lease, change)
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
+        return await self._run(self._tables.write, lease, batch)
 
-    async def repeated(self, lease: Lease, once: Once) -> bytes | None:
-        return await self._run(self._tables.repeated, lease, once)
+    async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
+        return await self._run(self._tables.find_result, lease, request)
 
-    async def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
-        return await self._run(self._tables.journal, lease, answer, first, ids)
+    async def journal(
+        self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
+    ) -> int:
+        return await self._run(self._tables.journal, lease, response_id, first, ids)
 
-    async def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
-        return await self._run(self._tables.journal_all, spoken)
+    async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
+        return await self._run(self._tables.journal_all, batches)
 
-    async def confirm(self, lease: Lease) -> None:
+    async def confirm(self, lease: SessionLease) -> None:
         await self._run(self._tables.confirm, lease)
 
-    async def hold(self, lease: Lease, for_s: float, *, parked: bool) -> None:
-        await self._run(self._tables.hold, lease, for_s, parked)
+    async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
+        await self._run(self._tables.extend_deadline, lease, ttl_s, is_parked)
 
-    async def close(self, lease: Lease) -> None:
-        await self._run(self._tables.close, lease)
+    async def delete(self, lease: SessionLease) -> None:
+        await self._run(self._tables.delete, lease)
 
-    async def end(self, session: str) -> int:
-        return await self._run(self._tables.end, session)
+    async def force_delete(self, session: str) -> int:
+        return await self._run(self._tables.force_delete, session)
 
-    async def sweep(self, limit: int) -> Swept:
+    async def sweep(self, limit: int) -> SweepResult:
         return await self._run(self._tables.sweep, min(limit, keys.SWEEP_MAX))
 
-    async def keep(self, kept: Kept, for_s: float) -> None:
-        await self._run(self._tables.keep, kept, for_s)
+    async def put_response(self, response: StoredResponse, ttl_s: float) -> None:
+        await self._run(self._tables.put_response, response, ttl_s)
 
-    async def kept(self, response: str) -> Kept | None:
-        return await self._run(self._tables.kept, response)
+    async def find_response(self, response_id: str) -> StoredResponse | None:
+        return await self._run(self._tables.find_response, response_id)
 
     async def aclose(self) -> None:
-        await self._pulse.aclose()
+        await self._health_probe.aclose()
         await self._worker.aclose()
 
-    async def _probe(self) -> None:
+    async def _write_probe(self) -> None:
         """Write to the disk; after a failure also as much as makes room for what failed."""
-        await self._run(self._tables.touch)
-        if not self._pulse.there:
-            await self._run(self._tables.fill, ROOM_BYTES)
-            await self._run(self._tables.unfill)
+        await self._run(self._tables.write_page)
+        if not self._health_probe.is_healthy:
+            await self._run(self._tables.reserve_space, FREE_BYTES_MIN)
+            await self._run(self._tables.release_space)
 
     async def _run(self, call: Callable[..., T], *args: Any) -> T:
         try:
             return await self._worker.run(call, *args)
         except StoreUnavailable as error:
-            self._pulse.lost(str(error))
+            self._health_probe.report_failure(str(error))
             raise

@@ -9,21 +9,21 @@ import msgspec
 
 from continuo.realtime.store import keys
 from continuo.realtime.store.base import (
-    Answer,
-    Begun,
-    Card,
-    Change,
+    DuplicateWrite,
     Entry,
-    Events,
-    Kept,
-    Lease,
+    IdempotentRequest,
     NewSession,
-    Once,
-    Repeated,
+    ResponseCheckpoint,
+    RunningResponse,
+    SessionLease,
+    SessionMetadata,
     Snapshot,
-    Spoken,
-    Swept,
-    Written,
+    StoredEvents,
+    StoredResponse,
+    SweepResult,
+    TokenBatch,
+    WriteBatch,
+    WriteResult,
 )
 from continuo.realtime.store.codec import (
     digest,
@@ -31,41 +31,41 @@ from continuo.realtime.store.codec import (
     pack,
     pack_entry,
     pack_ids,
-    pack_kept,
+    pack_response,
     unpack,
     unpack_entry,
-    unpack_kept,
+    unpack_response,
 )
 from continuo.realtime.store.errors import (
-    Conflict,
-    SessionBehind,
+    IdempotencyConflict,
+    OwnershipLost,
+    ResponseNotFound,
+    SessionDataLost,
     SessionEnded,
     SessionExists,
-    StaleFence,
+    SessionNotFound,
     StoreError,
-    StoreLost,
-    UnknownAnswer,
-    UnknownSession,
+    StoreReplaced,
 )
 from continuo.realtime.store.sqlite.file import make_epoch, read_epoch
 
-Clock = Callable[[], float]
+WallClock = Callable[[], float]
 """Seconds since 1970."""
 
-_NOBODY = ""
+_NO_OWNER = ""
 """Owns a session that was ended."""
-_PROBE = "probe"
-_ONCE_RECORD_BYTES = 17
+_PROBE_ID = "probe"
+_REQUEST_OVERHEAD_BYTES = 17
 """Beside the result; counted as Redis holds it, so that both forget alike."""
 
 
 class Tables:
-    def __init__(self, db: sqlite3.Connection, clock: Clock) -> None:
+    def __init__(self, db: sqlite3.Connection, clock: WallClock) -> None:
         self._db = db
         self._clock = clock
         self.epoch = read_epoch(db) or ""
 
-    def reopened(self, db: sqlite3.Connection) -> None:
+    def reopen(self, db: sqlite3.Connection) -> None:
         """Go on with another file, or with the same one anew."""
         self._db = db
         self.epoch = read_epoch(db) or ""
@@ -73,10 +73,10 @@ class Tables:
     def _execute(self, sql: str, *values: object) -> sqlite3.Cursor:
         return self._db.execute(sql, values)
 
-    def _one(self, sql: str, *values: object) -> tuple[Any, ...] | None:
+    def _fetch_one(self, sql: str, *values: object) -> tuple[Any, ...] | None:
         return self._execute(sql, *values).fetchone()
 
-    def _in_ms(self, for_s: float) -> int:
+    def _ms_from_now(self, for_s: float) -> int:
         return int((self._clock() + for_s) * 1000)
 
     def verify(self) -> None:
@@ -84,94 +84,94 @@ class Tables:
         found = read_epoch(self._db)
         if found != self.epoch:
             lost, self.epoch = self.epoch, found or make_epoch(self._db)
-            raise StoreLost(f"this is not the store it was: {lost} is gone")
+            raise StoreReplaced(f"this is not the store it was: {lost} is gone")
 
     # ------------------------------------------------------------ health
 
-    def touch(self) -> None:
+    def write_page(self) -> None:
         """Write a page to the disk, and change nothing. SQLite skips an update that does not
         change the row: so it is changed, and back."""
         self._execute("UPDATE store SET epoch = epoch || '-'")
         self._execute("UPDATE store SET epoch = substr(epoch, 1, length(epoch) - 1)")
 
-    def fill(self, size: int) -> None:
+    def reserve_space(self, size: int) -> None:
         """Write so many bytes more, as a response whose time is over."""
         sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
-        self._execute(sql, _PROBE, size)
+        self._execute(sql, _PROBE_ID, size)
 
-    def unfill(self) -> None:
+    def release_space(self) -> None:
         """Only when it is committed is it known that there was room."""
-        self._execute("DELETE FROM kept WHERE id = ?", _PROBE)
+        self._execute("DELETE FROM kept WHERE id = ?", _PROBE_ID)
 
     # ------------------------------------------------------------ leases
 
-    def _missing(self, session: str) -> UnknownSession:
+    def _make_not_found(self, session: str) -> SessionNotFound:
         self.verify()
-        return UnknownSession(session)
+        return SessionNotFound(session)
 
-    def _fenced(self, lease: Lease) -> tuple[int, int]:
+    def _check_lease(self, lease: SessionLease) -> tuple[int, int]:
         """Position and next event, if the lease still holds."""
-        if lease.store != self.epoch:
-            raise StoreLost(f"session {lease.session} was in another store")
-        row = self._one(
+        if lease.store_epoch != self.epoch:
+            raise StoreReplaced(f"session {lease.session} was in another store")
+        row = self._fetch_one(
             "SELECT owner, fence, position, next_event FROM sessions WHERE id = ?", lease.session
         )
         if row is None:
-            raise self._missing(lease.session)
+            raise self._make_not_found(lease.session)
         owner, fence, position, next_event = row
-        if owner == _NOBODY:
+        if owner == _NO_OWNER:
             raise SessionEnded(lease.session)
         if (owner, fence) != (lease.owner, lease.fence):
             if fence < lease.fence:
-                raise SessionBehind(lease.session, f"fence {fence}, not {lease.fence}")
-            raise StaleFence(lease.session, owner)
+                raise SessionDataLost(lease.session, f"fence {fence}, not {lease.fence}")
+            raise OwnershipLost(lease.session, owner)
         return position, next_event
 
     # ------------------------------------------------------------ sessions
 
-    def create(self, new: NewSession) -> Lease:
-        row = self._one(
+    def create(self, new: NewSession) -> SessionLease:
+        row = self._fetch_one(
             "SELECT owner, secret, fence FROM sessions WHERE id = ? AND position = 0", new.id
         )
         if row is not None and row[:2] == (new.owner, new.secret):
-            return Lease(new.id, new.owner, row[2], self.epoch)
+            return SessionLease(new.id, new.owner, row[2], self.epoch)
         self.verify()
-        now = self._in_ms(0)
+        now = self._ms_from_now(0)
         values = (new.id, new.tenant, new.secret, new.owner, now, 0, 0, now)
         try:
             self._execute(
                 "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)",
                 *values,
-                self._in_ms(new.hold_s),
+                self._ms_from_now(new.ttl_s),
                 pack(new.state),
             )
         except sqlite3.IntegrityError as error:
-            there = self._one("SELECT owner FROM sessions WHERE id = ?", new.id)
-            ended = there == (_NOBODY,)
+            there = self._fetch_one("SELECT owner FROM sessions WHERE id = ?", new.id)
+            ended = there == (_NO_OWNER,)
             raise (SessionEnded(new.id) if ended else SessionExists(new.id)) from error
-        return Lease(new.id, new.owner, now, self.epoch)
+        return SessionLease(new.id, new.owner, now, self.epoch)
 
-    def find(self, session: str) -> Card | None:
-        row = self._one(
+    def find(self, session: str) -> SessionMetadata | None:
+        row = self._fetch_one(
             "SELECT tenant, secret, owner, fence, epoch, position, parked, created_ms, deadline_ms "
             "FROM sessions WHERE id = ? AND deadline_ms > ? AND owner <> ?",
             session,
-            self._in_ms(0),
-            _NOBODY,
+            self._ms_from_now(0),
+            _NO_OWNER,
         )
         if row is None:
             self.verify()
             return None
         tenant, secret, owner, fence, epoch, position, parked, created_ms, deadline_ms = row
-        return Card(
+        return SessionMetadata(
             id=session,
             tenant=tenant,
             secret=secret,
             owner=owner,
             fence=fence,
             epoch=epoch,
-            position=position,
-            parked=bool(parked),
+            entry_count=position,
+            is_parked=bool(parked),
             created_ms=created_ms,
             deadline_ms=deadline_ms,
         )
@@ -180,85 +180,96 @@ class Tables:
         card = self.find(session)
         if card is None:
             return None
-        row = self._one("SELECT state, next_event FROM sessions WHERE id = ?", session)
+        row = self._fetch_one("SELECT state, next_event FROM sessions WHERE id = ?", session)
         assert row is not None, "a card has a session"
         log = self._execute("SELECT packed FROM entries WHERE session = ? ORDER BY n", session)
         events = self._execute("SELECT packed FROM events WHERE session = ? ORDER BY n", session)
         bodies = tuple(unpack(packed) for (packed,) in events)
         return Snapshot(
-            card=card,
+            metadata=card,
             state=unpack(row[0]),
-            log=tuple(unpack_entry(packed) for (packed,) in log),
-            answers=tuple(self._answers(session)),
-            events=Events(row[1] - len(bodies), bodies),
+            entries=tuple(unpack_entry(packed) for (packed,) in log),
+            running_responses=tuple(self._load_responses(session)),
+            events=StoredEvents(row[1] - len(bodies), bodies),
         )
 
-    def _answers(self, session: str) -> Iterator[Answer]:
+    def _load_responses(self, session: str) -> Iterator[RunningResponse]:
         rows = self._execute("SELECT id, begun FROM answers WHERE session = ? ORDER BY id", session)
         for answer, begun in rows.fetchall():
             said = self._execute(
                 "SELECT first, ids FROM said WHERE session = ? AND answer = ?", session, answer
             )
-            yield Answer(msgspec.msgpack.decode(begun, type=Begun), join_ids(said.fetchall()))
+            yield RunningResponse(
+                msgspec.msgpack.decode(begun, type=ResponseCheckpoint), join_ids(said.fetchall())
+            )
 
     def claim(
-        self, session: str, owner: str, hold_s: float, seen: int | None, secret: bytes | None
-    ) -> Lease:
-        row = self._one(
+        self,
+        session: str,
+        owner: str,
+        ttl_s: float,
+        expected_fence: int | None,
+        secret: bytes | None,
+    ) -> SessionLease:
+        row = self._fetch_one(
             "UPDATE sessions SET owner = ?, fence = max(fence + 1, ?), parked = 0, "
             "deadline_ms = ?, secret = coalesce(?, secret) WHERE id = ? AND deadline_ms > ? "
             "AND owner <> ? AND fence = coalesce(?, fence) RETURNING fence",
             owner,
-            self._in_ms(0),
-            self._in_ms(hold_s),
+            self._ms_from_now(0),
+            self._ms_from_now(ttl_s),
             secret,
             session,
-            self._in_ms(0),
-            _NOBODY,
-            seen,
+            self._ms_from_now(0),
+            _NO_OWNER,
+            expected_fence,
         )
         if row is None:
             card = self.find(session)
-            raise self._missing(session) if card is None else StaleFence(session, card.owner)
-        return Lease(session, owner, row[0], self.epoch)
+            raise (
+                self._make_not_found(session)
+                if card is None
+                else OwnershipLost(session, card.owner)
+            )
+        return SessionLease(session, owner, row[0], self.epoch)
 
-    def confirm(self, lease: Lease) -> None:
-        self._fenced(lease)
+    def confirm(self, lease: SessionLease) -> None:
+        self._check_lease(lease)
 
-    def hold(self, lease: Lease, for_s: float, parked: bool) -> None:
-        self._fenced(lease)
+    def extend_deadline(self, lease: SessionLease, ttl_s: float, is_parked: bool) -> None:
+        self._check_lease(lease)
         self._execute(
             "UPDATE sessions SET deadline_ms = ?, parked = ? WHERE id = ?",
-            self._in_ms(for_s),
-            parked,
+            self._ms_from_now(ttl_s),
+            is_parked,
             lease.session,
         )
 
-    def close(self, lease: Lease) -> None:
+    def delete(self, lease: SessionLease) -> None:
         try:
-            self._fenced(lease)
-        except (UnknownSession, SessionEnded):
+            self._check_lease(lease)
+        except (SessionNotFound, SessionEnded):
             return
-        self._put_mark(lease.session, lease.fence)
+        self._put_tombstone(lease.session, lease.fence)
 
-    def end(self, session: str) -> int:
+    def force_delete(self, session: str) -> int:
         card = self.find(session)
         if card is None:
-            raise UnknownSession(session)
-        self._put_mark(session, card.fence + 1)
+            raise SessionNotFound(session)
+        self._put_tombstone(session, card.fence + 1)
         return card.fence + 1
 
-    def _put_mark(self, session: str, fence: int) -> None:
+    def _put_tombstone(self, session: str, fence: int) -> None:
         """All that is left of a session is that it was ended."""
         self._execute("DELETE FROM sessions WHERE id = ?", session)
-        now, until = self._in_ms(0), self._in_ms(keys.ENDED_S)
-        values = (session, "", b"", _NOBODY, fence, 0, 0, now, until, b"")
+        now, until = self._ms_from_now(0), self._ms_from_now(keys.TOMBSTONE_S)
+        values = (session, "", b"", _NO_OWNER, fence, 0, 0, now, until, b"")
         self._execute(
             "INSERT INTO sessions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 0, 0, 0)", *values
         )
 
-    def sweep(self, limit: int) -> Swept:
-        now = self._in_ms(0)
+    def sweep(self, limit: int) -> SweepResult:
+        now = self._ms_from_now(0)
         self._execute("DELETE FROM kept WHERE deadline_ms <= ?", now)
         rows = self._execute(
             "DELETE FROM sessions WHERE id IN (SELECT id FROM sessions WHERE deadline_ms <= ? "
@@ -267,78 +278,84 @@ class Tables:
             limit,
         )
         gone = rows.fetchall()
-        return Swept(len(gone), [session for session, owner in gone if owner != _NOBODY])
+        return SweepResult(len(gone), [session for session, owner in gone if owner != _NO_OWNER])
 
     # ------------------------------------------------------------ writing
 
-    def write(self, lease: Lease, change: Change) -> Written | Repeated:
-        position, next_event = self._fenced(lease)
-        if change.once is not None and change.once.key not in change.undone:
-            before = self._before(lease.session, change.once)
+    def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
+        position, next_event = self._check_lease(lease)
+        if batch.request is not None and batch.request.key not in batch.revoked_keys:
+            before = self._find_duplicate(lease.session, batch.request)
             if before is not None:
                 return before
-        if change.at is not None and change.at > position:
-            raise SessionBehind(lease.session, f"{position} entries, not {change.at}")
-        if change.events is not None and change.events.first > next_event:
-            what = f"{next_event} events, not {change.events.first}"
-            raise SessionBehind(lease.session, what)
-        if change.at is not None:
-            position = self._put_entries(lease.session, change.at, change.entries)
-        if change.events is not None:
-            next_event = self._put_events(lease.session, change.events)
-        for key in change.undone:
-            self._undo(lease.session, key)
-        for once in change.again:
-            self._undo(lease.session, once.key)
-        asked = change.again if change.once is None else (*change.again, change.once)
+        if batch.kept_entries is not None and batch.kept_entries > position:
+            raise SessionDataLost(lease.session, f"{position} entries, not {batch.kept_entries}")
+        if batch.events is not None and batch.events.first_offset > next_event:
+            what = f"{next_event} events, not {batch.events.first_offset}"
+            raise SessionDataLost(lease.session, what)
+        if batch.kept_entries is not None:
+            position = self._put_entries(lease.session, batch.kept_entries, batch.entries)
+        if batch.events is not None:
+            next_event = self._put_events(lease.session, batch.events)
+        for key in batch.revoked_keys:
+            self._revoke_request(lease.session, key)
+        for once in batch.restored_requests:
+            self._revoke_request(lease.session, once.key)
+        asked = (
+            batch.restored_requests
+            if batch.request is None
+            else (*batch.restored_requests, batch.request)
+        )
         if asked:
-            self._remember(lease.session, asked)
-        self._put_answers(lease.session, change)
+            self._put_requests(lease.session, asked)
+        self._put_responses(lease.session, batch)
         self._execute(
             "UPDATE sessions SET position = ?, next_event = ?, epoch = coalesce(?, epoch), "
             "state = coalesce(?, state) WHERE id = ?",
             position,
             next_event,
-            change.epoch,
-            None if change.state is None else pack(change.state),
+            batch.epoch,
+            None if batch.state is None else pack(batch.state),
             lease.session,
         )
-        return Written(position, next_event)
+        return WriteResult(position, next_event)
 
-    def repeated(self, lease: Lease, once: Once) -> bytes | None:
-        self._fenced(lease)
-        before = self._before(lease.session, once)
+    def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
+        self._check_lease(lease)
+        before = self._find_duplicate(lease.session, request)
         return None if before is None else before.result
 
-    def _before(self, session: str, once: Once) -> Repeated | None:
-        row = self._one(
+    def _find_duplicate(self, session: str, request: IdempotentRequest) -> DuplicateWrite | None:
+        row = self._fetch_one(
             "SELECT digest, result FROM once WHERE session = ? AND key = ?",
             session,
-            digest(once.key.encode()),
+            digest(request.key.encode()),
         )
         if row is None:
             return None
-        if row[0] != digest(once.content):
-            raise Conflict(once.key)
-        return Repeated(row[1])
+        if row[0] != digest(request.content):
+            raise IdempotencyConflict(request.key)
+        return DuplicateWrite(row[1])
 
-    def _remember(self, session: str, asked: tuple[Once, ...]) -> None:
-        assert all(len(once.result) <= keys.ONCE_RESULT_BYTES_MAX for once in asked), "a few ids"
+    def _put_requests(self, session: str, requests: tuple[IdempotentRequest, ...]) -> None:
+        assert all(len(once.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX for once in requests), (
+            "a few ids"
+        )
         self._db.executemany(
             "INSERT INTO once (session, key, digest, result) VALUES (?, ?, ?, ?)",
-            [(session, digest(o.key.encode()), digest(o.content), o.result) for o in asked],
+            [(session, digest(o.key.encode()), digest(o.content), o.result) for o in requests],
         )
-        row = self._one(
+        row = self._fetch_one(
             "UPDATE sessions SET once_bytes = once_bytes + ? WHERE id = ? RETURNING once_bytes",
-            sum(_ONCE_RECORD_BYTES + len(once.result) for once in asked),
+            sum(_REQUEST_OVERHEAD_BYTES + len(once.result) for once in requests),
             session,
         )
         assert row is not None, "fenced"
-        if row[0] > keys.ONCE_BYTES_MAX:
-            self._forget(session, row[0])
+        if row[0] > keys.IDEMPOTENCY_BYTES_MAX:
+            self._evict_oldest_requests(session, row[0])
 
-    def _undo(self, session: str, key: str) -> None:
-        row = self._one(
+    def _revoke_request(self, session: str, key: str) -> None:
+        row = self._fetch_one(
             "DELETE FROM once WHERE session = ? AND key = ? RETURNING result",
             session,
             digest(key.encode()),
@@ -346,21 +363,21 @@ class Tables:
         if row is not None:
             self._execute(
                 "UPDATE sessions SET once_bytes = once_bytes - ? WHERE id = ?",
-                _ONCE_RECORD_BYTES + len(row[0]),
+                _REQUEST_OVERHEAD_BYTES + len(row[0]),
                 session,
             )
 
-    def _forget(self, session: str, kept: int) -> None:
+    def _evict_oldest_requests(self, session: str, size: int) -> None:
         """The oldest eighth of the window."""
         rows = self._execute("SELECT n, result FROM once WHERE session = ? ORDER BY n", session)
         last = 0
         for n, result in rows:
-            if kept <= keys.ONCE_BYTES_MAX * 7 // 8:
+            if size <= keys.IDEMPOTENCY_BYTES_MAX * 7 // 8:
                 break
-            kept -= _ONCE_RECORD_BYTES + len(result)
+            size -= _REQUEST_OVERHEAD_BYTES + len(result)
             last = n
         self._execute("DELETE FROM once WHERE session = ? AND n <= ?", session, last)
-        self._execute("UPDATE sessions SET once_bytes = ? WHERE id = ?", kept, session)
+        self._execute("UPDATE sessions SET once_bytes = ? WHERE id = ?", size, session)
 
     def _put_entries(self, session: str, at: int, entries: tuple[Entry, ...]) -> int:
         self._execute("DELETE FROM entries WHERE session = ? AND n >= ?", session, at)
@@ -368,16 +385,20 @@ class Tables:
         self._db.executemany("INSERT INTO entries VALUES (?, ?, ?)", rows)
         return at + len(entries)
 
-    def _put_events(self, session: str, events: Events) -> int:
-        self._execute("DELETE FROM events WHERE session = ? AND n >= ?", session, events.first)
-        rows = [(session, n, pack(body)) for n, body in enumerate(events.bodies, events.first)]
+    def _put_events(self, session: str, events: StoredEvents) -> int:
+        self._execute(
+            "DELETE FROM events WHERE session = ? AND n >= ?", session, events.first_offset
+        )
+        rows = [
+            (session, n, pack(body)) for n, body in enumerate(events.bodies, events.first_offset)
+        ]
         self._db.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
-        self._drop_old_events(session)
-        return events.next
+        self._delete_old_events(session)
+        return events.next_offset
 
-    def _drop_old_events(self, session: str) -> None:
+    def _delete_old_events(self, session: str) -> None:
         sql = "SELECT count(*), sum(length(packed)) FROM events WHERE session = ?"
-        found = self._one(sql, session)
+        found = self._fetch_one(sql, session)
         assert found is not None, "it counts"
         if found[0] <= keys.EVENTS_MAX and (found[1] or 0) <= keys.EVENTS_BYTES_MAX:
             return
@@ -389,52 +410,54 @@ class Tables:
                 self._execute("DELETE FROM events WHERE session = ? AND n <= ?", session, n)
                 return
 
-    def _put_answers(self, session: str, change: Change) -> None:
-        for ended in change.ends:
+    def _put_responses(self, session: str, batch: WriteBatch) -> None:
+        for ended in batch.ended_responses:
             self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, ended)
-        for begun in change.begins:
+        for begun in batch.started_responses:
             values = (session, begun.id, msgspec.msgpack.encode(begun))
             self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, 0)", *values)
 
-    def journal(self, lease: Lease, answer: str, first: int, ids: tuple[int, ...]) -> int:
-        self._fenced(lease)
-        row = self._one(
-            "SELECT said FROM answers WHERE session = ? AND id = ?", lease.session, answer
+    def journal(
+        self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
+    ) -> int:
+        self._check_lease(lease)
+        row = self._fetch_one(
+            "SELECT said FROM answers WHERE session = ? AND id = ?", lease.session, response_id
         )
         if row is None:
-            raise UnknownAnswer(answer)
+            raise ResponseNotFound(response_id)
         if first > row[0]:
-            raise SessionBehind(lease.session, f"{row[0]} ids of {answer}, not {first}")
+            raise SessionDataLost(lease.session, f"{row[0]} ids of {response_id}, not {first}")
         # What was said stays: of a batch that comes again only what is new is put behind it.
         new = ids[row[0] - first :]
         if not new:
             return row[0]
-        values = (lease.session, answer, row[0], pack_ids(new))
+        values = (lease.session, response_id, row[0], pack_ids(new))
         self._execute("INSERT INTO said VALUES (?, ?, ?, ?)", *values)
         said = row[0] + len(new)
         sql = "UPDATE answers SET said = ? WHERE session = ? AND id = ?"
-        self._execute(sql, said, lease.session, answer)
+        self._execute(sql, said, lease.session, response_id)
         return said
 
-    def journal_all(self, spoken: Sequence[Spoken]) -> list[int | None]:
-        return [self._journaled(one) for one in spoken]
+    def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
+        return [self._try_journal(one) for one in batches]
 
-    def _journaled(self, spoken: Spoken) -> int | None:
+    def _try_journal(self, batch: TokenBatch) -> int | None:
         try:
-            return self.journal(*spoken)
+            return self.journal(*batch)
         except StoreError:
             return None
 
     # ------------------------------------------------------------ responses
 
-    def keep(self, kept: Kept, for_s: float) -> None:
-        values = (kept.id, self._in_ms(for_s), pack_kept(kept))
+    def put_response(self, response: StoredResponse, ttl_s: float) -> None:
+        values = (response.id, self._ms_from_now(ttl_s), pack_response(response))
         self._execute("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", *values)
 
-    def kept(self, response: str) -> Kept | None:
+    def find_response(self, response_id: str) -> StoredResponse | None:
         sql = "SELECT packed FROM kept WHERE id = ? AND deadline_ms > ?"
-        row = self._one(sql, response, self._in_ms(0))
+        row = self._fetch_one(sql, response_id, self._ms_from_now(0))
         if row is None:
             self.verify()
             return None
-        return unpack_kept(response, row[0])
+        return unpack_response(response_id, row[0])

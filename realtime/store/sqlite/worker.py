@@ -13,53 +13,53 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, TypeVar
 
-from continuo.realtime.store.errors import StoreLost, StoreUnavailable
-from continuo.realtime.store.sqlite.file import StoreFile, transaction
+from continuo.realtime.store.errors import StoreReplaced, StoreUnavailable
+from continuo.realtime.store.sqlite.file import SqliteFile, transaction
 
 GROUP_MAX = 256
 """Calls in one transaction."""
-_FILES_MAX = 3
+_REOPEN_ATTEMPTS_MAX = 3
 """Files that a group of calls is tried on, each having replaced the one before meanwhile."""
 
 T = TypeVar("T")
 
 
-class Call(NamedTuple):
-    act: Callable[..., Any]
+class PendingCall(NamedTuple):
+    function: Callable[..., Any]
     args: tuple[Any, ...]
-    heard: "asyncio.Future[Any]"
+    future: "asyncio.Future[Any]"
 
 
-class Result(NamedTuple):
-    heard: "asyncio.Future[Any]"
+class CallResult(NamedTuple):
+    future: "asyncio.Future[Any]"
     value: Any
     error: Exception | None = None
 
-    def tell(self) -> None:
-        if self.heard.done():
+    def resolve(self) -> None:
+        if self.future.done():
             return
         if self.error is None:
-            self.heard.set_result(self.value)
+            self.future.set_result(self.value)
         else:
-            self.heard.set_exception(self.error)
+            self.future.set_exception(self.error)
 
 
 class Worker:
-    def __init__(self, file: StoreFile, reopened: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, file: SqliteFile, on_reopened: Callable[[], None] = lambda: None) -> None:
         """`reopened` is called, on the thread, when `file` has another connection and epoch."""
         self._file = file
-        self._reopened = reopened
+        self._on_reopened = on_reopened
         self._loop = asyncio.get_running_loop()
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[PendingCall | None] = SimpleQueue()
         self._closed = self._loop.create_future()
-        Thread(target=self._work, name="store", daemon=True).start()
+        Thread(target=self._run_thread, name="store", daemon=True).start()
 
-    async def run(self, act: Callable[..., T], *args: Any) -> T:
+    async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Raises what it raises, StoreUnavailable where the file cannot be written."""
         if self._closed.done():
             raise StoreUnavailable("the store is closed")
         heard: asyncio.Future[T] = self._loop.create_future()
-        self._calls.put(Call(act, args, heard))
+        self._calls.put(PendingCall(function, args, heard))
         return await heard
 
     async def aclose(self) -> None:
@@ -69,21 +69,21 @@ class Worker:
 
     # ---- on the thread ----------------------------------------------------------------------
 
-    def _work(self) -> None:
+    def _run_thread(self) -> None:
         open = True
         while open:
-            group = self._group()
+            group = self._next_group()
             open = group[-1] is not None
-            results = self._do([call for call in group if call is not None])
-            self._tell(_tell_all, results)
+            results = self._run_group([call for call in group if call is not None])
+            self._post_to_loop(_resolve_all, results)
         self._db.close()
-        self._tell(self._closed.set_result, None)
+        self._post_to_loop(self._closed.set_result, None)
 
     @property
     def _db(self) -> sqlite3.Connection:
         return self._file.db
 
-    def _group(self) -> list[Call | None]:
+    def _next_group(self) -> list[PendingCall | None]:
         """One call at least. None, the last: there will be no more."""
         group = [self._calls.get()]
         try:
@@ -93,70 +93,72 @@ class Worker:
             pass
         return group
 
-    def _do(self, calls: list[Call]) -> list[Result]:
+    def _run_group(self, calls: list[PendingCall]) -> list[CallResult]:
         """Done once more if the file was deleted or replaced: in the one that is there now the same
         calls are told that the store is another one."""
         if not calls:
             return []
         try:
-            for _ in range(_FILES_MAX):
+            for _ in range(_REOPEN_ATTEMPTS_MAX):
                 results = self._transact(calls)
-                if self._file.in_place():
+                if self._file.is_in_place():
                     return results
                 whole = self._file.reopen()
-                self._reopened()
+                self._on_reopened()
                 if whole:
                     return results
         except (OSError, sqlite3.Error) as error:
-            return _all_refused(calls, f"the file was deleted or replaced, and now: {error}", error)
-        return _all_refused(calls, "the file is replaced again and again")
+            return _fail_all(calls, f"the file was deleted or replaced, and now: {error}", error)
+        return _fail_all(calls, "the file is replaced again and again")
 
-    def _transact(self, calls: list[Call]) -> list[Result]:
+    def _transact(self, calls: list[PendingCall]) -> list[CallResult]:
         try:
             with transaction(self._db):
-                return [self._call(call) for call in calls]
+                return [self._run_call(call) for call in calls]
         except sqlite3.Error as error:
-            return _all_refused(calls, str(error), error)
+            return _fail_all(calls, str(error), error)
 
-    def _call(self, call: Call) -> Result:
+    def _run_call(self, call: PendingCall) -> CallResult:
         """Raises sqlite3.Error where the whole transaction is lost (the disk is full, say)."""
         self._db.execute("SAVEPOINT call")
         try:
-            result = Result(call.heard, call.act(*call.args))
+            result = CallResult(call.future, call.function(*call.args))
         except sqlite3.Error as error:
             if not self._db.in_transaction:
                 raise
             self._db.execute("ROLLBACK TO call")
-            blame = _unavailable(str(error), error) if _of_the_file(error) else error
-            result = Result(call.heard, None, blame)
-        except StoreLost as error:  # what it has written stays
-            result = Result(call.heard, None, error)
+            blame = _make_unavailable(str(error), error) if _is_file_error(error) else error
+            result = CallResult(call.future, None, blame)
+        except StoreReplaced as error:  # what it has written stays
+            result = CallResult(call.future, None, error)
         except Exception as error:
             self._db.execute("ROLLBACK TO call")
-            result = Result(call.heard, None, error)
+            result = CallResult(call.future, None, error)
         self._db.execute("RELEASE call")
         return result
 
-    def _tell(self, act: Callable[[Any], object], value: Any) -> None:
+    def _post_to_loop(self, callback: Callable[[Any], object], value: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(act, value)
+            self._loop.call_soon_threadsafe(callback, value)
 
 
-def _tell_all(results: list[Result]) -> None:
+def _resolve_all(results: list[CallResult]) -> None:
     for result in results:
-        result.tell()
+        result.resolve()
 
 
-def _all_refused(calls: list[Call], cause: str, error: Exception | None = None) -> list[Result]:
-    return [Result(call.heard, None, _unavailable(cause, error)) for call in calls]
+def _fail_all(
+    calls: list[PendingCall], cause: str, error: Exception | None = None
+) -> list[CallResult]:
+    return [CallResult(call.future, None, _make_unavailable(cause, error)) for call in calls]
 
 
-def _of_the_file(error: sqlite3.Error) -> bool:
+def _is_file_error(error: sqlite3.Error) -> bool:
     """Whether the file fails (full, locked, malformed), rather than this one call."""
     return isinstance(error, sqlite3.OperationalError) or type(error) is sqlite3.DatabaseError
 
 
-def _unavailable(cause: str, error: Exception | None) -> StoreUnavailable:
+def _make_unavailable(cause: str, error: Exception | None) -> StoreUnavailable:
     unavailable = StoreUnavailable(f"SQLite: {cause}")
     unavailable.__cause__ = error
     return unavailable

@@ -55,7 +55,7 @@ class Lives(RuleBasedStateMachine):
         carry_out(self.cache.take_moves(), self.memory, self.host)
 
     def _awake(self, life: Life) -> Life:
-        self.cache.wake(life.lease)
+        self.cache.mark_busy(life.lease)
         life.resting = False
         return life
 
@@ -76,7 +76,7 @@ class Lives(RuleBasedStateMachine):
         after = self.cache.match(life.lease, life.known, len(life.ids))
         assert after >= before
         assert after == life.lease.committed <= len(life.ids)
-        assert life.lease.known >= before
+        assert life.lease.resident_tokens >= before
 
     @rule(life=lives, data=st.data())
     def compute(self, life: Life, data: st.DataObject) -> None:
@@ -96,18 +96,18 @@ class Lives(RuleBasedStateMachine):
         self, life: Life, count: int, ahead: int = 0, data: st.DataObject | None = None
     ) -> None:
         lease = self._awake(life).lease
-        known = lease.known
+        known = lease.resident_tokens
         if self.cache.recall(lease):
             assert lease.committed == known, "recalled, but not all of it"
         if (count := min(count, len(life.ids) - lease.committed)) <= 0:
             return
         ahead = min(ahead, len(life.ids) - lease.committed - count)
         pages, committed = list(lease.pages), lease.committed
-        if not self.cache.grow(lease, count):
+        if not self.cache.reserve(lease, count):
             assert (list(lease.pages), lease.committed, lease.reserved) == (pages, committed, 0)
-            assert not self.cache.tree.unheld, "refused while there was something to evict"
+            assert not self.cache.tree.unreferenced, "refused while there was something to evict"
             return
-        more = ahead if ahead and self.cache.grow(lease, ahead) else 0
+        more = ahead if ahead and self.cache.reserve(lease, ahead) else 0
         self._device()
         for position in range(committed, committed + count + more):
             page = lease.pages[position // self.cache.page_size]
@@ -128,11 +128,11 @@ class Lives(RuleBasedStateMachine):
     @rule(life=lives, data=st.data())
     def rewind(self, life: Life, data: st.DataObject) -> None:
         to = data.draw(st.integers(0, len(life.ids)))
-        committed, known = life.lease.committed, life.lease.known
+        committed, known = life.lease.committed, life.lease.resident_tokens
         self.cache.rewind(life.lease, to)
         del life.ids[to:]
         assert life.lease.committed == min(to, committed), "rewind computed something again"
-        assert life.lease.known == min(to, known), "rewind forgot what was spilled"
+        assert life.lease.resident_tokens == min(to, known), "rewind forgot what was spilled"
 
     @rule(life=lives, ids=TOKENS, data=st.data())
     def edit(self, life: Life, ids: list[int], data: st.DataObject) -> None:
@@ -158,7 +158,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule(life=lives)
     def rest(self, life: Life) -> None:
-        self.cache.rest(life.lease)
+        self.cache.mark_idle(life.lease)
         life.resting = True
 
     @rule(life=lives)
@@ -176,8 +176,8 @@ class Lives(RuleBasedStateMachine):
         """A greedy newcomer takes all that can be had, and gives it back."""
         kept = [(x, list(x.lease.pages)) for x in self.all if not x.resting]
         greedy = self.cache.open("greedy")
-        count = self.cache.attainable() * self.cache.page_size
-        while count and not self.cache.grow(greedy, count):
+        count = self.cache.available_pages() * self.cache.page_size
+        while count and not self.cache.reserve(greedy, count):
             count -= self.cache.page_size
         self._device()
         for page in greedy.pages:
@@ -196,9 +196,11 @@ class Lives(RuleBasedStateMachine):
                 page = life.lease.pages[position // self.cache.page_size]
                 past = (life.lease.scope, tuple(life.ids[: position + 1]))
                 assert self.memory[page][position % self.cache.page_size] == past
-            for index, slot in enumerate(life.lease.host, len(life.lease.pages)):
+            for index, slot in enumerate(life.lease.host_pages, len(life.lease.pages)):
                 start = index * self.cache.page_size
-                for position in range(start, min(start + self.cache.page_size, life.lease.known)):
+                for position in range(
+                    start, min(start + self.cache.page_size, life.lease.resident_tokens)
+                ):
                     past = (life.lease.scope, tuple(life.ids[: position + 1]))
                     assert self.host[slot][position - start] == past
 
@@ -213,8 +215,8 @@ class Lives(RuleBasedStateMachine):
         for life in self.all:
             self.cache.close(life.lease, life.known, 0)
         self.cache.audit()
-        assert self.cache.leased == 0
-        assert self.cache.tree.unheld == self.cache.tree.size
+        assert self.cache.leased_pages == 0
+        assert self.cache.tree.unreferenced == self.cache.tree.size
         while self.cache.tree.evict() is not None:
             pass
         assert self.cache.tree.size == 0

@@ -2,19 +2,19 @@
 
 from array import array
 
-from continuo.engine.core.cache.radix_tree import Node, RadixTree
+from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
 
 SIZE = 2
 
 
-def branch(tree: RadixTree, ids: list[int], first_page: int) -> list[Node]:
+def branch(tree: RadixTree, ids: list[int], first_page: int) -> list[RadixNode]:
     """A path of full pages, numbered from `first_page`; held."""
-    path: list[Node] = []
+    path: list[RadixNode] = []
     for index in range(len(ids) // SIZE):
         key = array("i", ids[index * SIZE : (index + 1) * SIZE]).tobytes()
         node, _ = tree.insert("", path[-1] if path else None, key, first_page + index)
         path.append(node)
-    tree.hold(path)
+    tree.acquire(path)
     return path
 
 
@@ -29,16 +29,16 @@ def test_the_least_recently_used_goes_first() -> None:
     tree = RadixTree(SIZE)
     branches = [branch(tree, [n, n], n) for n in range(4)]
     for n in (2, 0, 3, 1):
-        tree.drop(branches[n])
-    tree.hold(branches[0])  # it is used again
-    tree.drop(branches[0])
+        tree.release(branches[n])
+    tree.acquire(branches[0])  # it is used again
+    tree.release(branches[0])
     assert all_evicted(tree) == [2, 3, 1, 0]
-    assert (tree.size, tree.unheld) == (0, 0)
+    assert (tree.size, tree.unreferenced) == (0, 0)
 
 
 def test_a_page_goes_after_what_continues_it() -> None:
     tree = RadixTree(SIZE)
-    tree.drop(branch(tree, [1, 1, 2, 2, 3, 3], 0))
+    tree.release(branch(tree, [1, 1, 2, 2, 3, 3], 0))
     assert all_evicted(tree) == [2, 1, 0]
 
 
@@ -47,7 +47,7 @@ def test_a_page_that_nobody_held_goes_after_what_continues_it() -> None:
     above, taken = tree.insert("", None, b"a", 0)
     assert taken
     tree.insert("", above, b"b", 1)
-    assert tree.unheld == 2
+    assert tree.unreferenced == 2
     assert all_evicted(tree) == [1, 0]
 
 
@@ -56,10 +56,10 @@ def test_a_held_page_does_not_go_nor_what_it_goes_on_from() -> None:
     long = branch(tree, [1, 1, 2, 2], 0)
     short = branch(tree, [1, 1], 9)
     assert short == long[:1], "the same past is the same node"
-    tree.drop(long)
+    tree.release(long)
     assert all_evicted(tree) == [1]
-    assert (tree.size, tree.unheld) == (1, 0)
-    tree.drop(short)
+    assert (tree.size, tree.unreferenced) == (1, 0)
+    tree.release(short)
     assert all_evicted(tree) == [0]
 
 

@@ -9,7 +9,7 @@ from array import array
 import torch
 from torch import Tensor
 
-from continuo.engine.batch import Batch, Row
+from continuo.engine.batch import Batch, BatchRow
 from continuo.engine.device.attention.sdpa_backend import FOLD_COUNT_MAX
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
@@ -33,7 +33,7 @@ def batch(rows: list[tuple[int, int]], page_size: int) -> tuple[Batch, int]:
     made = []
     for (start, count), pages in zip(rows, tables, strict=True):
         mine = array("i", [free.pop() for _ in range(pages)])
-        made.append(Row(array("i", [0] * count), -1, start, mine, None))
+        made.append(BatchRow(array("i", [0] * count), -1, start, mine, None))
     return Batch(0, made), total
 
 

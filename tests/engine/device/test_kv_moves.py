@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuo.engine.batch import Move
+from continuo.engine.batch import PageMove
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
 from tests.support.digest_runner import carry_out
@@ -12,16 +12,16 @@ from tests.support.digest_runner import carry_out
 PAGES, HOST = 5, 3
 MOVES = st.lists(
     st.one_of(
-        st.builds(Move, st.just("copy"), st.integers(0, PAGES - 1), st.integers(0, PAGES - 1)),
-        st.builds(Move, st.just("spill"), st.integers(0, PAGES - 1), st.integers(0, HOST - 1)),
-        st.builds(Move, st.just("load"), st.integers(0, HOST - 1), st.integers(0, PAGES - 1)),
+        st.builds(PageMove, st.just("copy"), st.integers(0, PAGES - 1), st.integers(0, PAGES - 1)),
+        st.builds(PageMove, st.just("spill"), st.integers(0, PAGES - 1), st.integers(0, HOST - 1)),
+        st.builds(PageMove, st.just("load"), st.integers(0, HOST - 1), st.integers(0, PAGES - 1)),
     ),
     max_size=12,
 )
 
 
 @given(MOVES)
-def test_moves_are_carried_out_in_order(moves: list[Move]) -> None:
+def test_moves_are_carried_out_in_order(moves: list[PageMove]) -> None:
     pool = KVPool([KVShape(2, 4, 4), KVShape(1, 4, 2)], PAGES, 2, torch.empty(0), HOST)
     for layer in (*pool.keys, *pool.values):
         layer.copy_(torch.arange(PAGES, dtype=layer.dtype)[:, None, None, None].expand_as(layer))

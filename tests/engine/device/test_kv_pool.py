@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuo.engine.batch import Move
+from continuo.engine.batch import PageMove
 from continuo.engine.config import EngineConfig
 from continuo.engine.device import kv_sizing
 from continuo.engine.device.kv_pool import KVPool
-from continuo.engine.device.kv_sizing import CPU_BYTES, bytes_per_token, size
+from continuo.engine.device.kv_sizing import CPU_POOL_BYTES_MAX, bytes_per_token, size_pool
 from continuo.engine.device.model import KVShape
 from continuo.engine.errors import ModelError
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 moves = st.lists(
     st.builds(
-        Move,
+        PageMove,
         st.sampled_from(["copy", "spill", "load"]),
         st.integers(0, 3),
         st.integers(0, 3),
@@ -34,7 +34,7 @@ moves = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(moves)
-def test_moves_happen_as_if_one_after_the_other(todo: list[Move]) -> None:
+def test_moves_happen_as_if_one_after_the_other(todo: list[PageMove]) -> None:
     pool = KVPool(SHAPES, pages=4, page_size=2, like=EMPTY, host_pages=4)
     device, host = [f"page {n}" for n in range(4)], ["nothing"] * 4
     for layer in pool.keys + pool.values:
@@ -59,7 +59,7 @@ def test_a_token_lands_in_its_page_head_and_slot() -> None:
     for layer, shape in enumerate(SHAPES):
         key = torch.randn(2, shape.heads, shape.key_dim)
         value = torch.randn(2, shape.heads, shape.value_dim)
-        pool.write(layer, pool.lines(pages, slots, shape.heads), key, value)
+        pool.write(layer, pool.map_slots(pages, slots, shape.heads), key, value)
         for token in range(2):
             page, slot = int(pages[token]), int(slots[token])
             assert torch.equal(pool.keys[layer][page, :, slot], key[token])
@@ -73,11 +73,11 @@ def test_bytes_per_token() -> None:
 
 
 def test_a_pool_of_given_size() -> None:
-    assert size(EngineConfig(num_gpu_blocks_override=40), 100, 4096, CPU) == (40, 640)
-    assert size(EngineConfig(num_gpu_blocks_override=40), 100, 512, CPU) == (40, 512)
-    assert size(EngineConfig(kv_cache_memory_bytes=160_000), 100, 4096, CPU) == (100, 1600)
+    assert size_pool(EngineConfig(num_gpu_blocks_override=40), 100, 4096, CPU) == (40, 640)
+    assert size_pool(EngineConfig(num_gpu_blocks_override=40), 100, 512, CPU) == (40, 512)
+    assert size_pool(EngineConfig(kv_cache_memory_bytes=160_000), 100, 4096, CPU) == (100, 1600)
     short = EngineConfig(kv_cache_memory_bytes=160_000, max_model_len=100)
-    assert size(short, 100, 4096, CPU) == (100, 100)
+    assert size_pool(short, 100, 4096, CPU) == (100, 100)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_pool_of_given_size() -> None:
 )
 def test_a_pool_that_cannot_hold_one_session_is_refused(config: EngineConfig) -> None:
     with pytest.raises(ModelError, match="max_model_len"):
-        size(config, 100, 4096, CPU)
+        size_pool(config, 100, 4096, CPU)
 
 
 def test_the_default_pool_is_a_modest_share_but_holds_one_session(
@@ -100,9 +100,9 @@ def test_the_default_pool_is_a_modest_share_but_holds_one_session(
     meminfo = tmp_path / "meminfo"
     monkeypatch.setattr(kv_sizing, "MEMINFO", meminfo)
     meminfo.write_text("MemTotal: 9000 kB\nMemAvailable: 400 kB\n")  # a quarter: 102,400 bytes
-    assert size(EngineConfig(), 100, 4096, CPU) == (64, 1024)
-    assert size(EngineConfig(max_model_len=4096), 100, 4096, CPU) == (256, 4096)
+    assert size_pool(EngineConfig(), 100, 4096, CPU) == (64, 1024)
+    assert size_pool(EngineConfig(max_model_len=4096), 100, 4096, CPU) == (256, 4096)
     few = EngineConfig(max_model_len=32, max_num_seqs=3)
-    assert size(few, 100, 4096, CPU) == (6, 32)
+    assert size_pool(few, 100, 4096, CPU) == (6, 32)
     meminfo.unlink()
-    assert size(EngineConfig(), 1000, 10**9, CPU)[0] == CPU_BYTES // 16000
+    assert size_pool(EngineConfig(), 1000, 10**9, CPU)[0] == CPU_POOL_BYTES_MAX // 16000

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from continuo.engine.batch import Batch, Move, Row, Sample
-from continuo.engine.device.native import compile
-from continuo.engine.device.native import native_decoder as native_decoder
+from continuo.engine.batch import Batch, BatchRow, PageMove, SampleParams
+from continuo.engine.device.native import compile, native_decoder
 from continuo.engine.device.native import native_runner as native
 from continuo.engine.device.native.native_runner import NativeRunner
 from continuo.engine.device.runner import TorchRunner
@@ -76,13 +75,17 @@ def test_more_threads_than_cores_change_nothing(folder: Path) -> None:
 
 def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, list[int], Any]:
     """A step on two threads, whose keys were all 0: its ids, and what `collect` wants."""
-    monkeypatch.setattr(native, "LIGHT_WORK", 0)
+    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.runner_of(folder, threads=2)
     with torch.inference_mode():
         runner.pool.keys[-1].zero_()
     [ids] = oracle.prompts(5, [200])
     pages = array("i", range(-(-len(ids) // runner.pool.page_size)))
-    return runner, ids, runner.launch(Batch(0, [Row(array("i", ids), -1, 0, pages, Sample())]))
+    return (
+        runner,
+        ids,
+        runner.launch(Batch(0, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())])),
+    )
 
 
 @needs_compiler
@@ -94,7 +97,7 @@ def test_others_begin_a_step_before_its_caller_comes(
     while not runner.pool.keys[-1].any():
         assert time.monotonic() < until, "nobody has written a key of the last layer"
         time.sleep(0.001)
-    [drawn] = runner.collect(begun).drawn
+    [drawn] = runner.collect(begun).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
 
@@ -102,10 +105,10 @@ def test_others_begin_a_step_before_its_caller_comes(
 @needs_compiler
 def test_the_end_of_a_step_is_left_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner, ids, begun = begin(folder, monkeypatch)
-    assert runner.approach(begun)
+    assert runner.run_until_near_end(begun)
     assert runner.pool.keys[-1].any()
     time.sleep(0.5)
-    [drawn] = runner.collect(begun).drawn
+    [drawn] = runner.collect(begun).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
     assert runner.collect(begun).model_s < 0.4, "the time after others were done is not its"
@@ -120,14 +123,14 @@ def test_a_row_is_fed_what_the_step_before_has_drawn(
     pages = array("i", range(20))
     said = list[int]()
     for number in range(1, 30):
-        assert runner.approach(begun)
-        row = Row(array("i"), 0, len(ids) + number - 1, pages, Sample())
+        assert runner.run_until_near_end(begun)
+        row = BatchRow(array("i"), 0, len(ids) + number - 1, pages, SampleParams())
         after = runner.launch(Batch(number, [row]))
-        [drawn] = runner.collect(begun).drawn
+        [drawn] = runner.collect(begun).results
         assert drawn is not None
         said.append(drawn.id)
         begun = after
-    runner.abandon(begun)
+    runner.discard(begun)
     log = ids + said
     cuts = list(range(len(ids), len(log)))
     assert logits(runner, log, cuts).argmax(1)[:-1].tolist() == said
@@ -139,8 +142,10 @@ def test_what_draws_with_torch_is_not_left_to_others(
 ) -> None:
     runner, ids, begun = begin(folder, monkeypatch)
     runner.collect(begun)
-    row = Row(array("i", ids[:1]), -1, 0, array("i", [0]), Sample(temperature=1.0, uniform=0.5))
-    assert not runner.approach(runner.launch(Batch(1, [row])))
+    row = BatchRow(
+        array("i", ids[:1]), -1, 0, array("i", [0]), SampleParams(temperature=1.0, uniform=0.5)
+    )
+    assert not runner.run_until_near_end(runner.launch(Batch(1, [row])))
 
 
 @needs_compiler
@@ -149,9 +154,9 @@ def test_a_step_that_fails_is_lost_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     runner, ids, begun = begin(folder, monkeypatch)
-    expected = runner.collect(begun).drawn
-    plain = Row(array("i", ids), -1, 0, array("i", range(13)), Sample())
-    drawn = Row(plain.ids, -1, 0, plain.pages, Sample(temperature=1.0, uniform=0.5))
+    expected = runner.collect(begun).results
+    plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
+    drawn = BatchRow(plain.ids, -1, 0, plain.pages, SampleParams(temperature=1.0, uniform=0.5))
     *path, name = fails.split(".")
     owner = getattr(runner, path[0]) if path else runner
 
@@ -159,13 +164,13 @@ def test_a_step_that_fails_is_lost_alone(
         raise RuntimeError("no memory")
 
     def step() -> None:
-        runner.collect(runner.launch(Batch(1, [drawn], [Move("copy", 15, 16)])))
+        runner.collect(runner.launch(Batch(1, [drawn], [PageMove("copy", 15, 16)])))
 
     with monkeypatch.context() as broken:
         broken.setattr(owner, name, fail)
         with pytest.raises(RuntimeError, match="no memory"):
             step()
-    assert runner.collect(runner.launch(Batch(2, [plain]))).drawn == expected
+    assert runner.collect(runner.launch(Batch(2, [plain]))).results == expected
 
 
 @needs_compiler
@@ -173,14 +178,14 @@ def test_an_abandoned_step_is_over_and_the_next_one_whole(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, ids, begun = begin(folder, monkeypatch)
-    expected = runner.collect(begun).drawn
-    row = Row(array("i", ids), -1, 0, array("i", range(13)), Sample())
+    expected = runner.collect(begun).results
+    row = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     for number in range(100):
-        runner.abandon(runner.launch(Batch(number, [row])))
+        runner.discard(runner.launch(Batch(number, [row])))
         if number % 3 == 0:
             again = runner.launch(Batch(number, [row]))
-            assert runner.approach(again)
-            assert runner.collect(again).drawn == expected
+            assert runner.run_until_near_end(again)
+            assert runner.collect(again).results == expected
 
 
 @needs_compiler
@@ -202,8 +207,8 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(folder: Path, bad: float)
     assert isinstance(runner, NativeRunner)
     with torch.inference_mode():
         runner.pool.values[0][3].fill_(bad)
-    rows = [Row(array("i", [5]), -1, 2, array("i", [page]), Sample()) for page in (3, 4)]
-    broken, sound = runner.collect(runner.launch(Batch(0, rows))).drawn
+    rows = [BatchRow(array("i", [5]), -1, 2, array("i", [page]), SampleParams()) for page in (3, 4)]
+    broken, sound = runner.collect(runner.launch(Batch(0, rows))).results
     assert broken is not None
     assert broken.failure is not None
     assert sound is not None
@@ -214,12 +219,12 @@ def test_without_a_compiler_torch_does_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
-    monkeypatch.setattr(compile, "CACHE", folder / "cache")
-    compile.library.cache_clear()
+    monkeypatch.setattr(compile, "CACHE_FOLDER", folder / "cache")
+    compile.load_library.cache_clear()
     try:
         runner = oracle.runner_of(folder)
     finally:
-        compile.library.cache_clear()
+        compile.load_library.cache_clear()
     assert not isinstance(runner, NativeRunner)
     assert "slower" in caplog.text
     [ids] = oracle.prompts(3, [20])
@@ -229,8 +234,8 @@ def test_without_a_compiler_torch_does_it(
 def out_of_bounds(runner: TorchRunner, ids: list[int], **differences: Any) -> Batch:
     """A good row, then one with these ids."""
     pages = {"pages": array("i", [1]), "start": 0} | differences
-    good = Row(array("i", [1, 2, 3]), -1, 0, array("i", [0]), Sample())
-    bad = Row(array("i", ids), -1, pages["start"], pages["pages"], Sample())
+    good = BatchRow(array("i", [1, 2, 3]), -1, 0, array("i", [0]), SampleParams())
+    bad = BatchRow(array("i", ids), -1, pages["start"], pages["pages"], SampleParams())
     return Batch(0, [good, bad])
 
 
@@ -241,7 +246,7 @@ def test_an_id_outside_the_vocabulary_fails_the_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, id: int, threads: int
 ) -> None:
     """No memory beside the embedding is read, and the next step is as if nothing had been."""
-    monkeypatch.setattr(native, "LIGHT_WORK", 0)
+    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.runner_of(folder, threads=threads)
     assert isinstance(runner, NativeRunner)
     assert runner.geometry.vocab_size == 144
@@ -250,11 +255,11 @@ def test_an_id_outside_the_vocabulary_fails_the_step(
     with pytest.raises(IndexError, match=outside):
         runner.launch(batch)
     with pytest.raises(IndexError, match=outside):
-        runner.logits(batch)
+        runner.compute_logits(batch)
     [ids] = oracle.prompts(7, [40])
     pages = array("i", range(3))
-    begun = runner.launch(Batch(1, [Row(array("i", ids), -1, 0, pages, Sample())]))
-    [drawn] = runner.collect(begun).drawn
+    begun = runner.launch(Batch(1, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())]))
+    [drawn] = runner.collect(begun).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
 
@@ -283,7 +288,7 @@ def test_a_row_outside_context_or_pool_fails_the_step(
 def test_torch_is_given_no_id_outside_the_vocabulary(
     folder: Path, monkeypatch: pytest.MonkeyPatch, id: int
 ) -> None:
-    monkeypatch.setattr(native_decoder.NativeDecoder, "of", lambda *_: None)
+    monkeypatch.setattr(native_decoder.NativeDecoder, "try_create", lambda *_: None)
     runner = oracle.runner_of(folder)
     assert not isinstance(runner, NativeRunner)
     batch = out_of_bounds(runner, [1, 2, id, 3])

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from continuo.engine.device import step_inputs
-from continuo.engine.device.attention.sdpa_backend import Reference
+from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.model import KVShape
 from tests.engine.device import attention_oracle as oracle
 
@@ -22,8 +22,8 @@ def test_like_the_obvious_way_with_garbage_in_every_unowned_slot(
     torch.manual_seed(0)
     pool = oracle.filled(made, pages, page_size, KVShape(2, 8, 12), torch.empty(0))
     query = torch.randn(sum(row.count for row in made.rows), 6, 8)
-    step = step_inputs.build(made, page_size, torch.device("cpu"))
-    found = Reference().prepare(step, pool)(0, query, 0.3, window)
+    step = step_inputs.build_inputs(made, page_size, torch.device("cpu"))
+    found = ReferenceBackend().prepare(step, pool)(0, query, 0.3, window)
     wanted = oracle.obvious(made, pool, query, 0.3, window)
     assert found.shape == wanted.shape
     assert (found - wanted).abs().max() < 1e-5
@@ -38,6 +38,6 @@ def test_every_call_suits_torchs_fused_kernel(
     made, pages = oracle.batch(rows, 16)
     pool = oracle.filled(made, pages, 16, KVShape(2, 8, 8), torch.empty(0))
     query = torch.randn(sum(row.count for row in made.rows), 6, 8)
-    step = step_inputs.build(made, 16, torch.device("cpu"))
+    step = step_inputs.build_inputs(made, 16, torch.device("cpu"))
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        assert Reference().prepare(step, pool)(0, query, 0.3, window).isfinite().all()
+        assert ReferenceBackend().prepare(step, pool)(0, query, 0.3, window).isfinite().all()

@@ -37,7 +37,7 @@ def config(parameters: dict[str, Any], positions: int = 60) -> LlamaConfig:
 def test_every_position_as_transformers_decodes_it(parameters: dict[str, Any]) -> None:
     """One token at a time, past the trained length: position p as at length p + 1."""
     made = config(parameters)
-    table = rope.table(made, 16, 100, torch.empty(0))
+    table = rope.build_table(made, 16, 100, torch.empty(0))
     theirs = LlamaRotaryEmbedding(made)
     for position in range(100):
         cos, sin = theirs(torch.empty(1, 1, 16), torch.tensor([[position]]))
@@ -51,4 +51,4 @@ def test_every_position_as_transformers_decodes_it(parameters: dict[str, Any]) -
     [(PLAIN, 60), (LINEAR, 240), (DYNAMIC, 120), (YARN, 512), (LLAMA3, 60), (LONG, 60)],
 )
 def test_the_longest_context(parameters: dict[str, Any], tokens: int) -> None:
-    assert rope.longest(config(parameters)) == tokens
+    assert rope.context_limit(config(parameters)) == tokens

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from continuo.engine.batch import Batch, Move, Row, Sample
-from continuo.engine.device.runner import Ticket, TorchRunner
+from continuo.engine.batch import Batch, BatchRow, PageMove, SampleParams
+from continuo.engine.device.runner import PendingStep, TorchRunner
 from continuo.engine.errors import ModelError
 from tests.parity import oracle
 
@@ -28,17 +28,21 @@ def runner(folder: Path) -> TorchRunner:
     return oracle.runner_of(folder, num_gpu_blocks_override=64, steps_ahead=1)
 
 
-def row(ids: list[int], start: int, pages: list[int], sample: Sample | None = None) -> Row:
-    return Row(array("i", ids), -1, start, array("i", pages), sample or Sample())
+def row(
+    ids: list[int], start: int, pages: list[int], sample: SampleParams | None = None
+) -> BatchRow:
+    return BatchRow(array("i", ids), -1, start, array("i", pages), sample or SampleParams())
 
 
-def fed(feed: int, start: int, pages: list[int], sample: Sample | None = None) -> Row:
-    return Row(array("i"), feed, start, array("i", pages), sample or Sample())
+def fed(feed: int, start: int, pages: list[int], sample: SampleParams | None = None) -> BatchRow:
+    return BatchRow(array("i"), feed, start, array("i", pages), sample or SampleParams())
 
 
-def one(runner: TorchRunner, *rows: Row, moves: list[Move] | None = None) -> list[int | None]:
+def one(
+    runner: TorchRunner, *rows: BatchRow, moves: list[PageMove] | None = None
+) -> list[int | None]:
     answer = runner.collect(runner.launch(Batch(0, list(rows), moves or [])))
-    return [drawn and drawn.id for drawn in answer.drawn]
+    return [drawn and drawn.id for drawn in answer.results]
 
 
 def test_geometry_follows_the_config(runner: TorchRunner) -> None:
@@ -51,7 +55,7 @@ def test_geometry_follows_the_config(runner: TorchRunner) -> None:
 def test_rows_fed_on_the_device_say_what_rows_fed_by_the_host_say(runner: TorchRunner) -> None:
     """Launched one step ahead of collecting, rows changing their places from step to step."""
     starts = oracle.prompts(1, [20, 5])
-    wishes = [Sample(temperature=1.0, uniform=0.1 + 0.07 * step) for step in range(9)]
+    wishes = [SampleParams(temperature=1.0, uniform=0.1 + 0.07 * step) for step in range(9)]
     by_host: list[list[int | None]] = [[], []]
     for ids, pages, out in zip(starts, ([0, 1], [2]), by_host, strict=True):
         log = list(ids)
@@ -70,12 +74,12 @@ def test_rows_fed_on_the_device_say_what_rows_fed_by_the_host_say(runner: TorchR
         ]
         mixed = step % 3 == 0
         swapped = step % 2 == 0
-        extra = [Row(array("i", [1, 2, 3]), -1, 0, array("i", [6]), None)] if mixed else []
+        extra = [BatchRow(array("i", [1, 2, 3]), -1, 0, array("i", [6]), None)] if mixed else []
         places.append([mixed + swapped, mixed + (not swapped)])
         tickets.append(runner.launch(Batch(step, extra + (rows[::-1] if swapped else rows))))
     by_device: list[list[int | None]] = [[], []]
     for ticket, where in zip(tickets, places, strict=True):
-        drawn = runner.collect(ticket).drawn
+        drawn = runner.collect(ticket).results
         for out, place in zip(by_device, where, strict=True):
             answer = drawn[place]
             out.append(answer and answer.id)
@@ -84,12 +88,12 @@ def test_rows_fed_on_the_device_say_what_rows_fed_by_the_host_say(runner: TorchR
 
 
 def test_only_rows_that_sample_are_answered(runner: TorchRunner) -> None:
-    quiet = Row(array("i", [4, 5]), -1, 0, array("i", [1]), None)
+    quiet = BatchRow(array("i", [4, 5]), -1, 0, array("i", [1]), None)
     answer = runner.collect(runner.launch(Batch(0, [quiet, row([4, 5], 0, [2]), quiet])))
-    assert [drawn is None for drawn in answer.drawn] == [True, False, True]
+    assert [drawn is None for drawn in answer.results] == [True, False, True]
     assert answer.model_s > 0
     alone = runner.collect(runner.launch(Batch(1, [quiet])))
-    assert alone.drawn == [None]
+    assert alone.results == [None]
 
 
 def test_a_copied_page_carries_its_tokens(runner: TorchRunner) -> None:
@@ -97,7 +101,7 @@ def test_a_copied_page_carries_its_tokens(runner: TorchRunner) -> None:
     one(runner, row(ids[:20], 0, [7, 8]))
     expected = one(runner, row(ids[20:], 20, [7, 8]))
     one(runner, row(ids[:20], 0, [7, 8]))
-    moves = [Move("copy", 8, 9), Move("copy", 9, 10), Move("copy", 7, 9)]
+    moves = [PageMove("copy", 8, 9), PageMove("copy", 9, 10), PageMove("copy", 7, 9)]
     assert one(runner, row(ids[20:], 20, [9, 10]), moves=moves) == expected
 
 
@@ -109,7 +113,7 @@ def test_nan_fails_its_row_alone_and_leaves_nothing_behind(runner: TorchRunner) 
         for layer in runner.pool.keys + runner.pool.values:
             layer[[10, 11]] = math.nan
     batch = Batch(0, [row([5], 16, [10, 11]), row(ids, 0, [20, 21]), row([ids[2]], 2, [22])])
-    broken, *sound = runner.collect(runner.launch(batch)).drawn
+    broken, *sound = runner.collect(runner.launch(batch)).results
     assert broken is not None
     assert broken.failure is not None
     assert [drawn and (drawn.id, drawn.failure) for drawn in sound] == [
@@ -123,9 +127,9 @@ def test_nan_fails_its_row_alone_and_leaves_nothing_behind(runner: TorchRunner) 
 
 
 def test_logprobs_come_with_the_row_that_asked(runner: TorchRunner) -> None:
-    wish = Sample(logprobs=3)
+    wish = SampleParams(logprobs=3)
     batch = Batch(0, [row([4, 5], 0, [1]), row([4, 5], 0, [2], wish)])
-    without, with_logprobs = runner.collect(runner.launch(batch)).drawn
+    without, with_logprobs = runner.collect(runner.launch(batch)).results
     assert without is not None
     assert without.logprobs is None
     assert with_logprobs is not None
@@ -136,10 +140,10 @@ def test_logprobs_come_with_the_row_that_asked(runner: TorchRunner) -> None:
 
 def test_inference_leaves_no_graph(runner: TorchRunner) -> None:
     ticket = runner.launch(Batch(0, [row([4, 5], 0, [1])]))
-    assert isinstance(ticket, Ticket)
-    assert ticket.draw is not None
-    assert not ticket.draw.ids.requires_grad
-    assert ticket.draw.ids.device == torch.device("cpu")
+    assert isinstance(ticket, PendingStep)
+    assert ticket.output is not None
+    assert not ticket.output.ids.requires_grad
+    assert ticket.output.ids.device == torch.device("cpu")
 
 
 def test_light_steps_run_on_one_thread_and_heavy_ones_on_all(
@@ -147,7 +151,7 @@ def test_light_steps_run_on_one_thread_and_heavy_ones_on_all(
 ) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    runner.threads, runner.parameters = 7, 10_000_000
+    runner.threads, runner.parameter_count = 7, 10_000_000
     one(runner, row([1], 0, [1]))
     one(runner, row([1] * 64, 0, [1, 2, 3, 4]))
     assert used == [1, 7]

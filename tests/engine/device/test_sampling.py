@@ -11,38 +11,38 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from continuo.engine.batch import Drawn, Mask, Penalties, Sample
+from continuo.engine.batch import Penalties, RowResult, SampleParams, TokenMask
 from continuo.engine.device import sampling
 from continuo.engine.device.sampling import draw
 
 
-def penalised(logits: list[float], sample: Sample) -> np.ndarray:
+def penalised(logits: list[float], sample: SampleParams) -> np.ndarray:
     """fp32 logits after penalties and bias, one id at a time."""
     out = np.array(logits, dtype=np.float32)
     penalties = sample.penalties
     if penalties is not None:
         factor = np.float32(penalties.repetition)
-        for id in penalties.seen:
+        for id in penalties.seen_ids:
             out[id] = out[id] / factor if out[id] > 0 else out[id] * factor
-        for id, count in penalties.counts.items():
+        for id, count in penalties.output_counts.items():
             out[id] -= np.float32(penalties.presence + penalties.frequency * count)
-    for id, bias in sample.bias:
+    for id, bias in sample.logit_bias:
         out[id] += np.float32(bias)
     return out
 
 
-class Only(Mask):
+class Only(TokenMask):
     """Allows these ids."""
 
     def __init__(self, ids: set[int], vocab: int) -> None:
         self.ids = ids
         self._bytes = np.packbits([id in ids for id in range(vocab)], bitorder="little").tobytes()
 
-    def allowed(self) -> bytes:
+    def compute_bitmask(self) -> bytes:
         return self._bytes + b"\xff\xff"  # of a tokenizer larger than the model
 
 
-def obvious(logits: list[float], sample: Sample) -> set[int]:
+def obvious(logits: list[float], sample: SampleParams) -> set[int]:
     """The ids that may be drawn: one, or two where `uniform` lies on their border but for rounding.
 
     Every step of the documented order, with a loop over a list of (probability, id).
@@ -78,12 +78,12 @@ def obvious(logits: list[float], sample: Sample) -> set[int]:
     return allowed
 
 
-def ids_of(logits: torch.Tensor, samples: list[Sample]) -> list[Drawn]:
-    return draw(logits, samples).to_host().answers(samples)
+def ids_of(logits: torch.Tensor, samples: list[SampleParams]) -> list[RowResult]:
+    return draw(logits, samples).to_host().to_row_results(samples)
 
 
 @st.composite
-def wishes(pick: st.DrawFn, vocab: int) -> Sample:
+def wishes(pick: st.DrawFn, vocab: int) -> SampleParams:
     some_ids = st.integers(0, vocab - 1)
     penalties = None
     if pick(st.booleans()):
@@ -91,24 +91,26 @@ def wishes(pick: st.DrawFn, vocab: int) -> Sample:
             repetition=pick(st.sampled_from([1.0, 1.3, 0.8])),
             presence=pick(st.sampled_from([0.0, 0.5, -0.5])),
             frequency=pick(st.sampled_from([0.0, 0.25])),
-            seen=pick(st.sets(some_ids, max_size=5)),
-            counts=pick(st.dictionaries(some_ids, st.integers(1, 4), max_size=4)),
+            seen_ids=pick(st.sets(some_ids, max_size=5)),
+            output_counts=pick(st.dictionaries(some_ids, st.integers(1, 4), max_size=4)),
         )
-    return Sample(
+    return SampleParams(
         temperature=pick(st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0])),
         top_k=pick(st.sampled_from([0, 1, 3, 10, vocab, 10 * vocab])),
         top_p=pick(st.sampled_from([1.0, 0.9, 0.5, 0.01])),
         min_p=pick(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
         uniform=pick(st.floats(0, 1, exclude_max=True)),
         logprobs=pick(st.sampled_from([-1, 0, 3])),
-        bias=tuple(pick(st.dictionaries(some_ids, st.floats(-5, 5, width=32), max_size=3)).items()),
+        logit_bias=tuple(
+            pick(st.dictionaries(some_ids, st.floats(-5, 5, width=32), max_size=3)).items()
+        ),
         penalties=penalties,
         mask=Only(pick(st.sets(some_ids, min_size=1)), vocab) if pick(st.booleans()) else None,
     )
 
 
 @st.composite
-def tables(pick: st.DrawFn) -> tuple[list[list[float]], list[Sample]]:
+def tables(pick: st.DrawFn) -> tuple[list[list[float]], list[SampleParams]]:
     """Logits [S][vocab], with ties, and as many wishes."""
     vocab = pick(st.sampled_from([2, 7, 40]))
     level = st.sampled_from([-3.0, 0.0, 0.25, 1.5, 4.0]) | st.floats(-10, 10, width=32)
@@ -116,28 +118,28 @@ def tables(pick: st.DrawFn) -> tuple[list[list[float]], list[Sample]]:
     return rows, [pick(wishes(vocab)) for _ in rows]
 
 
-@pytest.mark.parametrize("narrow", [sampling.NARROW, 4, 1])
+@pytest.mark.parametrize("narrow", [sampling.PARTIAL_SORT_SIZE, 4, 1])
 @settings(max_examples=150, deadline=None)
 @given(table=tables())
 def test_like_the_reference_whatever_else_is_in_the_batch(
-    narrow: int, table: tuple[list[list[float]], list[Sample]]
+    narrow: int, table: tuple[list[list[float]], list[SampleParams]]
 ) -> None:
     """Also when only the few likeliest candidates are looked at first."""
     rows, samples = table
-    whole, sampling.NARROW = sampling.NARROW, narrow
+    whole, sampling.PARTIAL_SORT_SIZE = sampling.PARTIAL_SORT_SIZE, narrow
     try:
         together = ids_of(torch.tensor(rows), samples)
         for row, sample, drawn in zip(rows, samples, together, strict=True):
             assert drawn.id in obvious(row, sample)
             assert ids_of(torch.tensor([row]), [sample]) == [drawn]
     finally:
-        sampling.NARROW = whole
+        sampling.PARTIAL_SORT_SIZE = whole
 
 
 @settings(max_examples=50, deadline=None)
 @given(table=tables())
 def test_logprobs_are_of_the_penalised_logits_before_temperature(
-    table: tuple[list[list[float]], list[Sample]],
+    table: tuple[list[list[float]], list[SampleParams]],
 ) -> None:
     rows, samples = table
     for row, sample, drawn in zip(rows, samples, ids_of(torch.tensor(rows), samples), strict=True):
@@ -155,8 +157,10 @@ def test_logprobs_are_of_the_penalised_logits_before_temperature(
             assert value == pytest.approx(expected[id], abs=1e-4)
 
 
-@pytest.mark.parametrize("wish", [Sample(), Sample(temperature=0.8, uniform=0.5, top_p=0.9)])
-def test_a_mask_that_allows_nothing_fails_its_row_alone(wish: Sample) -> None:
+@pytest.mark.parametrize(
+    "wish", [SampleParams(), SampleParams(temperature=0.8, uniform=0.5, top_p=0.9)]
+)
+def test_a_mask_that_allows_nothing_fails_its_row_alone(wish: SampleParams) -> None:
     logits = torch.randn(2, 900, generator=torch.Generator().manual_seed(0))
     masked = msgspec.structs.replace(wish, mask=Only(set(), 900))
     sound, broken = ids_of(logits, [wish, masked])
@@ -168,13 +172,15 @@ def test_a_mask_that_allows_nothing_fails_its_row_alone(wish: Sample) -> None:
 def test_no_rounding_leads_out_of_a_mask() -> None:
     """`uniform` just below 1, where the sum of the probabilities may stay below it."""
     logits = torch.randn(200, 900, generator=torch.Generator().manual_seed(0))
-    wish = Sample(temperature=1.0, uniform=1 - 2**-53, mask=Only(set(range(3, 700, 2)), 900))
+    wish = SampleParams(temperature=1.0, uniform=1 - 2**-53, mask=Only(set(range(3, 700, 2)), 900))
     assert all(drawn.id in range(3, 700, 2) for drawn in ids_of(logits, [wish] * 200))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("wish", [Sample(), Sample(temperature=0.8, uniform=0.5, top_p=0.9)])
-def test_logits_that_are_not_finite_fail_their_row_alone(bad: float, wish: Sample) -> None:
+@pytest.mark.parametrize(
+    "wish", [SampleParams(), SampleParams(temperature=0.8, uniform=0.5, top_p=0.9)]
+)
+def test_logits_that_are_not_finite_fail_their_row_alone(bad: float, wish: SampleParams) -> None:
     logits = torch.randn(3, 900, generator=torch.Generator().manual_seed(0))
     sound = ids_of(logits, [wish] * 3)
     logits[1, 17] = bad
@@ -188,8 +194,8 @@ def test_greedy_ties_go_to_the_lowest_id_in_every_dtype() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.zeros(2, 300, dtype=dtype)
         logits[0, [40, 200]] = 3.0
-        assert [drawn.id for drawn in ids_of(logits, [Sample()] * 2)] == [40, 0]
-        warm = [Sample(temperature=1e-4, uniform=0.3, logprobs=0)] * 2
+        assert [drawn.id for drawn in ids_of(logits, [SampleParams()] * 2)] == [40, 0]
+        warm = [SampleParams(temperature=1e-4, uniform=0.3, logprobs=0)] * 2
         assert ids_of(logits, warm)[0].id == 40
 
 
@@ -198,7 +204,7 @@ def test_uniform_walks_down_the_candidates() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
     probs = logits.softmax(-1)[0].tolist()
     grid = [(step + 0.5) / 1000 for step in range(1000)]
-    samples = [Sample(temperature=1.0, uniform=uniform) for uniform in grid]
+    samples = [SampleParams(temperature=1.0, uniform=uniform) for uniform in grid]
     ids = [drawn.id for drawn in ids_of(logits.expand(1000, -1), samples)]
     ranks = [[1, 2, 0, 3].index(id) for id in ids]
     assert ranks == sorted(ranks)
@@ -211,23 +217,23 @@ def test_a_large_vocabulary_with_a_flat_distribution() -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(4, 5000, generator=generator) * 0.01
     uniforms = (0.0, 0.4, 0.9, 0.999999)
-    samples = [Sample(temperature=1.0, uniform=uniform) for uniform in uniforms]
+    samples = [SampleParams(temperature=1.0, uniform=uniform) for uniform in uniforms]
     found = [drawn.id for drawn in ids_of(logits, samples)]
     for row, sample, id in zip(logits.tolist(), samples, found, strict=True):
         assert id in obvious(row, sample)
 
 
 def test_min_p_that_cuts_beyond_the_likeliest_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "NARROW", 3)
+    monkeypatch.setattr(sampling, "PARTIAL_SORT_SIZE", 3)
     logits = [0.0] * 3 + [-0.1] + [-2.0] * 40
     for uniform in (0.1, 0.3, 0.35, 0.6, 0.9):
-        sample = Sample(temperature=1.0, min_p=0.5, uniform=uniform)
+        sample = SampleParams(temperature=1.0, min_p=0.5, uniform=uniform)
         [drawn] = ids_of(torch.tensor([logits]), [sample])
         assert drawn.id in obvious(logits, sample)
 
 
 def test_ties_on_the_border_of_the_likeliest_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "NARROW", 4)
+    monkeypatch.setattr(sampling, "PARTIAL_SORT_SIZE", 4)
     logits = torch.zeros(50, 50)
-    samples = [Sample(temperature=1.0, uniform=(id + 0.5) / 50) for id in range(50)]
+    samples = [SampleParams(temperature=1.0, uniform=(id + 0.5) / 50) for id in range(50)]
     assert [drawn.id for drawn in ids_of(logits, samples)] == list(range(50))

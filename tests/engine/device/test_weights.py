@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from continuo.engine.config import EngineConfig
 from continuo.engine.device import weights
-from continuo.engine.device.build import build
+from continuo.engine.device.build import build_runner
 from continuo.engine.errors import ModelError
 from tests.parity import oracle
 
@@ -35,7 +35,7 @@ def edit_config(folder: Path, **changes: object) -> None:
 
 
 def edit_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    index = json.loads((folder / weights.INDEX).read_text())["weight_map"]
+    index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
     path = folder / index[name]
     tensors = load_file(path)
     tensors[name] = change(tensors[name])
@@ -43,9 +43,9 @@ def edit_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], torch.
 
 
 def lose_tensor(folder: Path, name: str) -> None:
-    index = json.loads((folder / weights.INDEX).read_text())
+    index = json.loads((folder / weights.INDEX_FILE).read_text())
     path = folder / index["weight_map"].pop(name)
-    (folder / weights.INDEX).write_text(json.dumps(index))
+    (folder / weights.INDEX_FILE).write_text(json.dumps(index))
     tensors = load_file(path)
     del tensors[name]
     save_file(tensors, path)
@@ -61,8 +61,8 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config of text": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be"),
     "config of a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
     "unknown type": (lambda f: edit_config(f, model_type="warp"), "warp"),
-    "no index": (lambda f: (f / weights.INDEX).unlink(), "neither model.safetensors nor"),
-    "empty index": (lambda f: (f / weights.INDEX).write_text("{}"), "no weight_map"),
+    "no index": (lambda f: (f / weights.INDEX_FILE).unlink(), "neither model.safetensors nor"),
+    "empty index": (lambda f: (f / weights.INDEX_FILE).write_text("{}"), "no weight_map"),
     "no shard": (
         lambda f: (f / "model-00002-of-00009.safetensors").unlink(),
         "shard model-00002-of-00009.safetensors is missing",
@@ -98,7 +98,9 @@ def test_a_broken_checkpoint_says_in_one_line_what_is_wrong(folder: Path, name: 
     damage, message = BREAKS[name]
     damage(folder)
     with pytest.raises(ModelError) as refused:
-        build(EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4), quiet)
+        build_runner(
+            EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4), quiet
+        )
     assert message in refused.value.message
     assert "\n" not in refused.value.message
 
@@ -107,14 +109,14 @@ def test_a_broken_checkpoint_says_in_one_line_what_is_wrong(folder: Path, name: 
 def test_pages_that_memory_cannot_hold_are_refused(folder: Path, more: dict[str, Any]) -> None:
     config = EngineConfig(model=str(folder), device="cpu", max_model_len=16, **more)
     with pytest.raises(ModelError, match=r"no memory for .* KV pages") as refused:
-        build(config, quiet)
+        build_runner(config, quiet)
     assert "\n" not in refused.value.message
 
 
 def test_a_whole_checkpoint_reports_itself_and_its_progress(folder: Path) -> None:
     seen: list[float] = []
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
-    runner, loaded = build(config, lambda what, fraction: seen.append(fraction))
+    runner, loaded = build_runner(config, lambda what, fraction: seen.append(fraction))
     assert (loaded.architecture, loaded.device, loaded.dtype) == (
         "Qwen2ForCausalLM",
         "cpu",
@@ -130,8 +132,8 @@ def test_a_whole_checkpoint_reports_itself_and_its_progress(folder: Path) -> Non
 
 def test_every_parameter_is_filled_with_its_tensor(folder: Path) -> None:
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
-    runner, _ = build(config, quiet)
-    index = json.loads((folder / weights.INDEX).read_text())["weight_map"]
+    runner, _ = build_runner(config, quiet)
+    index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
     slots = runner.model.slots()  # pyright: ignore[reportAttributeAccessIssue]
     assert set(slots) == set(index)
     for name, slot in slots.items():

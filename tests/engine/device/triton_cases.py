@@ -30,7 +30,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3}
 
 def main(name: str) -> None:
     torch.set_num_threads(1)
-    triton_backend.SPLIT_TOKENS = 64
+    triton_backend.SPLIT_TOKENS_MIN = 64
     seen: set[int] = set()
     for dtype, tolerance in TOLERANCE.items():
         for page_size, window, programs, heads, shape in CASES:
@@ -40,8 +40,8 @@ def main(name: str) -> None:
             pool = oracle.filled(made, pages, page_size, shape, like)
             total = sum(row.count for row in made.rows)
             query = torch.randn(total, heads + 3, shape.key_dim).to(like)[:, :heads]
-            step = step_inputs.build(made, page_size, torch.device("cpu"))
-            run = triton_backend.PagedTriton(programs).prepare(step, pool)
+            step = step_inputs.build_inputs(made, page_size, torch.device("cpu"))
+            run = triton_backend.TritonBackend(programs).prepare(step, pool)
             found = run(0, query, 0.3, window)
             wanted = oracle.obvious(made, pool, query, 0.3, window)
             error = (found - wanted).abs().max().item()

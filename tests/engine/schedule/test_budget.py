@@ -5,31 +5,35 @@ import random
 
 import pytest
 
-from continuo.engine.core.schedule.budget import Budget, Load, allot
-from continuo.engine.core.schedule.step_time_model import FITTED_AFTER, OUTLIER, StepTime
+from continuo.engine.core.schedule.budget import StepBudget, StepLoad, allot
+from continuo.engine.core.schedule.step_time_model import (
+    OBSERVATIONS_MIN,
+    OUTLIER_RATIO_MAX,
+    StepTimeModel,
+)
 
 TRUE = (0.003, 0.0002, 0.00005, 2e-9)
 """Seconds: of a step, of a row, of a token, of a token times its context."""
 
 
-def cost(load: Load) -> float:
+def cost(load: StepLoad) -> float:
     a, b, c, d = TRUE
     return a + b * load.rows + c * load.tokens + d * load.attention
 
 
-def loads(count: int, seed: int = 1) -> list[Load]:
+def loads(count: int, seed: int = 1) -> list[StepLoad]:
     source = random.Random(seed)
-    made: list[Load] = []
+    made: list[StepLoad] = []
     for _ in range(count):
-        load = Load()
+        load = StepLoad()
         for _ in range(source.randint(1, 12)):
-            load = load.plus(source.randint(0, 4_000), source.choice([1, 1, 1, 8, 64]))
+            load = load.with_row(source.randint(0, 4_000), source.choice([1, 1, 1, 8, 64]))
         made.append(load)
     return made
 
 
-def learnt(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTime:
-    time, source = StepTime(), random.Random(seed)
+def learnt(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTimeModel:
+    time, source = StepTimeModel(), random.Random(seed)
     for load in loads(count, seed):
         time.observe(load, cost(load) * (1 + noise * source.uniform(-1, 1)))
     return time
@@ -74,16 +78,16 @@ def test_allot_gives_all_that_is_wanted_and_no_more() -> None:
 
 
 def test_a_budget_adds_up_to_the_load_it_planned() -> None:
-    budget, load = Budget(100, 3), Load()
+    budget, load = StepBudget(100, 3), StepLoad()
     for start, tokens in ((0, 40), (900, 1), (7, 20)):
         assert budget
         budget.spend(start, tokens)
-        load = load.plus(start, tokens)
-    assert budget.load == load == Load(3, 61, 40 * 20 + 900 + 7 * 20 + 200)
-    assert (budget.tokens, budget.rows) == (39, 0)
+        load = load.with_row(start, tokens)
+    assert budget.load == load == StepLoad(3, 61, 40 * 20 + 900 + 7 * 20 + 200)
+    assert (budget.remaining_tokens, budget.remaining_rows) == (39, 0)
     assert not budget, "no row is left"
-    assert Budget(1, 1)
-    assert not Budget(0, 1)
+    assert StepBudget(1, 1)
+    assert not StepBudget(0, 1)
 
 
 # ---- StepTime ------------------------------------------------------------------------------
@@ -91,18 +95,18 @@ def test_a_budget_adds_up_to_the_load_it_planned() -> None:
 
 def test_it_learns_what_a_step_costs() -> None:
     time = learnt()
-    assert time.fitted
+    assert time.is_fitted
     for load in loads(50, seed=2):
         assert time.predict(load) == pytest.approx(cost(load), rel=0.02)
 
 
 def test_it_is_not_fitted_before_it_has_seen_enough() -> None:
-    time = StepTime()
-    for load in loads(FITTED_AFTER - 1):
+    time = StepTimeModel()
+    for load in loads(OBSERVATIONS_MIN - 1):
         time.observe(load, cost(load))
-        assert not time.fitted
-    time.observe(Load(1, 1, 1), 0.01)
-    assert time.fitted
+        assert not time.is_fitted
+    time.observe(StepLoad(1, 1, 1), 0.01)
+    assert time.is_fitted
 
 
 def test_noise_averages_out() -> None:
@@ -120,7 +124,7 @@ def test_an_outlier_counts_for_little() -> None:
     for load in loads(64, seed=5):
         time.observe(load, cost(load))
     for load, was in zip(loads(20, seed=2), before, strict=True):
-        assert time.predict(load) < (1 + OUTLIER) * was
+        assert time.predict(load) < (1 + OUTLIER_RATIO_MAX) * was
         assert time.predict(load) == pytest.approx(cost(load), rel=0.5)
 
 
@@ -134,38 +138,38 @@ def test_it_forgets_a_machine_that_has_become_slower() -> None:
 
 def test_predictions_are_never_negative_and_never_shrink_with_the_load() -> None:
     """Coefficients below zero are taken as zero, whatever nonsense was measured."""
-    time, source = StepTime(), random.Random(1)
+    time, source = StepTimeModel(), random.Random(1)
     for load in loads(200):
         time.observe(load, source.uniform(0, 0.01))
-    load = Load()
+    load = StepLoad()
     for _ in range(20):
-        more = load.plus(source.randint(0, 4000), source.randint(1, 64))
+        more = load.with_row(source.randint(0, 4000), source.randint(1, 64))
         assert 0 <= time.predict(load) <= time.predict(more)
         load = more
 
 
 def test_steps_that_are_all_alike_can_be_learnt() -> None:
     """Nothing tells rows from tokens then; the same step is still predicted."""
-    time = StepTime()
+    time = StepTimeModel()
     for _ in range(100):
-        time.observe(Load(4, 4, 400), 0.01)
-    assert time.predict(Load(4, 4, 400)) == pytest.approx(0.01, rel=0.01)
+        time.observe(StepLoad(4, 4, 400), 0.01)
+    assert time.predict(StepLoad(4, 4, 400)) == pytest.approx(0.01, rel=0.01)
 
 
 @pytest.mark.parametrize("start", [0, 1_000, 40_000])
 @pytest.mark.parametrize("seconds", [0.004, 0.02, 0.2])
 def test_tokens_within_is_the_most_that_fits(start: int, seconds: float) -> None:
-    time, load = learnt(), Load().plus(500, 1).plus(700, 1)
+    time, load = learnt(), StepLoad().with_row(500, 1).with_row(700, 1)
     tokens = time.tokens_within(seconds, load, start, 5_000)
     assert 0 <= tokens <= 5_000
     if tokens:
-        assert time.predict(load.plus(start, tokens)) <= seconds
+        assert time.predict(load.with_row(start, tokens)) <= seconds
     if tokens < 5_000:
-        assert time.predict(load.plus(start, tokens + 1)) > seconds
+        assert time.predict(load.with_row(start, tokens + 1)) > seconds
 
 
 def test_a_long_context_leaves_room_for_fewer_tokens() -> None:
     """One query over 40,000 tokens of context is not one token's work."""
     time = learnt()
-    counts = [time.tokens_within(0.05, Load(), start, 5_000) for start in (0, 10_000, 40_000)]
+    counts = [time.tokens_within(0.05, StepLoad(), start, 5_000) for start in (0, 10_000, 40_000)]
     assert counts[0] > counts[1] > counts[2] > 0

@@ -5,13 +5,13 @@ from array import array
 import pytest
 
 from continuo.engine.core.cache import SessionAwareCache
-from continuo.engine.core.schedule import Plan, Scheduler
-from continuo.engine.core.schedule.budget import Load
-from continuo.engine.core.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TOKENS
+from continuo.engine.core.schedule import Scheduler, StepPlan
+from continuo.engine.core.schedule.budget import StepLoad
+from continuo.engine.core.schedule.scheduler import CHUNK_TOKENS_MIN, SHORT_TURN_TOKENS_MAX
 from continuo.engine.core.sequence import Sequence
 from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import Sampling
-from continuo.engine.wire.token_log import Log
+from continuo.engine.wire.token_log import TokenLog
 
 
 class Bureau:
@@ -24,18 +24,18 @@ class Bureau:
         self.scheduler = Scheduler(self.cache, tokens, rows)
 
     def sequence(self, length: int, name: str = "s", first: int = 0) -> Sequence:
-        log = Log(10_000, streaming=True)
+        log = TokenLog(10_000, streaming=True)
         log.ids.extend((first + n) % 90 for n in range(length))
         return Sequence(name, self.cache.open(), log, None, 0.0)
 
     def idle(self, length: int, name: str = "idle", first: int = 0) -> Sequence:
         """All of it is in KV, and nobody waits for it."""
         sequence = self.sequence(length, name, first)
-        assert self.cache.grow(sequence.lease, length)
+        assert self.cache.reserve(sequence.lease, length)
         self.cache.commit(sequence.lease, length)
-        sequence.reached = length
-        sequence.turns = 2
-        self.cache.rest(sequence.lease)
+        sequence.committed_high_water = length
+        sequence.turn_count = 2
+        self.cache.mark_idle(sequence.lease)
         return sequence
 
     def ask(self, sequence: Sequence, limit: int = 100) -> Sequence:
@@ -43,7 +43,7 @@ class Bureau:
         turn = Turn("turn", Sampling(), 0, limit, None, None, 0.0)
         turn.begin(sequence.ids)
         sequence.turn = turn
-        sequence.turns += 1
+        sequence.turn_count += 1
         self.scheduler.add_turn(sequence)
         return sequence
 
@@ -52,24 +52,24 @@ class Bureau:
 
     def plan(self) -> list[tuple[Sequence, int, bool]]:
         """(sequence, tokens, draws) of a step, which is still in flight."""
-        self.made: Plan = self.scheduler.plan()
+        self.made: StepPlan = self.scheduler.plan()
         self.cache.audit()
-        for work in self.made.works:
+        for work in self.made.rows:
             if work.turn is not None:
-                work.turn.ordered += 1
+                work.turn.launched_tokens += 1
                 work.sequence.promised += 1
-        return [(s, n, turn is not None) for s, n, turn in self.made.works]
+        return [(s, n, turn is not None) for s, n, turn in self.made.rows]
 
     def land(self) -> None:
-        for sequence, count, turn in self.made.works:
+        for sequence, count, turn in self.made.rows:
             self.cache.commit(sequence.lease, count)
-            sequence.reached = max(sequence.reached, sequence.committed)
+            sequence.committed_high_water = max(sequence.committed_high_water, sequence.committed)
             if turn is not None:
                 sequence.promised -= 1
-                turn.outputs += 1
+                turn.output_tokens += 1
                 sequence.ids.append(1)
             elif sequence.turn is None:
-                self.cache.rest(sequence.lease)
+                self.cache.mark_idle(sequence.lease)
         self.cache.audit()
 
     def step(self) -> list[tuple[Sequence, int, bool]]:
@@ -80,7 +80,7 @@ class Bureau:
     def learn(self, token_s: float) -> None:
         """Steps so far have taken this long for each token, and nothing else."""
         for n in range(40):
-            load = Load(1 + n % 3, 1 + n * 7 % 50, n)
+            load = StepLoad(1 + n % 3, 1 + n * 7 % 50, n)
             self.scheduler.observe(load, load.tokens * token_s)
 
 
@@ -93,17 +93,17 @@ def test_decodes_then_short_turns_then_long_ones_then_appends() -> None:
     bureau.scheduler.add_append(append)
     decode = bureau.waiting(10, "decode")
     bureau.step()
-    long = bureau.waiting(SHORT_TOKENS + 100, "long", first=1)
-    short = bureau.waiting(SHORT_TOKENS, "short", first=2)
+    long = bureau.waiting(SHORT_TURN_TOKENS_MAX + 100, "long", first=1)
+    short = bureau.waiting(SHORT_TURN_TOKENS_MAX, "short", first=2)
     again = bureau.sequence(20, "again", first=5)
     bureau.scheduler.add_append(again)
     assert [(s.id, n) for s, n, _ in bureau.plan()] == [
         ("decode", 1),
-        ("short", SHORT_TOKENS),
-        ("long", SHORT_TOKENS + 100),
+        ("short", SHORT_TURN_TOKENS_MAX),
+        ("long", SHORT_TURN_TOKENS_MAX + 100),
         ("again", 20),
     ]
-    assert [s for s, _, draws in ((w[0], w[1], w[2]) for w in bureau.made.works) if draws] == [
+    assert [s for s, _, draws in ((w[0], w[1], w[2]) for w in bureau.made.rows) if draws] == [
         decode,
         short,
         long,
@@ -113,7 +113,7 @@ def test_decodes_then_short_turns_then_long_ones_then_appends() -> None:
 def test_firm_appends_before_provisional_ones() -> None:
     bureau = Bureau(tokens=10)
     spoken, firm = bureau.sequence(8, "spoken"), bureau.sequence(8, "firm", first=3)
-    spoken.log.firm = 2
+    spoken.log.provisional_start = 2
     bureau.scheduler.add_append(spoken)
     bureau.scheduler.add_append(firm)
     assert [(s.id, n) for s, n, _ in bureau.step()] == [("firm", 8), ("spoken", 2)]
@@ -137,7 +137,7 @@ def test_a_cached_history_still_owes_one_id_to_draw_from() -> None:
     sequence = bureau.ask(bureau.idle(20))
     assert bureau.step() == [(sequence, 1, True)]
     assert sequence.turn is not None
-    assert (sequence.turn.cached, sequence.turn.residency) == (19, "hot")
+    assert (sequence.turn.cached_tokens, sequence.turn.residency) == (19, "hot")
 
 
 def test_a_promised_id_is_fed_on_without_waiting_for_it() -> None:
@@ -224,7 +224,7 @@ def test_a_retracted_turn_keeps_its_ids_and_its_place() -> None:
     ids = array("i", younger.ids)
     bureau.scheduler.retract(younger)
     assert younger.turn is not None
-    assert (younger.ids, younger.committed, younger.turn.admitted) == (ids, 0, False)
+    assert (younger.ids, younger.committed, younger.turn.is_admitted) == (ids, 0, False)
     assert list(younger.lease.pages) == []
     newcomer = bureau.waiting(10, "newcomer", first=60)
     assert bureau.plan() == [(older, 1, True), (younger, 13, True), (newcomer, 10, True)]
@@ -275,7 +275,7 @@ def test_admission_counts_what_idle_sessions_hold() -> None:
     old = bureau.waiting(6, "old", first=66)
     bureau.step()
     newcomer = bureau.waiting(15, "new", first=70)
-    assert bureau.cache.pool.free < 4
+    assert bureau.cache.pool.free_count < 4
     assert bureau.step() == [(old, 1, True), (newcomer, 15, True)]
 
 
@@ -286,21 +286,25 @@ def test_admission_refused_again_and_again_changes_nothing() -> None:
     hog = bureau.waiting(52, "hog")
     while len(hog.ids) < 54:
         bureau.step()
-    assert refused.lease.host, "the hog has pushed it out"
+    assert refused.lease.host_pages, "the hog has pushed it out"
     bureau.ask(refused)
     state = [
-        (list(refused.lease.pages), list(refused.lease.host), refused.lease.host_end),
-        (refused.committed, refused.reached, len(refused.lease.path)),
-        (bureau.cache.tree.size, bureau.cache.tree.unheld, bureau.cache.host.used),
+        (list(refused.lease.pages), list(refused.lease.host_pages), refused.lease.host_end),
+        (refused.committed, refused.committed_high_water, len(refused.lease.path)),
+        (bureau.cache.tree.size, bureau.cache.tree.unreferenced, bureau.cache.host_tier.used_pages),
     ]
     for _ in range(30):
         bureau.scheduler.plan()  # nothing of it is carried out: the hog is in flight then
         assert refused.turn is not None
-        assert (refused.turn.admitted, refused.turn.cached) == (False, None)
+        assert (refused.turn.is_admitted, refused.turn.cached_tokens) == (False, None)
         assert state == [
-            (list(refused.lease.pages), list(refused.lease.host), refused.lease.host_end),
-            (refused.committed, refused.reached, len(refused.lease.path)),
-            (bureau.cache.tree.size, bureau.cache.tree.unheld, bureau.cache.host.used),
+            (list(refused.lease.pages), list(refused.lease.host_pages), refused.lease.host_end),
+            (refused.committed, refused.committed_high_water, len(refused.lease.path)),
+            (
+                bureau.cache.tree.size,
+                bureau.cache.tree.unreferenced,
+                bureau.cache.host_tier.used_pages,
+            ),
         ]
         bureau.cache.audit()
 
@@ -309,7 +313,7 @@ def test_a_pool_full_of_one_turn_whose_last_page_is_shared_makes_do() -> None:
     """There is no page to copy the last one to: it is let go, and computed again."""
     bureau = Bureau(pages=3)
     sequence = bureau.idle(12)
-    bureau.cache.wake(sequence.lease)
+    bureau.cache.mark_busy(sequence.lease)
     bureau.cache.publish(sequence.lease, sequence.ids, 12)
     del sequence.ids[10:]
     bureau.cache.rewind(sequence.lease, 10)
@@ -362,9 +366,9 @@ def test_residency(host_pages: int) -> None:
     bureau.step()
     assert fresh.turn is not None
     assert evicted.turn is not None
-    assert (fresh.turn.residency, fresh.turn.cached) == ("none", 0)
+    assert (fresh.turn.residency, fresh.turn.cached_tokens) == ("none", 0)
     if host_pages:
-        assert (evicted.turn.residency, evicted.turn.cached) == ("host", 19)
+        assert (evicted.turn.residency, evicted.turn.cached_tokens) == ("host", 19)
     else:
         assert evicted.turn.residency == "recomputed"
 
@@ -372,9 +376,9 @@ def test_residency(host_pages: int) -> None:
 def test_a_first_turn_takes_what_the_tree_knows() -> None:
     bureau = Bureau()
     told = bureau.idle(20, "told")
-    bureau.cache.wake(told.lease)
+    bureau.cache.mark_busy(told.lease)
     bureau.cache.close(told.lease, told.ids, 20)
     new = bureau.waiting(20, "new")
     assert bureau.step() == [(new, 4, True)], "20 ids are five pages; one id must be left to do"
     assert new.turn is not None
-    assert new.turn.cached == 16
+    assert new.turn.cached_tokens == 16

@@ -21,7 +21,7 @@ class Chatter:
 
     def go_on(self) -> None:
         for n, (session, turns) in enumerate(self.turns.items()):
-            if not self.desk.sequence(session).busy:
+            if not self.desk.sequence(session).is_busy:
                 self.turns[session] = turns + 1
                 self.desk.rewind(session, 3)
                 self.desk.generate(session, 4 + n, str(turns))

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from text_fixtures import byte_level, family_folder, sentencepiece_like
 
-from continuo.engine.config import BUNDLED
+from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.text import Detokenizer
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ KINDS = pytest.mark.parametrize(
         pytest.param(BYTE_LEVEL, id="byte-level"),
         pytest.param(PIECES, id="pieces-legacy"),
         pytest.param(Tokenizer(sentencepiece_like([], legacy=False)), id="pieces"),
-        pytest.param(Tokenizer.load(family_folder(BUNDLED)), id="bundled"),
+        pytest.param(Tokenizer.load(family_folder(BUNDLED_MODEL)), id="bundled"),
     ],
 )
 TEXT = st.text(max_size=40) | st.text(
@@ -28,7 +28,7 @@ TEXT = st.text(max_size=40) | st.text(
 
 
 def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    return st.lists(st.integers(0, tokenizer.size - 1), max_size=40)
+    return st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40)
 
 
 def pushed(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
@@ -129,7 +129,7 @@ def test_special_tokens_are_left_out_unless_kept() -> None:
     assert tool is not None
     ids = [*BYTE_LEVEL.encode("a é"), tool, *BYTE_LEVEL.encode(" b"), end]
     assert "".join(pushed(Detokenizer(BYTE_LEVEL), ids)) == "a é b"
-    assert "".join(pushed(Detokenizer(BYTE_LEVEL, keep={tool}), ids)) == "a é<|tool|> b"
+    assert "".join(pushed(Detokenizer(BYTE_LEVEL, visible_ids={tool}), ids)) == "a é<|tool|> b"
 
 
 def test_after_a_flush_words_keep_their_spaces() -> None:

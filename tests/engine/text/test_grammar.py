@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from continuo.bench import random_checkpoints
 from continuo.engine.errors import BadRequest
-from continuo.engine.text import Grammars, Text, schema_problem
-from continuo.engine.text.grammar import CACHE_BYTES_MAX, Matcher
+from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
+from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
 from continuo.engine.wire.messages import Grammar
 from tests.engine.text.text_fixtures import NAMES, family
 
@@ -24,18 +24,18 @@ IDS_MAX = 2000
 
 
 @cache
-def grammars(name: str) -> Grammars:
-    return family(name).grammars(family(name).vocab_size, lambda: None)
+def grammars(name: str) -> GrammarCompiler:
+    return family(name).create_grammar_compiler(family(name).vocab_size, lambda: None)
 
 
-def drawn(text: Text, matcher: Matcher, seed: int) -> str | None:
+def drawn(text: ModelText, matcher: GrammarMatcher, seed: int) -> str | None:
     """What a turn says that draws any allowed id at random, then one that closes; None: it was not
     done after IDS_MAX ids. It may always go on, or end."""
     source = random.Random(seed)
-    detokenizer = text.detokenizer()
+    detokenizer = text.create_detokenizer()
     said = ""
     for count in range(IDS_MAX):
-        mask = matcher.allowed()
+        mask = matcher.compute_bitmask()
         ids = [id for id in range(8 * len(mask)) if mask[id >> 3] >> (id & 7) & 1]
         assert ids, f"a dead end after {said!r}"
         ends = set(ids) & set(text.stop_ids)
@@ -101,7 +101,7 @@ schemas = st.recursive(leaf, nested, max_leaves=6)
 @given(schema=schemas, seed=st.integers(0, 2**32))
 def test_whatever_is_drawn_is_valid(name: str, schema: dict[str, Any], seed: int) -> None:
     text, grammar = family(name), Grammar("json_schema", json.dumps(schema))
-    said = drawn(text, grammars(name).matcher(grammar, text.stop_ids), seed)
+    said = drawn(text, grammars(name).create_matcher(grammar, text.stop_ids), seed)
     assert said is not None, schema
     jsonschema.validate(json.loads(said), schema, format_checker=jsonschema.FormatChecker())
 
@@ -110,15 +110,15 @@ def test_whatever_is_drawn_is_valid(name: str, schema: dict[str, Any], seed: int
 def test_json_mode_says_an_object(name: str) -> None:
     text = family(name)
     for seed in range(10):
-        said = drawn(text, grammars(name).matcher(Grammar("json"), text.stop_ids), seed)
+        said = drawn(text, grammars(name).create_matcher(Grammar("json"), text.stop_ids), seed)
         assert isinstance(json.loads(said or ""), dict)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_control_tokens_are_never_part_of_a_string(name: str) -> None:
     text = family(name)
-    matcher = grammars(name).matcher(Grammar("lark", "start: /(?s:.*)/"), text.stop_ids)
-    mask = matcher.allowed()
+    matcher = grammars(name).create_matcher(Grammar("lark", "start: /(?s:.*)/"), text.stop_ids)
+    mask = matcher.compute_bitmask()
     special = text._tokenizer.special_ids - set(text.stop_ids)  # pyright: ignore[reportPrivateUsage]
     assert not any(mask[id >> 3] >> (id & 7) & 1 for id in special)
     assert all(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids)
@@ -126,11 +126,11 @@ def test_control_tokens_are_never_part_of_a_string(name: str) -> None:
 
 def test_at_the_end_only_the_turns_own_stop_ids_may_follow() -> None:
     text = family("qwen3")
-    matcher = grammars("qwen3").matcher(Grammar("lark", 'start: "ab"'), (7, 300))
+    matcher = grammars("qwen3").create_matcher(Grammar("lark", 'start: "ab"'), (7, 300))
     for id in text.encode("ab"):
-        assert not matcher.allowed()[7 >> 3] >> 7 & 1
+        assert not matcher.compute_bitmask()[7 >> 3] >> 7 & 1
         matcher.accept(id)
-    mask = matcher.allowed()
+    mask = matcher.compute_bitmask()
     assert [id for id in range(8 * len(mask)) if mask[id >> 3] >> (id & 7) & 1] == [7, 300]
 
 
@@ -152,7 +152,7 @@ def test_at_the_end_only_the_turns_own_stop_ids_may_follow() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(schema: str, problem: str) -> None:
-    found = schema_problem(schema)
+    found = find_schema_problem(schema)
     assert found is not None
     assert problem in found
     assert len(found) < 400
@@ -161,7 +161,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused(schema: str, problem: str) 
 
 def test_a_client_cannot_loosen_it() -> None:
     """`x-guidance` in a schema is an option of the library, not a keyword."""
-    assert "not" in (schema_problem('{"not": {}, "x-guidance": {"lenient": true}}') or "")
+    assert "not" in (find_schema_problem('{"not": {}, "x-guidance": {"lenient": true}}') or "")
 
 
 def test_hostile_schemas_are_bounded() -> None:
@@ -169,37 +169,38 @@ def test_hostile_schemas_are_bounded() -> None:
     two: dict[str, Any] = {"type": "string"}
     for _ in range(11):
         two = {"anyOf": [two, two]}
-    assert schema_problem(json.dumps(two)) is not None
+    assert find_schema_problem(json.dumps(two)) is not None
     assert (
-        schema_problem('{"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}') is None
+        find_schema_problem('{"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}')
+        is None
     )
-    matcher = grammars("qwen3").matcher(
+    matcher = grammars("qwen3").create_matcher(
         Grammar("json_schema", '{"type": "string", "pattern": "^(.*a.{30}|.*b.{31}|.*c.{32})$"}'),
         (0,),
     )
-    assert matcher.allowed().strip(b"\0")
+    assert matcher.compute_bitmask().strip(b"\0")
 
 
 def test_compiled_grammars_are_kept_up_to_a_bound() -> None:
     text = family("qwen3")
-    kept = text.grammars(text.vocab_size, lambda: None)
+    kept = text.create_grammar_compiler(text.vocab_size, lambda: None)
     size = 200_000
     for n in range(CACHE_BYTES_MAX // size + 5):
-        kept.matcher(Grammar("lark", f'start: "{n}" // {"#" * size}'), (0,))
-    assert kept._bytes <= CACHE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
-    assert len(kept._kept) == CACHE_BYTES_MAX // (size + 15)  # pyright: ignore[reportPrivateUsage]
+        kept.create_matcher(Grammar("lark", f'start: "{n}" // {"#" * size}'), (0,))
+    assert kept._compiled_bytes <= CACHE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
+    assert len(kept._compiled) == CACHE_BYTES_MAX // (size + 15)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_tokenizer_of_neither_bytes_nor_fallback_serves_all_but_grammars(tmp_path: Path) -> None:
     random_checkpoints.save_tokenizer(tmp_path)
-    text = Text(str(tmp_path))
+    text = ModelText(str(tmp_path))
     said = "two words, 两字"
     assert text.decode(text.encode(said)) == said
-    kept = text.grammars(random_checkpoints.VOCABULARY, lambda: None)
+    kept = text.create_grammar_compiler(random_checkpoints.VOCAB_SIZE, lambda: None)
     with pytest.raises(BadRequest, match="none can with this model's tokenizer"):
-        kept.matcher(Grammar("json", ""), (0,))
+        kept.create_matcher(Grammar("json", ""), (0,))
 
 
 def test_too_long_is_refused_at_once() -> None:
     with pytest.raises(BadRequest, match="262,144"):
-        grammars("qwen3").prepared(Grammar("lark", "#" * 300_000))
+        grammars("qwen3").prepare(Grammar("lark", "#" * 300_000))

@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
 from continuo.engine.errors import TooLong
-from continuo.engine.text.tokenizer.chunked_encoding import Pieces
-from continuo.engine.text.tokenizer.tokenizer import Tokenizer, chars_of_token_max
+from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
+from continuo.engine.text.tokenizer.tokenizer import Tokenizer, compute_token_chars_max
 from tests.engine.text.text_fixtures import (
     BYTES,
     CORPUS,
@@ -172,22 +172,22 @@ def random_text(source: random.Random, length: int) -> str:
 def test_pieces_give_the_ids_of_the_whole(name: str) -> None:
     raw, anchor = kind(name).raw, kind(name)._anchor  # pyright: ignore[reportPrivateUsage]
     lead = None if anchor is None else anchor.content
-    pieces = Pieces(raw, lead, piece_chars=200)
+    pieces = ChunkedEncoder(raw, lead, chunk_chars=200)
     source = random.Random(name)
     for _ in range(60):
         text = random_text(source, source.randrange(150, 3_000))
         inside = source.random() < 0.5
         before = lead or "" if inside else ""
         whole = raw.encode(before + text, add_special_tokens=False).ids[1 if before else 0 :]
-        assert pieces.ids(text, inside=inside) == whole, repr(text)
+        assert pieces.encode(text, is_continuation=inside) == whole, repr(text)
 
 
 @pytest.mark.parametrize("name", sorted(CUT))
 def test_prose_is_cut(name: str) -> None:
     raw, anchor = kind(name).raw, kind(name)._anchor  # pyright: ignore[reportPrivateUsage]
-    pieces = Pieces(raw, None if anchor is None else anchor.content, piece_chars=400)
+    pieces = ChunkedEncoder(raw, None if anchor is None else anchor.content, chunk_chars=400)
     text = "so the quick brown fox jumps, 12 times. " * 10
-    cut, ids = pieces._piece(text, False, len(text))  # pyright: ignore[reportPrivateUsage]
+    cut, ids = pieces._encode_chunk(text, False, len(text))  # pyright: ignore[reportPrivateUsage]
     assert cut is not None
     assert cut.chars > 200
     assert len(ids) == cut.tokens
@@ -196,7 +196,7 @@ def test_prose_is_cut(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_spelt_out_text_is_what_the_model_alone_makes_of_it(name: str) -> None:
     raw = kind(name).raw
-    pieces = Pieces(kind(name)._plain_pieces._raw, piece_chars=200)  # pyright: ignore[reportPrivateUsage]
+    pieces = ChunkedEncoder(kind(name)._plain_encoder._raw, chunk_chars=200)  # pyright: ignore[reportPrivateUsage]
     source = random.Random(name)
     for _ in range(20):
         text = random_text(source, source.randrange(150, 2_000))
@@ -205,7 +205,7 @@ def test_spelt_out_text_is_what_the_model_alone_makes_of_it(name: str) -> None:
         if raw.pre_tokenizer:
             words = [word for word, _ in raw.pre_tokenizer.pre_tokenize_str(normal)]
         made = [token.id for word in words if word for token in raw.model.tokenize(word)]
-        assert pieces.ids(text) == made, repr(text)
+        assert pieces.encode(text) == made, repr(text)
 
 
 @pytest.mark.parametrize(
@@ -236,34 +236,34 @@ def test_too_many_ids_are_refused_before_they_are_made() -> None:
 
         encode_batch_fast = encode_batch
 
-    pieces = Pieces(cast("tokenizers.Tokenizer", Counting()), tokens_max=2_000)
+    pieces = ChunkedEncoder(cast("tokenizers.Tokenizer", Counting()), tokens_max=2_000)
     with pytest.raises(TooLong, match="1,000,000 characters is more than 2,000 tokens"):
-        pieces.ids("word " * 200_000)
+        pieces.encode("word " * 200_000)
     assert sum(made) < 40_000, "the rest is not looked at"
-    assert len(pieces.ids("word " * 500)) < 2_000
+    assert len(pieces.encode("word " * 500)) < 2_000
 
 
 def test_a_stretch_without_a_cut_has_a_bound() -> None:
-    pieces = Pieces(kind("qwen").raw)
+    pieces = ChunkedEncoder(kind("qwen").raw)
     with pytest.raises(TooLong, match=r"1,048,577 characters cannot be cut .* takes 1,048,576"):
-        pieces.ids("a" * (1024 * 1024 + 1))
+        pieces.encode("a" * (1024 * 1024 + 1))
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_no_token_stands_for_more_characters(name: str) -> None:
     raw = kind(name).raw
-    longest = chars_of_token_max(raw)
+    longest = compute_token_chars_max(raw)
     if longest is None:
         return
     source = random.Random(name)
     texts = [random_text(source, 2_000) for _ in range(20)]
     texts += ["".join(part * 500) for part in ALPHABETS]
     for text in texts:
-        assert len(text) <= longest * len(kind(name).encode_plain(text))
+        assert len(text) <= longest * len(kind(name).encode_untrusted(text))
 
 
 def test_where_the_bound_is_known() -> None:
-    known = {name: chars_of_token_max(kind(name).raw) for name in KINDS}
+    known = {name: compute_token_chars_max(kind(name).raw) for name in KINDS}
     assert known["llama3"] is not None
     assert known["demo"] == 16
     state = json.loads(kind("qwen").raw.to_str())

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from continuo.engine.text import Holdback, StopWatch
+from continuo.engine.text import StopStringFilter, StopStringMatcher
 
 # Few letters, so that stop strings overlap with the text and with each other.
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=3)
@@ -25,7 +25,7 @@ def first_match(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 @example(["ab", "b"], ["aab"])
 @example(["aab", "ab"], ["xa", "a", "b"])
 def test_holdback_is_the_definition(stops: list[str], pieces: list[str]) -> None:
-    holdback = Holdback(stops)
+    holdback = StopStringFilter(stops)
     shown = ""
     for piece in pieces:
         shown += holdback.push(piece)
@@ -35,7 +35,7 @@ def test_holdback_is_the_definition(stops: list[str], pieces: list[str]) -> None
 
 @given(STOPS, PIECES)
 def test_only_a_possible_beginning_is_held_back(stops: list[str], pieces: list[str]) -> None:
-    holdback, text, shown = Holdback(stops), "", ""
+    holdback, text, shown = StopStringFilter(stops), "", ""
     for piece in pieces:
         text += piece
         shown += holdback.push(piece)
@@ -60,7 +60,7 @@ def test_watch_stops_at_the_id_that_completes_the_match(
     ids = [ord(letter) for letter in text]
     for at in silent:
         ids.insert(at, 0)
-    watch, seen = StopWatch(stops, Letters()), ""
+    watch, seen = StopStringMatcher(stops, Letters()), ""
     for id in ids:
         seen += chr(id) if id else ""
         expected = first_match(seen, stops)[1]
@@ -70,7 +70,7 @@ def test_watch_stops_at_the_id_that_completes_the_match(
 
 
 def test_memory_is_bounded_by_the_longest_stop() -> None:
-    holdback = Holdback(["a" * 10])
+    holdback = StopStringFilter(["a" * 10])
     shown = ""
     for _ in range(100):
         shown += holdback.push("aaaaaaaaab")
@@ -87,7 +87,7 @@ def test_a_stop_string_across_real_tokens() -> None:
     tokenizer = Tokenizer(byte_level(["<|end|>"]))
     ids = tokenizer.encode("Hello 😀 world")
     assert len(ids) > 4
-    watch = StopWatch(["😀 w"], Detokenizer(tokenizer))
+    watch = StopStringMatcher(["😀 w"], Detokenizer(tokenizer))
     answers = [watch.push([id]) for id in ids]
     first = next(at for at, answer in enumerate(answers) if answer)
     assert tokenizer.decode(ids[: first + 1]).startswith("Hello 😀 w")

@@ -8,7 +8,7 @@ from text_fixtures import byte_level, family, family_folder, write_checkpoint
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from continuo.engine.errors import ModelError
-from continuo.engine.text import Text
+from continuo.engine.text import ModelText
 
 
 def test_ids_there_and_back() -> None:
@@ -26,14 +26,14 @@ def test_no_special_tokens_are_added(tmp_path: Path) -> None:
     tokenizer.post_processor = TemplateProcessing(
         single="<s> $A", pair=None, special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
     )
-    text = Text(str(write_checkpoint(tmp_path, tokenizer)))
+    text = ModelText(str(write_checkpoint(tmp_path, tokenizer)))
     assert text.encode("") == []
     assert text.decode(text.encode("a")) == "a"
     assert len(text.encode("a")) == 1
 
 
 def test_a_base_model_has_no_template(tmp_path: Path) -> None:
-    text = Text(str(write_checkpoint(tmp_path, byte_level([]))))
+    text = ModelText(str(write_checkpoint(tmp_path, byte_level([]))))
     assert text.template is None
     assert text.stop_ids == ()
 
@@ -44,17 +44,17 @@ def test_the_template_may_stand_in_the_config(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
     for place in (source, named):
         folder = write_checkpoint(tmp_path, tokenizer, chat_template=place)
-        template = Text(str(folder)).template
+        template = ModelText(str(folder)).template
         assert template is not None
-        assert template.answer("user")
+        assert template.encode_header("user")
 
 
 def test_stop_ids_from_every_place_that_names_one(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, byte_level(["<a>", "<b>", "<c>"]), eos_token="<c>")
-    a, b, c = (family_ids for family_ids in Text(str(folder)).encode("<a><b><c>"))
+    a, b, c = (family_ids for family_ids in ModelText(str(folder)).encode("<a><b><c>"))
     (folder / "config.json").write_text(json.dumps({"eos_token_id": b}))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [a, b]}))
-    assert Text(str(folder)).stop_ids == (a, b, c)
+    assert ModelText(str(folder)).stop_ids == (a, b, c)
 
 
 def test_spelling_where_the_vocabulary_itself_holds_the_control_token(tmp_path: Path) -> None:
@@ -63,11 +63,11 @@ def test_spelling_where_the_vocabulary_itself_holds_the_control_token(tmp_path: 
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
-    text = Text(str(write_checkpoint(tmp_path, tokenizer)))
+    text = ModelText(str(write_checkpoint(tmp_path, tokenizer)))
     bos = text.encode("<s>")
     assert text.encode("a<s>a") == [2, *bos, 2]
-    assert bos[0] not in text.encode_plain("a<s>a")
-    assert text.decode(text.encode_plain("a<s>a")) == "a<s>a"
+    assert bos[0] not in text.encode_untrusted("a<s>a")
+    assert text.decode(text.encode_untrusted("a<s>a")) == "a<s>a"
 
 
 BROKEN = {
@@ -80,7 +80,7 @@ BROKEN = {
 def test_what_is_missing_is_named(case: str, tmp_path: Path) -> None:
     place, words = BROKEN[case]
     with pytest.raises(ModelError, match=words) as caught:
-        Text(str(place(tmp_path)))
+        ModelText(str(place(tmp_path)))
     assert "\n" not in caught.value.message
 
 
@@ -103,7 +103,7 @@ def test_what_is_broken_is_named(
     data = content.encode() if isinstance(content, str) else content
     (folder / name).write_bytes(data)
     with pytest.raises(ModelError, match=words) as caught:
-        Text(str(folder))
+        ModelText(str(folder))
     assert "\n" not in caught.value.message
 
 

@@ -7,15 +7,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from text_fixtures import family, template_of
 
-from continuo.engine.config import BUNDLED
+from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.text import (
-    ArgumentsDelta,
-    CallDone,
-    CallStarted,
-    Message,
-    TextDelta,
+    ChatMessage,
+    ParsedArguments,
+    ParsedCallEnded,
+    ParsedCallStarted,
+    ParsedText,
+    ParsedToolEvent,
     ToolCall,
-    ToolEvent,
     ToolFormat,
     ToolParser,
 )
@@ -36,26 +36,26 @@ def read(
     return summed([*events, *parser.finish()])
 
 
-def summed(events: Sequence[ToolEvent]) -> list[Said]:
+def summed(events: Sequence[ParsedToolEvent]) -> list[Said]:
     """Deltas put together; fails if the events are not in order."""
     said: list[Said] = []
     name, arguments = None, ""
     for event in events:
         match event:
-            case TextDelta(text):
+            case ParsedText(text):
                 assert name is None
                 assert text
                 if said and isinstance(said[-1], str):
                     said[-1] += text
                 else:
                     said.append(text)
-            case CallStarted(started):
+            case ParsedCallStarted(started):
                 assert name is None
                 name, arguments = started, ""
-            case ArgumentsDelta(text):
+            case ParsedArguments(text):
                 assert name is not None
                 arguments += text
-            case CallDone(complete):
+            case ParsedCallEnded(complete):
                 assert name is not None
                 said.append((name, arguments, complete))
                 name = None
@@ -183,7 +183,7 @@ CALLS = st.lists(
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args", BUNDLED],
+    ["qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args", BUNDLED_MODEL],
 )
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, size=st.integers(1, 50))
@@ -196,10 +196,10 @@ def test_what_the_template_writes_is_read_back(
         ToolCall(name=called, arguments=json.dumps(arguments), id=f"call{at:05}")
         for at, (called, arguments) in enumerate(calls[: 1 if name == "llama3" else None])
     )
-    question = Message(role="user", content="?")
-    ids = template.extend([question], [Message(role="assistant", tool_calls=made)]).ids
-    header = template.answer("user")
-    detokenizer = text.detokenizer()
+    question = ChatMessage(role="user", content="?")
+    ids = template.extend([question], [ChatMessage(role="assistant", tool_calls=made)]).ids
+    header = template.encode_header("user")
+    detokenizer = text.create_detokenizer()
     written = "".join(detokenizer.push([id]) for id in ids[len(header) :]) + detokenizer.flush()
     pieces = [written[at : at + size] for at in range(0, len(written), size)]
     if name == "qwen3":
@@ -214,7 +214,7 @@ def test_what_the_template_writes_is_read_back(
 @pytest.mark.parametrize(
     ("name", "format"),
     [
-        *[(BUNDLED, HERMES), ("qwen2_5", HERMES), ("qwen3", HERMES), ("llama3", LLAMA3)],
+        *[(BUNDLED_MODEL, HERMES), ("qwen2_5", HERMES), ("qwen3", HERMES), ("llama3", LLAMA3)],
         *[("mistral_v3", MISTRAL), ("mistral_small", MISTRAL), ("mistral_args", MISTRAL_ARGS)],
         *[("llama2", None), ("gemma", None)],
     ],
@@ -227,9 +227,9 @@ def test_arguments_are_shown_as_they_come() -> None:
     parser = ToolParser(HERMES)
     assert parser.push('<tool_call>\n{"name": "f", "argu') == []
     assert parser.push('ments": ') == []
-    assert parser.push('{"city": "Pa') == [CallStarted("f"), ArgumentsDelta('{"city": "Pa')]
-    assert parser.push('ris"}') == [ArgumentsDelta('ris"}')]
-    assert parser.push("}") == [CallDone()]
+    assert parser.push('{"city": "Pa') == [ParsedCallStarted("f"), ParsedArguments('{"city": "Pa')]
+    assert parser.push('ris"}') == [ParsedArguments('ris"}')]
+    assert parser.push("}") == [ParsedCallEnded()]
     assert parser.push("\n</tool_call>") == []
 
 
@@ -245,4 +245,4 @@ def test_an_endless_head_is_text() -> None:
     shown = parser.push('<tool_call>{"arguments": {"a": "')
     for _ in range(40):
         shown += parser.push("x" * 1000)
-    assert sum(len(event.text) for event in shown if isinstance(event, TextDelta)) > 30_000
+    assert sum(len(event.text) for event in shown if isinstance(event, ParsedText)) > 30_000

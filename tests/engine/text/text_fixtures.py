@@ -21,8 +21,8 @@ from tokenizers import (
 )
 
 from continuo import engine
-from continuo.engine.config import BUNDLED
-from continuo.engine.text import ChatTemplate, Text
+from continuo.engine.config import BUNDLED_MODEL
+from continuo.engine.text import ChatTemplate, ModelText
 
 CORPUS = [
     "Hello, world! This is a test of things: numbers 12345 and words, words, words.\n\n",
@@ -164,14 +164,14 @@ FAMILIES: dict[str, tuple[Callable[[], Tokenizer], dict[str, str]]] = {
 """Of each template in templates/: a tokenizer of the real one's kind, and tokenizer_config.json."""
 
 
-NAMES = (*FAMILIES, BUNDLED)
+NAMES = (*FAMILIES, BUNDLED_MODEL)
 
 
 @cache
 def family_folder(name: str) -> Path:
     """A checkpoint folder of the family, gone when the tests end; or the bundled model's."""
-    if name == BUNDLED:
-        return Path(engine.__file__).parent / "bundled" / BUNDLED
+    if name == BUNDLED_MODEL:
+        return Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL
     folder = Path(tempfile.mkdtemp(prefix="continuo-text-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     tokenizer, config = FAMILIES[name]
@@ -180,8 +180,8 @@ def family_folder(name: str) -> Path:
 
 
 @cache
-def family(name: str) -> Text:
-    return Text(str(family_folder(name)))
+def family(name: str) -> ModelText:
+    return ModelText(str(family_folder(name)))
 
 
 def template_of(name: str) -> ChatTemplate:

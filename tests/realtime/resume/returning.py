@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.registry.access import Guest, Return
+from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.transport import Connection
 from tests.realtime.sockets import FakeSocket
@@ -26,13 +26,13 @@ class Client:
     def session_id(self) -> str:
         return self.seen[0]["session"]["id"]
 
-    def connect(self, wish: Return | None = None, guest: Guest | None = None) -> None:
+    def connect(self, wish: ResumeRequest | None = None, guest: Credentials | None = None) -> None:
         self.socket = FakeSocket()
         connection = Connection(self.socket, self.registry, Limits(), "demo", guest, wish)
         self.running = asyncio.create_task(connection.run())
 
     def resume(self, last: str | None = None) -> None:
-        self.connect(Return(self.session_id, last or self.seen[-1]["event_id"]))
+        self.connect(ResumeRequest(self.session_id, last or self.seen[-1]["event_id"]))
 
     async def drop(self) -> None:
         self.socket.frames.put_nowait(None)

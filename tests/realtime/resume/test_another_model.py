@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 
 from continuo.bench import random_checkpoints
-from continuo.engine import Engine, EngineConfig, Sampling, Text
+from continuo.engine import EngineClient, EngineConfig, ModelText, Sampling
 from continuo.realtime.conversation.conversation import Conversation
-from continuo.realtime.persistence.session_codec import unpack_state
-from continuo.realtime.protocol.items import MessageItem, Part
-from continuo.realtime.protocol.settings import Settings as GenerationSettings
-from continuo.realtime.registry.access import Fork
+from continuo.realtime.persistence.session_codec import decode_state
+from continuo.realtime.protocol.items import ContentPart, MessageItem
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import ForkRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.session.unit_of_work import History
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
-    Begun,
-    Change,
     Entry,
-    Kept,
     NewSession,
+    ResponseCheckpoint,
     Store,
+    StoredResponse,
     StoreUnavailable,
+    WriteBatch,
     open_store,
 )
 from tests.parity import oracle as parity
@@ -121,7 +121,7 @@ def fresh(client: Client) -> Conversation:
     """The same items, but those that are dropped, as if they had just been said here."""
     now = conversation(client)
     settings = GenerationSettings(instructions=now.instructions, tools=now.tools)
-    items = [item for item in now.items() if item not in now.dropped]
+    items = [item for item in now.items() if item not in now.out_of_window]
     return Conversation.start(now.template, settings).with_items(items)
 
 
@@ -131,7 +131,7 @@ def texts(items: Any) -> list[str]:
 
 def answer_to(asked: Conversation, tokens: int) -> list[int]:
     """By one fresh prefill."""
-    asked, header = asked.asked()
+    asked, header = asked.render_header()
     return oracle(asked.ids() + header, tokens, stop_ids=[0])
 
 
@@ -144,9 +144,9 @@ async def say(client: Client, text: str) -> None:
 
 def question(*folders: Path) -> str:
     """To which all of these models have much to say: what goes on meanwhile may take its time."""
-    templates = [Text(str(folder)).template for folder in folders]
+    templates = [ModelText(str(folder)).template for folder in folders]
     for letter in string.ascii_letters:
-        item = MessageItem(id="u", role="user", parts=(Part("input_text", 9 * letter),))
+        item = MessageItem(id="u", role="user", parts=(ContentPart("input_text", 9 * letter),))
         starts = [Conversation.start(one, GenerationSettings()) for one in templates if one]
         if all(len(answer_to(one.with_items([item]), 60)) == 60 for one in starts):
             return 9 * letter
@@ -160,7 +160,7 @@ async def check_turn(client: Client, tokens: int = 9, *, anew: bool = True) -> N
     client.respond(tokens)
     await client.socket.until("rate_limits.updated")
     answered = conversation(client).spans[-1]
-    assert list(answered.sampled or ()) == answer_to(before, tokens)
+    assert list(answered.sampled_ids or ()) == answer_to(before, tokens)
 
 
 async def test_it_is_rendered_anew_and_told_whole(
@@ -179,7 +179,7 @@ async def test_it_is_rendered_anew_and_told_whole(
         now = conversation(client)
         assert texts(now.items()) == said
         assert now.ids() == fresh(client).ids() != ids
-        assert not any(span.sampled for span in now.spans)
+        assert not any(span.sampled_ids for span in now.spans)
         told = [e["item"] for e in client.socket.sent if e["type"] == "conversation.item.done"]
         assert ["".join(p["text"] for p in item["content"]) for item in told] == said
         await check_turn(client)
@@ -210,8 +210,10 @@ async def test_nothing_that_was_told_before_is_gone_on_from_where_nothing_was_wr
     async with model(other, store) as registry:
         found = await store.load(client.session_id)
         assert found is not None
-        lease = await store.claim(client.session_id, "gone", hold_s=60, seen=found.card.fence)
-        await store.hold(lease, 60, parked=True)
+        lease = await store.claim(
+            client.session_id, "gone", ttl_s=60, expected_fence=found.metadata.fence
+        )
+        await store.extend_deadline(lease, 60, is_parked=True)
         assert await come_back(client, registry) == "snapshot"
         await client.drop()
 
@@ -227,7 +229,7 @@ async def test_an_answer_under_way_is_made_again(
         async def away(*_: object) -> None:
             raise StoreUnavailable("away")
 
-        monkeypatch.setattr(History, "begin_again", away)
+        monkeypatch.setattr(UnitOfWork, "restart_response", away)
     async with (
         model(chatty, store, step_s=0.02) as one,
         model(other, store, step_s=0.02) as two,
@@ -254,11 +256,11 @@ async def test_an_answer_under_way_is_made_again(
         client.take()
         assert deltas(client) == done(client)
         [asked, answered] = conversation(client).spans
-        assert answered.answer == made
+        assert answered.response_id == made
         start = Conversation.start(conversation(client).template, GenerationSettings()).with_items(
             asked.items
         )
-        assert list(answered.sampled or ()) == answer_to(start, 60)
+        assert list(answered.sampled_ids or ()) == answer_to(start, 60)
         await client.drop()
 
 
@@ -279,7 +281,7 @@ async def test_an_answer_under_way_that_finds_no_room_ends(
         session = two.find(client.session_id)
         assert session is not None
         async with asyncio.timeout(20):
-            while session.conversation.has_open:
+            while session.conversation.has_open_response:
                 await asyncio.sleep(0.01)
         assert [item.id for item in session.conversation.items()] == ["u1"]
         await client.drop()
@@ -312,7 +314,7 @@ async def test_one_that_does_not_fit_any_more(
             assert resumed(client.socket)["resumed"] == "snapshot"
             now = conversation(client)
             assert now.length <= 100
-            assert now.dropped
+            assert now.out_of_window
             assert len(list(now.items())) == 8, "they are still told"
             await check_turn(client)
             await client.drop()
@@ -325,8 +327,8 @@ async def test_one_that_does_not_fit_any_more(
         assert client.socket.closed[0] == 1008
         found = await store.load(client.session_id)
         assert found is not None
-        assert (found.log, found.state, found.events) == (kept.log, kept.state, kept.events)
-        assert found.card.parked
+        assert (found.entries, found.state, found.events) == (kept.entries, kept.state, kept.events)
+        assert found.metadata.is_parked
     async with model(chatty, store) as registry:
         assert await come_back(client, registry) == "exact"
         await client.drop()
@@ -338,14 +340,14 @@ async def test_a_fork_of_one_is_rendered_anew(store: Store, chatty: Path, other:
         client = await talk(registry)
         kept = await store.load(client.session_id)
     async with model(other, store) as registry:
-        child = await registry.open(Ears(), fork=Fork(client.session_id, "u1"))
+        child = await registry.open(Ears(), fork=ForkRequest(client.session_id, "u1"))
         assert [item.id for item in child.conversation.items()][::2] == ["u0", "u1"]
         again = Conversation.start(child.conversation.template, GenerationSettings())
         again = again.with_items(list(child.conversation.items()))
         assert child.conversation.ids() == again.ids()
         state = await store.load(child.id)
         assert state is not None
-        assert unpack_state(state.state).model
+        assert decode_state(state.state).model
         await registry.close(child)
     assert await store.load(client.session_id) == kept
 
@@ -353,7 +355,7 @@ async def test_a_fork_of_one_is_rendered_anew(store: Store, chatty: Path, other:
 @contextlib.asynccontextmanager
 async def answering(folder: Path, store: Store) -> AsyncIterator[tuple[Caller, Bench]]:
     """A server of the Responses API on this store, with a model of its own."""
-    settings = Settings(served_model_name=("demo",))
+    settings = GatewaySettings(served_model_name=("demo",))
     async with (
         digest_engine(folder, pages=256, max_model_len=400) as bench,
         serve(bench, settings, store) as running,
@@ -384,7 +386,7 @@ def expected(bench: Bench, *said: str) -> str:
     assert template is not None
     roles = ("user", "assistant")
     items = [
-        MessageItem(id=f"m{n}", role=roles[n % 2], parts=(Part("input_text", text),))  # pyright: ignore
+        MessageItem(id=f"m{n}", role=roles[n % 2], parts=(ContentPart("input_text", text),))  # pyright: ignore
         for n, text in enumerate(said)
     ]
     asked = Conversation.start(template, GenerationSettings()).with_items(items)
@@ -436,17 +438,17 @@ async def test_a_session_of_the_version_before_is_rendered_anew(
     store: Store, chatty: Path, caplog: pytest.LogCaptureFixture, under_way: bool
 ) -> None:
     name = f"sess_{'ab'[under_way]}{'0' * 19}"
-    new = NewSession(id=name, owner="gate-0", tenant="", state=STATE, hold_s=3600)
+    new = NewSession(id=name, owner="gate-0", tenant="", state=STATE, ttl_s=3600)
     lease = await store.create(new)
     answer, log = "resp_497b1bf8986b640c7da5", LOG
-    begins: tuple[Begun, ...] = ()
+    begins: tuple[ResponseCheckpoint, ...] = ()
     if under_way:
         log = (*LOG[:2], Entry(b'{"answer":"resp_497b1bf8986b640c7da5","open":true}'))
-        begins = (Begun(id=answer, seed=1, prompt=24, entry=2, body=b'{"number":0}'),)
-    await store.write(lease, Change(at=0, entries=log, begins=begins))
+        begins = (ResponseCheckpoint(id=answer, seed=1, prompt=24, entry=2, body=b'{"number":0}'),)
+    await store.write(lease, WriteBatch(kept_entries=0, entries=log, started_responses=begins))
     if under_way:
         await store.journal(lease, answer, 0, (22, 70, 1 << 30))
-    await store.hold(lease, 60, parked=True)
+    await store.extend_deadline(lease, 60, is_parked=True)
     async with model(chatty, store) as registry:
         client = Client(registry)
         client.seen = [{"session": {"id": name}}]
@@ -458,7 +460,10 @@ async def test_a_session_of_the_version_before_is_rendered_anew(
             before = Conversation.start(
                 conversation(client).template, GenerationSettings()
             ).with_items(asked.items)
-            assert list(answered.sampled or ()) == answer_to(before, 400)[:-1] or answered.sampled
+            assert (
+                list(answered.sampled_ids or ()) == answer_to(before, 400)[:-1]
+                or answered.sampled_ids
+            )
         else:
             assert texts(conversation(client).items()) == ["hello", "s!Q}?@"]
             await check_turn(client)
@@ -469,7 +474,7 @@ async def test_a_response_of_the_version_before_is_rendered_anew(
     store: Store, chatty: Path
 ) -> None:
     name = "resp_d872b766d60d4414afd0"
-    await store.keep(Kept(id=name, tenant="", entries=KEPT, body=b"[]"), 3600)
+    await store.put_response(StoredResponse(id=name, tenant="", entries=KEPT, body=b"[]"), 3600)
     async with answering(chatty, store) as (caller, bench):
         response = await caller.turn("more", previous_response_id=name)
         assert text_of(response) == expected(bench, "hi", "=]dD", "more")
@@ -493,9 +498,9 @@ def checkpoint(folder: Path, *, large: bool) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def real(folder: Path, store: Store) -> AsyncIterator[tuple[Registry, Engine]]:
+async def real(folder: Path, store: Store) -> AsyncIterator[tuple[Registry, EngineClient]]:
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32", threads=1)
-    engine = await Engine.start(config)
+    engine = await EngineClient.start(config)
     registry = gate(engine, store)
     yield registry, engine
     await registry.aclose()
@@ -518,13 +523,13 @@ async def test_real_models_of_other_vocabularies(tmp_path: Path) -> None:
         pid = engine.pid
         assert await come_back(client, registry) == "snapshot"
         await say(client, "and more")
-        asked, header = fresh(client).asked()
+        asked, header = fresh(client).render_header()
         sampling = Sampling(max_tokens=9, stop_ids=engine.text.stop_ids)
         turn = await engine.complete(asked.ids() + header, sampling)
         wanted = [id async for piece in turn for id in piece.ids]
         client.respond(9)
         await client.socket.until("rate_limits.updated")
-        assert list(conversation(client).spans[-1].sampled or ()) == wanted
+        assert list(conversation(client).spans[-1].sampled_ids or ()) == wanted
         assert engine.pid == pid, "it has not been started again"
         await client.drop()
     await store.aclose()

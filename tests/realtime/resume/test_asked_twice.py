@@ -40,7 +40,7 @@ async def again(client: Client, elsewhere: bool, seen: int | None = None) -> Non
     await client.drop()
     client.take(seen)
     if elsewhere:
-        await client.registry._forget(client.registry._sessions[client.session_id])
+        await client.registry._unload_and_wait(client.registry._sessions[client.session_id])
     client.resume()
     await client.socket.until("session.updated")
 
@@ -61,13 +61,13 @@ async def test_it_is_done_once(registry: Registry, what: str, elsewhere: bool) -
     await probe(client)
     session = registry.find(client.socket.sent[0]["session"]["id"])
     assert session is not None
-    before = [item.id for item in session.conversation.items()], session._history.draft
+    before = [item.id for item in session.conversation.items()], session._unit_of_work.draft
     await again(client, elsewhere)
     client.socket.put(event_id="mine", **ASKS[what])
     await probe(client)
     session = registry.find(client.session_id)
     assert session is not None
-    now = [item.id for item in session.conversation.items()], session._history.draft
+    now = [item.id for item in session.conversation.items()], session._unit_of_work.draft
     assert now == before
     assert not [event for event in client.socket.sent if event["type"] == "error"]
     client.socket.put(type="input_text_buffer.append", text="other", event_id="mine")

@@ -11,26 +11,30 @@ import msgspec
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import Piece, Words, entry_of
-from continuo.realtime.persistence.session_writer import Ledger, News, Whole
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.persistence.session_codec import ConversationEntry, DraftPiece, encode_entry
+from continuo.realtime.persistence.session_writer import (
+    DesiredSession,
+    SessionChanges,
+    SessionWriter,
+)
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.session.idempotency_keys import Requests
+from continuo.realtime.session.idempotency_keys import IdempotencyKeys
 from continuo.realtime.store import (
-    Change,
-    Lease,
-    Once,
-    Repeated,
-    StaleFence,
+    DuplicateWrite,
+    IdempotentRequest,
+    OwnershipLost,
+    SessionLease,
     StoreUnavailable,
-    Written,
+    WriteBatch,
+    WriteResult,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client, resumed
 from tests.realtime.store.making import fresh_session
 from tests.support.engines import Bench
 
-A, B, C, D = map(Words, "abcd")
+A, B, C, D = map(DraftPiece, "abcd")
 
 
 class Replicated(SqliteStore):
@@ -42,13 +46,13 @@ class Replicated(SqliteStore):
     lose: bool | None = None
     copy_first = False
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         if self.copy_first:
             self.copy()
             self.copy_first = False
         lose, self.lose = self.lose, None
         if lose is not False:
-            written = await super().write(lease, change)
+            written = await super().write(lease, batch)
             if lose is None:
                 return written
         raise StoreUnavailable("no answer")
@@ -75,86 +79,93 @@ async def store(tmp_path: Path) -> AsyncIterator[Replicated]:
 
 
 @pytest.fixture
-async def ledger(store: Replicated) -> Ledger:
+async def ledger(store: Replicated) -> SessionWriter:
     new = fresh_session()
-    ledger = Ledger(store, await store.create(new), new)
-    await ledger.write(whole(A), News())
+    ledger = SessionWriter(store, await store.create(new), new)
+    await ledger.write(whole(A), SessionChanges())
     return ledger
 
 
-def whole(*pieces: Piece) -> Whole:
-    return Whole(
-        pieces=pieces, settings=Settings(), epoch=0, first=0, next=0, events=lambda number: []
+def whole(*pieces: ConversationEntry) -> DesiredSession:
+    return DesiredSession(
+        entries=pieces,
+        settings=GenerationSettings(),
+        epoch=0,
+        first_offset=0,
+        next_offset=0,
+        encode_events_since=lambda number: [],
     )
 
 
-async def check(store: Replicated, ledger: Ledger, *pieces: Piece) -> None:
+async def check(store: Replicated, ledger: SessionWriter, *pieces: ConversationEntry) -> None:
     found = await store.load(ledger.lease.session)
     assert found is not None
-    assert found.log == tuple(map(entry_of, pieces))
+    assert found.entries == tuple(map(encode_entry, pieces))
 
 
 async def test_it_is_noticed_by_who_is_in_doubt_about_a_call(
-    store: Replicated, ledger: Ledger
+    store: Replicated, ledger: SessionWriter
 ) -> None:
     """They take a new fence, and find an older one than theirs."""
-    await ledger.write(whole(A, B), News())
+    await ledger.write(whole(A, B), SessionChanges())
     store.copy()
-    await ledger.take()
-    await ledger.write(whole(A, C), News())
+    await ledger.claim()
+    await ledger.write(whole(A, C), SessionChanges())
     store.lose = False
     with pytest.raises(StoreUnavailable):
-        await ledger.write(whole(A, C, B), News())
+        await ledger.write(whole(A, C, B), SessionChanges())
     store.fail_over()
-    await ledger.write(whole(A, C, D), News())
+    await ledger.write(whole(A, C, D), SessionChanges())
     await check(store, ledger, A, C, D)
 
 
 async def test_it_is_noticed_where_a_write_was_put_over_one_that_was_not_answered(
-    store: Replicated, ledger: Ledger
+    store: Replicated, ledger: SessionWriter
 ) -> None:
     """The one that was not answered has come back in its place, as long as it was."""
     store.lose = True
     with pytest.raises(StoreUnavailable):
-        await ledger.write(whole(A, B), News())
+        await ledger.write(whole(A, B), SessionChanges())
     store.copy_first = True
-    await ledger.write(whole(A, C), News())
+    await ledger.write(whole(A, C), SessionChanges())
     store.fail_over()
     await check(store, ledger, A, B)
-    await ledger.write(whole(A, C, D), News())
+    await ledger.write(whole(A, C, D), SessionChanges())
     await check(store, ledger, A, C, D)
 
 
 async def test_what_was_asked_elsewhere_is_asked_again_where_only_the_right_to_it_was_lost(
-    store: Replicated, ledger: Ledger
+    store: Replicated, ledger: SessionWriter
 ) -> None:
     """A store that has lost a change of hands knows the requests from before."""
-    once = Once("event_1", b"respond", b"resp_1")
-    await ledger.write(whole(A, B), News(once=once))
+    once = IdempotentRequest("event_1", b"respond", b"resp_1")
+    await ledger.write(whole(A, B), SessionChanges(request=once))
     store.copy()
     new = msgspec.structs.replace(fresh_session(), id=ledger.lease.session)
-    other = Ledger(store, await store.claim(new.id, "gate-2", hold_s=60), new, pieces=(A, B))
+    other = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new, entries=(A, B))
     store.fail_over()
-    assert await other.repeated(once) == b"resp_1"
-    await other.write(whole(A, C), News())
+    assert await other.find_result(once) == b"resp_1"
+    await other.write(whole(A, C), SessionChanges())
     await check(store, other, A, C)
 
 
 async def test_what_was_asked_here_is_known_again_to_a_store_that_has_lost_it(
-    store: Replicated, ledger: Ledger
+    store: Replicated, ledger: SessionWriter
 ) -> None:
     """Else it would be done again for a client that asks again elsewhere."""
-    requests = Requests(ledger, all_here=True)
+    requests = IdempotencyKeys(ledger, is_complete=True)
     store.copy()
-    once = Once("event_1", b"respond", b"resp_1")
-    await ledger.write(whole(A, B), News(once=once))
-    requests.done(once)
+    once = IdempotentRequest("event_1", b"respond", b"resp_1")
+    await ledger.write(whole(A, B), SessionChanges(request=once))
+    requests.record(once)
     store.fail_over()
-    await ledger.write(whole(A, B, C), News(once=Once("event_2", b"append")))
+    await ledger.write(
+        whole(A, B, C), SessionChanges(request=IdempotentRequest("event_2", b"append"))
+    )
     await check(store, ledger, A, B, C)
-    assert await store.repeated(ledger.lease, once) == b"resp_1"
-    await ledger.write(whole(A, B, C, D), News())
-    assert await store.repeated(ledger.lease, once) == b"resp_1"
+    assert await store.find_result(ledger.lease, once) == b"resp_1"
+    await ledger.write(whole(A, B, C, D), SessionChanges())
+    assert await store.find_result(ledger.lease, once) == b"resp_1"
 
 
 async def test_who_had_it_before_is_kept_out_by_a_look(store: Replicated) -> None:
@@ -162,11 +173,11 @@ async def test_who_had_it_before_is_kept_out_by_a_look(store: Replicated) -> Non
     new = fresh_session()
     asleep = await store.create(new)
     store.copy()
-    ledger = Ledger(store, await store.claim(new.id, "gate-2", hold_s=60), new)
+    ledger = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new)
     store.fail_over()
     await store.confirm(asleep)
     await ledger.confirm()
-    with pytest.raises(StaleFence):
+    with pytest.raises(OwnershipLost):
         await store.confirm(asleep)
 
 
@@ -174,7 +185,7 @@ async def test_a_lost_epoch_does_not_come_twice(store: Replicated, bench: Bench)
     """Positions that were told in it mean nothing in the next."""
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
     client = Client(registry)
     client.connect()
     await client.socket.until("session.created")
@@ -183,7 +194,7 @@ async def test_a_lost_epoch_does_not_come_twice(store: Replicated, bench: Bench)
     store.copy()
     epochs: list[str] = []
     for _ in range(2):
-        await registry._forget(registry._sessions[client.session_id])
+        await registry._unload_and_wait(registry._sessions[client.session_id])
         store.fail_over()
         await asyncio.sleep(0.05)  # claims of one moment are numbered ahead of the clock
         client.resume("event_elsewhere_0")

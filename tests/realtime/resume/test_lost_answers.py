@@ -1,10 +1,16 @@
 """A store that does what it is asked, and is not heard: what was refused is undone."""
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import unpack_state
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.persistence.session_codec import decode_state
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.store import Change, Lease, Repeated, StoreUnavailable, Written
+from continuo.realtime.store import (
+    DuplicateWrite,
+    SessionLease,
+    StoreUnavailable,
+    WriteBatch,
+    WriteResult,
+)
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.realtime.resume.returning import Client
 from tests.support.engines import Bench
@@ -13,8 +19,8 @@ from tests.support.engines import Bench
 class Unheard(SqliteStore):
     unheard = False
 
-    async def write(self, lease: Lease, change: Change) -> Written | Repeated:
-        written = await super().write(lease, change)
+    async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
+        written = await super().write(lease, batch)
         if self.unheard:
             raise StoreUnavailable("no answer")
         return written
@@ -24,7 +30,7 @@ async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) 
     store = await Unheard.open(None)
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
     client = Client(registry)
     client.connect()
     await client.socket.until("session.created")
@@ -38,7 +44,7 @@ async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) 
     await client.socket.until("conversation.item.done")
     found = await store.load(client.session_id)
     assert found is not None
-    assert unpack_state(found.state).settings == Settings()
+    assert decode_state(found.state).settings == GenerationSettings()
     await client.drop()
     await registry.aclose()
     await store.aclose()

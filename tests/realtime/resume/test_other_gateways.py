@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine import Engine
+from continuo.engine import EngineClient
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.items import MessageItem
-from continuo.realtime.protocol.settings import Settings
-from continuo.realtime.registry.access import Return
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import Store, open_store
 from tests.engine.test_fronts import front
@@ -36,14 +36,14 @@ async def gates_on(url: str, bench: Bench) -> AsyncIterator[tuple[Registry, Regi
         gates = gate(one, store), gate(two, store)
         async with gates[0].running(), gates[1].running():
             yield gates
-        assert await one.list() == [], "nothing is left behind"
+        assert await one.list_sessions() == [], "nothing is left behind"
     await store.aclose()
 
 
-def gate(engine: Engine, store: Store) -> Registry:
+def gate(engine: EngineClient, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
-    return Registry(engine, template, Settings(), Limits(sweep_s=0.05), store)
+    return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store)
 
 
 def deltas(client: Client) -> str:
@@ -96,7 +96,7 @@ async def test_an_answer_goes_on_on_another_gateway(gates: tuple[Registry, Regis
             assert resumed(client.socket)["resumed"] == "exact", f"seed {seed}"
             while before.closed is None:
                 await asyncio.sleep(0.001)
-            assert before.closed[0] is CloseCode.REPLACED
+            assert before.closed[0] is CloseCode.SUPERSEDED
         await client.drop()
         assert deltas(client) == done(client), f"seed {seed}"
         ids = [event["event_id"] for event in client.seen]
@@ -160,10 +160,10 @@ async def test_an_answer_goes_on_after_everything_was_killed(host: Host) -> None
         assert deltas(client) == done(client), f"seed {seed}"
         session = host.registry.find(client.session_id)
         assert session is not None
-        (answer,) = (span for span in session.conversation.spans if span.sampled is not None)
-        asked, header = session.conversation.upto("u1").asked()
+        (answer,) = (span for span in session.conversation.spans if span.sampled_ids is not None)
+        asked, header = session.conversation.up_to_item("u1").render_header()
         expected = oracle([*asked.ids(), *header], 100, stop_ids=[0])
-        assert answer.sampled == tuple(expected), f"seed {seed}"
+        assert answer.sampled_ids == tuple(expected), f"seed {seed}"
 
 
 async def test_what_was_said_on_the_way_is_there_after_a_kill(host: Host) -> None:
@@ -214,7 +214,9 @@ async def test_after_a_kill_what_cannot_be_told_exactly_is_a_snapshot(host: Host
     await host.kill()
     await host.start()
     client.registry = host.registry
-    client.connect(Return(client.session_id, client.seen[0]["event_id"].replace("_0", "_77")))
+    client.connect(
+        ResumeRequest(client.session_id, client.seen[0]["event_id"].replace("_0", "_77"))
+    )
     await client.socket.until("conversation.item.done", 2)
     assert resumed(client.socket)["resumed"] == "snapshot"
     assert [line for line in told(client.socket.sent) if '"role": "assistant"' in line]

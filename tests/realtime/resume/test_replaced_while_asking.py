@@ -3,7 +3,7 @@
 import asyncio
 
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.registry.access import Return
+from continuo.realtime.registry.access import ResumeRequest
 from tests.realtime.resume.returning import Client
 from tests.realtime.resume.test_other_gateways import gates_on
 from tests.realtime.store.redis_process import RedisProcess
@@ -23,17 +23,17 @@ async def test_who_asks_while_it_is_seen_that_it_was_replaced_is_closed(
             old.say("u1", "hello")
             await old.socket.until("conversation.item.done")
             old.take()
-            new.connect(Return(old.session_id))
+            new.connect(ResumeRequest(old.session_id))
             await new.socket.until("session.updated")
             if turns >= 0:
                 old.say("u2", "still there?")
             for _ in range(abs(turns)):
                 await asyncio.sleep(0)
-            gates[0].superseded(old.session_id)
+            gates[0].on_superseded(old.session_id)
             if turns < 0:
                 old.say("u2", "still there?")
             await old.gone()
             assert old.socket.closed is not None
-            assert old.socket.closed[0] is CloseCode.REPLACED
+            assert old.socket.closed[0] is CloseCode.SUPERSEDED
             assert new.socket.closed is None
             await new.drop()

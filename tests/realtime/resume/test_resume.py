@@ -8,9 +8,9 @@ import pytest
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
-from continuo.realtime.registry.access import Guest, Return
+from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.session.state import State
+from continuo.realtime.session.state import SessionState
 from tests.realtime.resume.returning import Client, Event, resumed, told
 from tests.realtime.talks import SLOW_S, registry_of
 from tests.support.engines import Bench
@@ -21,7 +21,7 @@ async def registry(bench: Bench) -> AsyncIterator[Registry]:
     registry = await registry_of(bench)
     yield registry
     await registry.aclose()
-    assert await bench.engine.list() == [], "nothing is left behind"
+    assert await bench.engine.list_sessions() == [], "nothing is left behind"
 
 
 async def whole(registry: Registry) -> Client:
@@ -133,7 +133,7 @@ async def test_what_cannot_be_told_exactly_is_a_snapshot(registry: Registry, cha
             last = last.partition("-")[0] + "_999.0.0.0"
         case _:
             last = None
-    client.connect(Return(client.session_id, last))
+    client.connect(ResumeRequest(client.session_id, last))
     await client.socket.until("conversation.item.done", 4)
     how = resumed(client.socket)
     assert how["resumed"] == "snapshot"
@@ -150,17 +150,17 @@ async def test_what_cannot_be_told_exactly_is_a_snapshot(registry: Registry, cha
 @pytest.mark.parametrize(
     ("wish", "code"),
     [
-        (Return("sess_nobody", "event_x"), "resume_gap"),
-        (Return("sess_nobody"), "session_not_found"),
+        (ResumeRequest("sess_nobody", "event_x"), "resume_gap"),
+        (ResumeRequest("sess_nobody"), "session_not_found"),
     ],
 )
-async def test_nothing_to_come_back_to(registry: Registry, wish: Return, code: str) -> None:
+async def test_nothing_to_come_back_to(registry: Registry, wish: ResumeRequest, code: str) -> None:
     client = Client(registry)
     client.connect(wish)
     await client.gone()
     assert [event["error"]["code"] for event in client.socket.sent] == [code]
     assert client.socket.closed is not None
-    assert client.socket.closed[0] is CloseCode.POLICY
+    assert client.socket.closed[0] is CloseCode.POLICY_VIOLATION
 
 
 async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
@@ -178,7 +178,7 @@ async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
         left = {r.running for r in racers if r.running and not r.running.done()}
     (winner,) = (racer for racer in racers if racer.running in left)
     losers = [racer for racer in racers if racer is not winner]
-    assert {r.socket.closed[0] for r in losers if r.socket.closed} == {CloseCode.REPLACED}
+    assert {r.socket.closed[0] for r in losers if r.socket.closed} == {CloseCode.SUPERSEDED}
     winner.say("u9", "still there?")
     await winner.socket.until("conversation.item.done")
     assert len(registry) == 1
@@ -193,7 +193,7 @@ async def test_who_may_come_back(registry: Registry, token: str, tenant: str) ->
     secret = client.seen[0]["session"]["resume"]["token"]
     shown = {"right": secret, "wrong": "x" * 32, "none": None}[token]
     last = client.seen[-1]["event_id"]
-    client.connect(Return(client.session_id, last, shown), Guest(tenant=tenant))
+    client.connect(ResumeRequest(client.session_id, last, shown), Credentials(tenant=tenant))
     if token == "wrong" or tenant:
         await client.gone()
         assert [e["error"]["code"] for e in client.socket.sent] == ["session_not_found"]
@@ -218,7 +218,7 @@ async def test_an_answer_pauses_and_goes_on(bench: Bench) -> None:
     drawn = (await bench.engine.stats()).tokens_drawn
     await asyncio.sleep(0.1)
     assert (await bench.engine.stats()).tokens_drawn == drawn, "it pauses"
-    assert session.state is State.ANSWERING
+    assert session.state is SessionState.RESPONDING
     client.resume()
     await client.socket.until("rate_limits.updated")
     assert resumed(client.socket)["kv"] == "hot"

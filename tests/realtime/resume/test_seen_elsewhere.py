@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import connect
 
-from continuo.engine import Engine
+from continuo.engine import EngineClient
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.protocol.commands import AddItem
 from continuo.realtime.protocol.events import ItemAdded
-from continuo.realtime.protocol.settings import Settings as GenerationSettings
-from continuo.realtime.registry.access import Fork, Guest, Return
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import Credentials, ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.config.settings import Settings
-from continuo.realtime.session.status import Status
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.session.status import SessionStatus
 from continuo.realtime.store import Store, open_store
 from tests.engine.test_fronts import front
 from tests.realtime.resume.returning import Client, resumed
@@ -51,7 +51,7 @@ async def stores(url: str) -> AsyncIterator[tuple[Store, Store]]:
 
 
 @pytest.fixture
-async def engines(bench: Bench) -> AsyncIterator[tuple[Engine, Engine]]:
+async def engines(bench: Bench) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
     """As two gateways see one."""
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
@@ -66,7 +66,7 @@ Gates = tuple[Registry, Registry]
 
 @pytest.fixture
 async def gates(
-    stores: tuple[Store, Store], engines: tuple[Engine, Engine]
+    stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
 ) -> AsyncIterator[Gates]:
     """Neither looks by itself."""
     one, two = (gate(engine, store) for engine, store in zip(engines, stores, strict=True))
@@ -74,16 +74,16 @@ async def gates(
         yield one, two
 
 
-def gate(engine: Engine, store: Store) -> Registry:
+def gate(engine: EngineClient, store: Store) -> Registry:
     template = engine.text.template
     assert template is not None
-    return Registry(engine, template, GenerationSettings(), Limits(sweep_s=NEVER_S), store)
+    return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=NEVER_S), store)
 
 
 async def is_empty(bench: Bench) -> None:
     """In the end, no session is open in the engine."""
     async with asyncio.timeout(20):
-        while await bench.engine.list():
+        while await bench.engine.list_sessions():
             await asyncio.sleep(0.005)
 
 
@@ -98,7 +98,7 @@ async def talked(registry: Registry) -> Client:
     return client
 
 
-def of(status: Status | None) -> tuple[int, int, str]:
+def of(status: SessionStatus | None) -> tuple[int, int, str]:
     assert status is not None
     return status.items, status.tokens, status.kv.place
 
@@ -112,7 +112,9 @@ async def test_it_is_looked_at(gates: Gates) -> None:
     await gates[0].aclose()
     alone = await gates[1].status(client.session_id, "")
     assert of(alone) == (*here[:2], "none"), "it is in the store alone"
-    assert len(gates[0].of("")) == len(gates[1].of("")) == 0, "looking takes nothing over"
+    assert len(gates[0].list_sessions("")) == len(gates[1].list_sessions("")) == 0, (
+        "looking takes nothing over"
+    )
     assert await gates[1].delete(client.session_id, "")
 
 
@@ -148,7 +150,9 @@ async def is_nowhere(gates: Gates, name: str) -> None:
         assert await registry.status(name, "") is None
         assert not await registry.delete(name, "")
         with pytest.raises(Refusal) as caught:
-            await registry.resume(Return(name), Ears(), Guest(), lambda code, reason: None)
+            await registry.resume(
+                ResumeRequest(name), Ears(), Credentials(), lambda code, reason: None
+            )
         assert caught.value.code == "session_not_found"
 
 
@@ -167,7 +171,7 @@ async def test_it_is_ended_while_another_gateway_has_it(
         client.say("u2", "is anybody there?")  # nothing else tells it: it does not look
     await client.gone()
     assert client.socket.closed is not None
-    assert client.socket.closed[0] is CloseCode.ENDED_BY_OPERATOR
+    assert client.socket.closed[0] is CloseCode.CLOSED_BY_OPERATOR
     assert "is anybody there?" not in json.dumps(client.socket.sent)
     await is_nowhere(gates, client.session_id)
 
@@ -178,16 +182,16 @@ async def test_what_was_ended_does_not_come_back(gates: Gates, bench: Bench) -> 
     ears = Ears()
     session = await gates[0].open(ears)
     talk = Talk(session, ears, bench)
-    await session.do(AddItem(message("u1", "hello")))
+    await session.execute(AddItem(message("u1", "hello")))
     assert await gates[1].delete(session.id, "")
     await is_empty(bench)
     for name in ("u2", "u3"):
         with pytest.raises(Refusal) as caught:
-            await session.do(AddItem(message(name, "late")))
+            await session.execute(AddItem(message(name, "late")))
         assert caught.value.code == "session_ended"
     with pytest.raises(Refusal):
         await talk.respond()
-    await session.leave()
+    await session.unload()
     await is_nowhere(gates, session.id)
 
 
@@ -208,7 +212,7 @@ async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) ->
     names = [item.id for item in _conversation(gates[0], client).items()]
     for at, kept in ((None, 2), ("u1", 1)):
         ears = Ears()
-        fork = Fork(client.session_id, at)
+        fork = ForkRequest(client.session_id, at)
         talk = Talk(await gates[1].open(ears, fork=fork), ears, bench)
         added = [tell.item.id for tell in ears.heard if isinstance(tell, ItemAdded)]
         assert added == names[:kept]
@@ -218,13 +222,13 @@ async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) ->
     spans = _conversation(gates[0], client).spans
     asked, header = _conversation(gates[0], client).upto(names[1]).asked()
     assert spans[-1].sampled == tuple(oracle(asked.ids() + header, 100, stop_ids=[0]))
-    for stranger in (Fork("sess_x"), Fork(client.session_id)):
-        guest = Guest("umbrella" if stranger.session_id != "sess_x" else "")
+    for stranger in (ForkRequest("sess_x"), ForkRequest(client.session_id)):
+        guest = Credentials("umbrella" if stranger.session_id != "sess_x" else "")
         with pytest.raises(Refusal) as caught:
-            await gates[1].open(Ears(), guest=guest, fork=stranger)
+            await gates[1].open(Ears(), credentials=guest, fork=stranger)
         assert caught.value.code == "session_not_found"
     with pytest.raises(Refusal) as caught:
-        await gates[1].open(Ears(), fork=Fork(client.session_id, "nobody"))
+        await gates[1].open(Ears(), fork=ForkRequest(client.session_id, "nobody"))
     assert caught.value.code == "item_fork_invalid_item_id"
     await client.drop()
     client.resume(client.socket.sent[-1]["event_id"])
@@ -245,11 +249,11 @@ def _conversation(registry: Registry, client: Client) -> Any:
 
 @pytest.fixture
 async def servers(
-    stores: tuple[Store, Store], engines: tuple[Engine, Engine]
+    stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
 ) -> AsyncIterator[tuple[Running, Running]]:
     tenants = {"key-one": "acme", "key-two": "umbrella"}
-    names, limits = ("demo",), Limits(sweep_s=NEVER_S)
-    settings = Settings(tenants=tenants, served_model_name=names, limits=limits)
+    names, limits = ("demo",), Limits(sweep_interval_s=NEVER_S)
+    settings = GatewaySettings(tenants=tenants, served_model_name=names, limits=limits)
     async with (
         serving(engines[0], settings, stores[0]) as one,
         serving(engines[1], settings, stores[1]) as two,

@@ -11,9 +11,9 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
-from continuo.realtime.registry.access import Guest, Return
+from continuo.realtime.registry.access import Credentials, ResumeRequest
 from continuo.realtime.registry.registry import Registry
-from continuo.realtime.server.config.settings import Settings
+from continuo.realtime.server.config.settings import GatewaySettings
 from tests.realtime.resume.returning import Client
 from tests.realtime.resume.test_other_gateways import gates
 from tests.realtime.served import Running, closed, serve
@@ -22,12 +22,12 @@ from tests.support.engines import Bench
 from tests.support.frames import CLOSE, PING, PONG, Peer, frame
 
 __all__ = ["gates"]
-LIMITS = Limits(there_s_max=0.3)
+LIMITS = Limits(liveness_timeout_s=0.3)
 
 
 @pytest.fixture
 async def running(bench: Bench) -> AsyncIterator[Running]:
-    async with serve(bench, Settings(limits=LIMITS)) as running:
+    async with serve(bench, GatewaySettings(limits=LIMITS)) as running:
         yield running
 
 
@@ -136,11 +136,11 @@ async def test_what_has_changed_hands_while_it_was_asked_is_asked_for_again(
         await client.socket.until("session.updated")
         return True
 
-    wish = Return(client.session_id, client.seen[-1]["event_id"])
+    wish = ResumeRequest(client.session_id, client.seen[-1]["event_id"])
     for gate in gates:
         asked.clear()
         with pytest.raises(Refusal) as refused:
-            await gate.resume(wish, Ears(), Guest(), lambda code, reason: None, there)
+            await gate.resume(wish, Ears(), Credentials(), lambda code, reason: None, there)
         assert refused.value.code == "connection_lost"
         assert len(asked) == 2
     client.say("u2", "hello")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.persistence.session_codec import entry_of, pieces_of
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.persistence.session_codec import encode_entry, to_entries
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.realtime.resume.returning import Event, connected, resumed
@@ -34,7 +34,7 @@ async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]
     store = await open_store(redis.url)
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, Settings(), Limits(), store)
+    registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
     yield registry
     await registry.aclose()
     await store.aclose()
@@ -71,7 +71,7 @@ async def test_an_answer_goes_on_and_appends_are_refused(
 async def there(registry: Registry) -> None:
     """The store answers again, and that is known."""
     began = time.monotonic()
-    while not registry._store.there:
+    while not registry._store.is_available:
         await asyncio.sleep(0.01)
     assert time.monotonic() - began < 10, "2 s, and slack for a slow machine"
 
@@ -119,7 +119,7 @@ async def test_what_was_flushed_is_given_again_or_said_to_be_gone(
     await gone.drop()
     parked = registry.find(gone.session_id)
     assert parked is not None
-    await registry._forget(registry._sessions[gone.session_id])  # it is in the store alone
+    await registry._unload_and_wait(registry._sessions[gone.session_id])  # it is in the store alone
     async with redis.client() as admin:
         await admin.flushall()
     here.say("u2", "still there?")
@@ -129,7 +129,7 @@ async def test_what_was_flushed_is_given_again_or_said_to_be_gone(
     gone.resume()
     await gone.gone()
     assert [event["error"]["code"] for event in gone.socket.sent] == ["session_not_found"]
-    await registry._forget(registry._sessions[here.session_id])
+    await registry._unload_and_wait(registry._sessions[here.session_id])
     here.resume()
     await here.socket.until("conversation.item.done", 2)
     assert resumed(here.socket)["resumed"] == "snapshot", "another store, other positions"
@@ -176,9 +176,11 @@ async def test_what_a_fail_over_lost_is_given_again(
     assert session is not None
     found = await registry._store.load(client.session_id)
     assert found is not None
-    assert found.answers == ()
-    assert found.log == tuple(entry_of(piece) for piece in pieces_of(session.conversation, ()))
-    await registry._forget(registry._sessions[client.session_id])
+    assert found.running_responses == ()
+    assert found.entries == tuple(
+        encode_entry(piece) for piece in to_entries(session.conversation, ())
+    )
+    await registry._unload_and_wait(registry._sessions[client.session_id])
     kept = await copied(redis)
     client.resume()
     await client.socket.until("session.updated")
@@ -209,7 +211,7 @@ async def test_killed_and_started_again(registry: Registry, redis: RedisProcess)
     await client.socket.until("rate_limits.updated")
     await client.drop()
     client.take()
-    await registry._forget(registry._sessions[client.session_id])
+    await registry._unload_and_wait(registry._sessions[client.session_id])
     client.resume()
     await client.socket.until("session.updated")
     session = registry.find(client.session_id)

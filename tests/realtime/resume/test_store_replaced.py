@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.limits import Limits
-from continuo.realtime.protocol.settings import Settings
+from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.store import open_store
 from tests.realtime.resume.returning import Client, connected
@@ -20,7 +20,9 @@ async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
     store = await open_store(f"sqlite:///{file}")
     template = bench.engine.text.template
     assert template is not None
-    registry = Registry(bench.engine, template, Settings(), Limits(sweep_s=0.05), store)
+    registry = Registry(
+        bench.engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store
+    )
     async with registry.running():
         yield registry
     await store.aclose()
@@ -86,7 +88,7 @@ async def test_what_is_not_changed_any_more_is_there_as_well(
         await append(other, "c1")
         async with asyncio.timeout(20):
             while (card := await registry._store.find(client.session_id)) is None or (
-                card.parked is not parked
+                card.is_parked is not parked
             ):
                 await asyncio.sleep(0.02)
         if not parked:

@@ -3,7 +3,15 @@
 import secrets
 from typing import Any
 
-from continuo.realtime.store import Begun, Change, Entry, Lease, NewSession, Store, Written
+from continuo.realtime.store import (
+    Entry,
+    NewSession,
+    ResponseCheckpoint,
+    SessionLease,
+    Store,
+    WriteBatch,
+    WriteResult,
+)
 
 
 def fresh_session(**changes: Any) -> NewSession:
@@ -22,11 +30,11 @@ def entry(*ids: int) -> Entry:
     return Entry(f"item of {len(ids)}".encode(), ids)
 
 
-def answer(name: str = "resp_1") -> Begun:
-    return Begun(id=name, seed=7, prompt=3, entry=1, body=b"how")
+def answer(name: str = "resp_1") -> ResponseCheckpoint:
+    return ResponseCheckpoint(id=name, seed=7, prompt=3, entry=1, body=b"how")
 
 
-async def append(store: Store, lease: Lease, at: int, *entries: Entry) -> Written:
-    written = await store.write(lease, Change(at=at, entries=entries))
-    assert isinstance(written, Written)
+async def append(store: Store, lease: SessionLease, at: int, *entries: Entry) -> WriteResult:
+    written = await store.write(lease, WriteBatch(kept_entries=at, entries=entries))
+    assert isinstance(written, WriteResult)
     return written

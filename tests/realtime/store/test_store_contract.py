@@ -5,25 +5,25 @@ import asyncio
 import pytest
 
 from continuo.realtime.store import (
-    Answer,
-    Change,
-    Conflict,
+    DuplicateWrite,
     Entry,
-    Events,
-    Kept,
-    Lease,
-    Once,
-    Repeated,
-    SessionBehind,
+    IdempotencyConflict,
+    IdempotentRequest,
+    OwnershipLost,
+    ResponseNotFound,
+    RunningResponse,
+    SessionDataLost,
     SessionEnded,
     SessionExists,
-    Spoken,
-    StaleFence,
+    SessionLease,
+    SessionNotFound,
     Store,
-    StoreLost,
-    UnknownAnswer,
-    UnknownSession,
-    Written,
+    StoredEvents,
+    StoredResponse,
+    StoreReplaced,
+    TokenBatch,
+    WriteBatch,
+    WriteResult,
     keys,
     sweep_overdue,
 )
@@ -41,20 +41,24 @@ async def test_a_new_session_is_found_and_loaded(store: Store) -> None:
     assert snapshot is not None
     assert (card.id, card.tenant, card.secret) == (new.id, "acme", new.secret)
     assert (card.owner, card.fence, card.epoch) == ("gate-1", lease.fence, 0)
-    assert (card.position, card.parked) == (0, False)
+    assert (card.entry_count, card.is_parked) == (0, False)
     assert card.deadline_ms - card.created_ms == pytest.approx(3_600_000, abs=1000)
-    assert snapshot.card == card
+    assert snapshot.metadata == card
     assert snapshot.state == b"settings"
-    assert (snapshot.log, snapshot.answers, snapshot.events) == ((), (), Events())
+    assert (snapshot.entries, snapshot.running_responses, snapshot.events) == (
+        (),
+        (),
+        StoredEvents(),
+    )
 
 
 async def test_an_unknown_session_is_nowhere(store: Store) -> None:
     assert await store.find("sess_none") is None
     assert await store.load("sess_none") is None
-    with pytest.raises(UnknownSession):
-        await store.claim("sess_none", "gate-2", hold_s=60)
-    with pytest.raises(UnknownSession):
-        await store.write(Lease("sess_none", "gate-1", 1, store.epoch), Change())
+    with pytest.raises(SessionNotFound):
+        await store.claim("sess_none", "gate-2", ttl_s=60)
+    with pytest.raises(SessionNotFound):
+        await store.write(SessionLease("sess_none", "gate-1", 1, store.epoch), WriteBatch())
 
 
 async def test_created_twice_by_the_same_owner_is_created_once(store: Store) -> None:
@@ -69,38 +73,43 @@ async def test_an_id_is_taken_once(store: Store) -> None:
         await store.create(fresh_session(id=new.id, owner="gate-2"))
 
 
-WHOLE = Change(at=0, entries=(entry(1),), begins=(answer(),), events=Events(0, (b"e",)))
+WHOLE = WriteBatch(
+    kept_entries=0,
+    entries=(entry(1),),
+    started_responses=(answer(),),
+    events=StoredEvents(0, (b"e",)),
+)
 
 
-async def is_over(store: Store, lease: Lease) -> None:
+async def is_over(store: Store, lease: SessionLease) -> None:
     """Nobody finds it, and nobody who had it can bring it back."""
     assert await store.find(lease.session) is None
     assert await store.load(lease.session) is None
-    with pytest.raises(UnknownSession):
-        await store.claim(lease.session, lease.owner, hold_s=60)
-    with pytest.raises(UnknownSession):
-        await store.end(lease.session)
+    with pytest.raises(SessionNotFound):
+        await store.claim(lease.session, lease.owner, ttl_s=60)
+    with pytest.raises(SessionNotFound):
+        await store.force_delete(lease.session)
     for refused in (
         store.create(fresh_session(id=lease.session, owner=lease.owner)),
         store.write(lease, WHOLE),
         store.journal(lease, "resp_1", 0, (1,)),
-        store.repeated(lease, Once("event_1", b"content")),
-        store.hold(lease, 60, parked=True),
+        store.find_result(lease, IdempotentRequest("event_1", b"content")),
+        store.extend_deadline(lease, 60, is_parked=True),
         store.confirm(lease),
     ):
         with pytest.raises(SessionEnded):
             await refused
-    await store.close(lease)
+    await store.delete(lease)
     assert await store.find(lease.session) is None
 
 
 async def test_a_closed_session_stays_closed(store: Store) -> None:
     new = fresh_session()
     stale = await store.create(new)
-    lease = await store.claim(new.id, "gate-2", hold_s=60)
+    lease = await store.claim(new.id, "gate-2", ttl_s=60)
     await store.write(lease, WHOLE)
-    await store.close(lease)
-    await store.close(lease)
+    await store.delete(lease)
+    await store.delete(lease)
     await is_over(store, lease)
     await is_over(store, stale)
 
@@ -108,18 +117,18 @@ async def test_a_closed_session_stays_closed(store: Store) -> None:
 async def test_somebody_ends_a_session_of_another(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.write(lease, WHOLE)
-    assert await store.end(lease.session) > lease.fence
+    assert await store.force_delete(lease.session) > lease.fence
     await is_over(store, lease)
-    with pytest.raises(UnknownSession):
-        await store.end("sess_none")
+    with pytest.raises(SessionNotFound):
+        await store.force_delete("sess_none")
 
 
 async def test_that_a_session_was_ended_is_forgotten_in_time(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "ENDED_S", 0.0)
+    monkeypatch.setattr(keys, "TOMBSTONE_S", 0.0)
     lease = await store.create(fresh_session())
-    await store.close(lease)
+    await store.delete(lease)
     async with asyncio.timeout(30):
         while True:
             assert lease.session not in (await store.sweep(1000)).expired, (
@@ -129,15 +138,15 @@ async def test_that_a_session_was_ended_is_forgotten_in_time(
                 await store.confirm(lease)
             except SessionEnded:
                 await asyncio.sleep(0.01)
-            except UnknownSession:
+            except SessionNotFound:
                 break
 
 
 async def test_a_lease_is_confirmed_while_it_holds(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.confirm(lease)
-    other = await store.claim(lease.session, "gate-2", hold_s=60)
-    with pytest.raises(StaleFence):
+    other = await store.claim(lease.session, "gate-2", ttl_s=60)
+    with pytest.raises(OwnershipLost):
         await store.confirm(lease)
     await store.confirm(other)
 
@@ -148,28 +157,33 @@ async def test_a_lease_is_confirmed_while_it_holds(store: Store) -> None:
 async def test_a_claim_fences_off_the_owner_before(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
-    second = await store.claim(new.id, "gate-2", hold_s=60, secret=b"other")
+    second = await store.claim(new.id, "gate-2", ttl_s=60, secret=b"other")
     assert second.fence > first.fence
     for refused in (
-        store.write(first, Change(at=0, entries=(entry(1),))),
+        store.write(first, WriteBatch(kept_entries=0, entries=(entry(1),))),
         store.journal(first, "resp_1", 0, (1,)),
-        store.hold(first, 60, parked=True),
-        store.close(first),
+        store.extend_deadline(first, 60, is_parked=True),
+        store.delete(first),
     ):
-        with pytest.raises(StaleFence) as caught:
+        with pytest.raises(OwnershipLost) as caught:
             await refused
         assert caught.value.owner == "gate-2"
     card = await store.find(new.id)
     assert card is not None
-    assert (card.owner, card.secret, card.position, card.parked) == ("gate-2", b"other", 0, False)
+    assert (card.owner, card.secret, card.entry_count, card.is_parked) == (
+        "gate-2",
+        b"other",
+        0,
+        False,
+    )
     await append(store, second, 0, entry(1))
 
 
 async def test_the_same_owner_fences_off_itself(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
-    second = await store.claim(new.id, "gate-1", hold_s=60)
-    with pytest.raises(StaleFence):
+    second = await store.claim(new.id, "gate-1", ttl_s=60)
+    with pytest.raises(OwnershipLost):
         await append(store, first, 0, entry(1))
     await append(store, second, 0, entry(1))
 
@@ -177,34 +191,36 @@ async def test_the_same_owner_fences_off_itself(store: Store) -> None:
 async def test_a_claim_of_what_has_changed_hands_since_takes_nothing(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
-    second = await store.claim(new.id, "gate-2", hold_s=60, seen=first.fence)
+    second = await store.claim(new.id, "gate-2", ttl_s=60, expected_fence=first.fence)
     assert second.fence > first.fence
-    with pytest.raises(StaleFence) as caught:
-        await store.claim(new.id, "gate-3", hold_s=60, seen=first.fence, secret=b"other")
+    with pytest.raises(OwnershipLost) as caught:
+        await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=first.fence, secret=b"other")
     assert caught.value.owner == "gate-2"
     card = await store.find(new.id)
     assert card is not None
     assert (card.owner, card.fence, card.secret) == ("gate-2", second.fence, new.secret)
     await append(store, second, 0, entry(1))
-    await store.close(second)
-    with pytest.raises(UnknownSession):
-        await store.claim(new.id, "gate-3", hold_s=60, seen=second.fence)
+    await store.delete(second)
+    with pytest.raises(SessionNotFound):
+        await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=second.fence)
 
 
 async def test_of_many_who_have_seen_the_same_one_takes_it(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
-    claims = [store.claim(new.id, f"gate-{n}", hold_s=60, seen=first.fence) for n in range(50)]
+    claims = [
+        store.claim(new.id, f"gate-{n}", ttl_s=60, expected_fence=first.fence) for n in range(50)
+    ]
     got = await asyncio.gather(*claims, return_exceptions=True)
-    (lease,) = (one for one in got if isinstance(one, Lease))
-    assert sum(isinstance(one, StaleFence) for one in got) == 49
+    (lease,) = (one for one in got if isinstance(one, SessionLease))
+    assert sum(isinstance(one, OwnershipLost) for one in got) == 49
     await append(store, lease, 0, entry(1))
 
 
 async def test_a_claim_keeps_the_secret_unless_told(store: Store) -> None:
     new = fresh_session(secret=b"first")
     await store.create(new)
-    await store.claim(new.id, "gate-2", hold_s=60)
+    await store.claim(new.id, "gate-2", ttl_s=60)
     card = await store.find(new.id)
     assert card is not None
     assert card.secret == b"first"
@@ -212,29 +228,29 @@ async def test_a_claim_keeps_the_secret_unless_told(store: Store) -> None:
 
 async def test_the_store_says_so_when_it_has_forgotten_a_claim(store: Store) -> None:
     lease = await store.create(fresh_session())
-    ahead = Lease(lease.session, lease.owner, lease.fence + 1_000_000, lease.store)
-    with pytest.raises(SessionBehind):
+    ahead = SessionLease(lease.session, lease.owner, lease.fence + 1_000_000, lease.store_epoch)
+    with pytest.raises(SessionDataLost):
         await append(store, ahead, 0, entry(1))
 
 
 async def test_a_lease_of_another_store_is_told_that_it_is_lost(store: Store) -> None:
     lease = await store.create(fresh_session())
-    other = Lease(lease.session, lease.owner, lease.fence, "another")
-    with pytest.raises(StoreLost):
+    other = SessionLease(lease.session, lease.owner, lease.fence, "another")
+    with pytest.raises(StoreReplaced):
         await append(store, other, 0, entry(1))
 
 
 async def test_of_many_claimers_one_can_write(store: Store) -> None:
     new = fresh_session()
     await store.create(new)
-    claims = [store.claim(new.id, f"gate-{n}", hold_s=60) for n in range(50)]
+    claims = [store.claim(new.id, f"gate-{n}", ttl_s=60) for n in range(50)]
     leases = await asyncio.gather(*claims)
     assert len({lease.fence for lease in leases}) == 50
-    wrote: list[Lease] = []
+    wrote: list[SessionLease] = []
     for lease in leases:
         try:
             await append(store, lease, 0, entry(lease.fence % 1000))
-        except StaleFence:
+        except OwnershipLost:
             continue
         wrote.append(lease)
     assert wrote == [max(leases, key=lambda lease: lease.fence)]
@@ -247,13 +263,13 @@ async def test_claims_and_writes_at_once_leave_one_writer(store: Store) -> None:
     await store.create(new)
 
     async def race(n: int) -> tuple[int, bool]:
-        lease = await store.claim(new.id, f"gate-{n}", hold_s=60)
+        lease = await store.claim(new.id, f"gate-{n}", ttl_s=60)
         await asyncio.sleep(0)
         found = await store.find(new.id)
         assert found is not None
         try:
-            await append(store, lease, found.position, Entry(str(lease.fence).encode()))
-        except StaleFence:
+            await append(store, lease, found.entry_count, Entry(str(lease.fence).encode()))
+        except OwnershipLost:
             return lease.fence, False
         return lease.fence, True
 
@@ -261,7 +277,7 @@ async def test_claims_and_writes_at_once_leave_one_writer(store: Store) -> None:
     snapshot = await store.load(new.id)
     assert snapshot is not None
     wrote = sorted(fence for fence, won in results if won)
-    assert [int(entry.body) for entry in snapshot.log] == wrote
+    assert [int(entry.body) for entry in snapshot.entries] == wrote
     assert max(fence for fence, _ in results) in wrote
 
 
@@ -271,50 +287,64 @@ async def test_claims_and_writes_at_once_leave_one_writer(store: Store) -> None:
 async def test_what_is_appended_is_loaded(store: Store) -> None:
     lease = await store.create(fresh_session())
     wide = Entry(b"wide", (0, 65_535, 65_536, (1 << 24) - 1, 1 << 24, (1 << 31) - 1))
-    assert await append(store, lease, 0, entry(1, 2), Entry(b"")) == Written(2, 0)
-    assert await append(store, lease, 2, wide) == Written(3, 0)
+    assert await append(store, lease, 0, entry(1, 2), Entry(b"")) == WriteResult(2, 0)
+    assert await append(store, lease, 2, wide) == WriteResult(3, 0)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.log == (entry(1, 2), Entry(b""), wide)
-    assert snapshot.card.position == 3
+    assert snapshot.entries == (entry(1, 2), Entry(b""), wide)
+    assert snapshot.metadata.entry_count == 3
 
 
 async def test_the_same_write_twice_is_one_write(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
-    change = Change(at=1, entries=(entry(2), entry(3)), events=Events(0, (b"a", b"b")), epoch=4)
-    assert await store.write(lease, change) == await store.write(lease, change) == Written(3, 2)
+    change = WriteBatch(
+        kept_entries=1, entries=(entry(2), entry(3)), events=StoredEvents(0, (b"a", b"b")), epoch=4
+    )
+    assert await store.write(lease, change) == await store.write(lease, change) == WriteResult(3, 2)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.log == (entry(1), entry(2), entry(3))
-    assert snapshot.events == Events(0, (b"a", b"b"))
+    assert snapshot.entries == (entry(1), entry(2), entry(3))
+    assert snapshot.events == StoredEvents(0, (b"a", b"b"))
 
 
 async def test_a_cut_forgets_what_follows_and_steps_the_epoch(store: Store) -> None:
     lease = await store.create(fresh_session(state=b"old"))
     await append(store, lease, 0, entry(1), entry(2), entry(3))
-    change = Change(at=1, entries=(entry(9),), epoch=1, state=b"new")
-    assert await store.write(lease, change) == Written(2, 0)
+    change = WriteBatch(kept_entries=1, entries=(entry(9),), epoch=1, state=b"new")
+    assert await store.write(lease, change) == WriteResult(2, 0)
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert (snapshot.log, snapshot.card.epoch) == ((entry(1), entry(9)), 1)
+    assert (snapshot.entries, snapshot.metadata.epoch) == ((entry(1), entry(9)), 1)
     assert snapshot.state == b"new"
-    assert await store.write(lease, Change(at=0)) == Written(0, 0)
+    assert await store.write(lease, WriteBatch(kept_entries=0)) == WriteResult(0, 0)
 
 
 async def test_a_write_behind_a_hole_is_refused_whole(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
-    hole = Change(at=2, entries=(entry(2),), epoch=9, once=Once("k", b"c"), begins=(answer(),))
-    with pytest.raises(SessionBehind):
+    hole = WriteBatch(
+        kept_entries=2,
+        entries=(entry(2),),
+        epoch=9,
+        request=IdempotentRequest("k", b"c"),
+        started_responses=(answer(),),
+    )
+    with pytest.raises(SessionDataLost):
         await store.write(lease, hole)
-    with pytest.raises(SessionBehind):
-        await store.write(lease, Change(at=1, events=Events(1, (b"e",)), epoch=9))
+    with pytest.raises(SessionDataLost):
+        await store.write(
+            lease, WriteBatch(kept_entries=1, events=StoredEvents(1, (b"e",)), epoch=9)
+        )
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert (snapshot.log, snapshot.card.epoch, snapshot.answers) == ((entry(1),), 0, ())
-    healed = Change(at=1, entries=(entry(2),), once=Once("k", b"c"))
-    assert await store.write(lease, healed) == Written(2, 0)
+    assert (snapshot.entries, snapshot.metadata.epoch, snapshot.running_responses) == (
+        (entry(1),),
+        0,
+        (),
+    )
+    healed = WriteBatch(kept_entries=1, entries=(entry(2),), request=IdempotentRequest("k", b"c"))
+    assert await store.write(lease, healed) == WriteResult(2, 0)
 
 
 # ---------------------------------------------------------------- once
@@ -322,118 +352,141 @@ async def test_a_write_behind_a_hole_is_refused_whole(store: Store) -> None:
 
 async def test_a_repeated_id_gets_the_first_result(store: Store) -> None:
     lease = await store.create(fresh_session())
-    once = Once("event_1", b"say hello", b"\0item_1\xff")
-    first = Change(at=0, entries=(entry(1),), once=once)
-    assert await store.write(lease, first) == Written(1, 0)
-    again = Change(at=1, entries=(entry(1),), epoch=5, once=Once("event_1", b"say hello", b"x"))
-    assert await store.write(lease, again) == Repeated(b"\0item_1\xff")
+    once = IdempotentRequest("event_1", b"say hello", b"\0item_1\xff")
+    first = WriteBatch(kept_entries=0, entries=(entry(1),), request=once)
+    assert await store.write(lease, first) == WriteResult(1, 0)
+    again = WriteBatch(
+        kept_entries=1,
+        entries=(entry(1),),
+        epoch=5,
+        request=IdempotentRequest("event_1", b"say hello", b"x"),
+    )
+    assert await store.write(lease, again) == DuplicateWrite(b"\0item_1\xff")
     card = await store.find(lease.session)
     assert card is not None
-    assert (card.position, card.epoch) == (1, 0)
+    assert (card.entry_count, card.epoch) == (1, 0)
 
 
 async def test_a_repeated_id_is_known_to_the_next_owner(store: Store) -> None:
     lease = await store.create(fresh_session())
-    change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))
+    change = WriteBatch(
+        kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
+    )
     await store.write(lease, change)
-    other = await store.claim(lease.session, "gate-2", hold_s=60)
-    assert await store.write(other, change) == Repeated(b"r")
+    other = await store.claim(lease.session, "gate-2", ttl_s=60)
+    assert await store.write(other, change) == DuplicateWrite(b"r")
 
 
 async def test_the_same_id_with_other_content_is_a_conflict(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(at=0, entries=(entry(1),), once=Once("event_1", b"a")))
-    with pytest.raises(Conflict) as caught:
-        await store.write(lease, Change(at=1, entries=(entry(2),), once=Once("event_1", b"b")))
+    await store.write(
+        lease,
+        WriteBatch(kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a")),
+    )
+    with pytest.raises(IdempotencyConflict) as caught:
+        await store.write(
+            lease,
+            WriteBatch(
+                kept_entries=1, entries=(entry(2),), request=IdempotentRequest("event_1", b"b")
+            ),
+        )
     assert caught.value.key == "event_1"
     card = await store.find(lease.session)
     assert card is not None
-    assert card.position == 1
+    assert card.entry_count == 1
 
 
 async def test_ids_are_a_session_s_own(store: Store) -> None:
     for _ in range(2):
         lease = await store.create(fresh_session())
-        change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a"))
-        assert await store.write(lease, change) == Written(1, 0)
+        change = WriteBatch(
+            kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a")
+        )
+        assert await store.write(lease, change) == WriteResult(1, 0)
 
 
 async def test_it_is_known_whether_something_was_asked_before(store: Store) -> None:
     lease = await store.create(fresh_session())
-    once = Once("event_1", b"a", b"r")
-    assert await store.repeated(lease, once) is None
-    assert await store.repeated(lease, once) is None, "asking does not make it so"
-    await store.write(lease, Change(at=0, entries=(entry(1),), once=once))
-    assert await store.repeated(lease, Once("event_1", b"a")) == b"r"
-    with pytest.raises(Conflict):
-        await store.repeated(lease, Once("event_1", b"b"))
-    await store.claim(lease.session, "gate-2", hold_s=60)
-    with pytest.raises(StaleFence):
-        await store.repeated(lease, once)
+    once = IdempotentRequest("event_1", b"a", b"r")
+    assert await store.find_result(lease, once) is None
+    assert await store.find_result(lease, once) is None, "asking does not make it so"
+    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=once))
+    assert await store.find_result(lease, IdempotentRequest("event_1", b"a")) == b"r"
+    with pytest.raises(IdempotencyConflict):
+        await store.find_result(lease, IdempotentRequest("event_1", b"b"))
+    await store.claim(lease.session, "gate-2", ttl_s=60)
+    with pytest.raises(OwnershipLost):
+        await store.find_result(lease, once)
 
 
 async def test_what_was_taken_back_can_be_asked_again(store: Store) -> None:
     lease = await store.create(fresh_session())
-    kept, taken = Once("event_1", b"a", b"r"), Once("event_2", b"b")
-    await store.write(lease, Change(at=0, entries=(entry(1),), once=kept))
-    await store.write(lease, Change(at=1, entries=(entry(2),), once=taken))
-    await store.write(lease, Change(at=1, undone=("event_2", "event_3")))
-    assert await store.repeated(lease, taken) is None
-    assert await store.repeated(lease, kept) == b"r"
-    again = Change(at=1, entries=(entry(3),), once=Once("event_2", b"c", b"s"))
-    assert await store.write(lease, again) == Written(2, 0)
-    changed = Change(at=2, undone=("event_2",), once=Once("event_2", b"d", b"t"))
-    assert await store.write(lease, changed) == Written(2, 0)
-    assert await store.repeated(lease, Once("event_2", b"d")) == b"t"
+    kept, taken = IdempotentRequest("event_1", b"a", b"r"), IdempotentRequest("event_2", b"b")
+    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=kept))
+    await store.write(lease, WriteBatch(kept_entries=1, entries=(entry(2),), request=taken))
+    await store.write(lease, WriteBatch(kept_entries=1, revoked_keys=("event_2", "event_3")))
+    assert await store.find_result(lease, taken) is None
+    assert await store.find_result(lease, kept) == b"r"
+    again = WriteBatch(
+        kept_entries=1, entries=(entry(3),), request=IdempotentRequest("event_2", b"c", b"s")
+    )
+    assert await store.write(lease, again) == WriteResult(2, 0)
+    changed = WriteBatch(
+        kept_entries=2, revoked_keys=("event_2",), request=IdempotentRequest("event_2", b"d", b"t")
+    )
+    assert await store.write(lease, changed) == WriteResult(2, 0)
+    assert await store.find_result(lease, IdempotentRequest("event_2", b"d")) == b"t"
 
 
 async def test_what_was_asked_before_is_given_again(store: Store) -> None:
     """Whether it is there or not, and without anything new being asked."""
     lease = await store.create(fresh_session())
-    there, lost, new = (Once(f"event_{n}", b"a", b"r%d" % n) for n in range(3))
-    await store.write(lease, Change(once=there))
-    await store.write(lease, Change(again=(there, lost)))
-    await store.write(lease, Change(again=(there, lost), once=new))
+    there, lost, new = (IdempotentRequest(f"event_{n}", b"a", b"r%d" % n) for n in range(3))
+    await store.write(lease, WriteBatch(request=there))
+    await store.write(lease, WriteBatch(restored_requests=(there, lost)))
+    await store.write(lease, WriteBatch(restored_requests=(there, lost), request=new))
     for n, once in enumerate((there, lost, new)):
-        assert await store.repeated(lease, once) == b"r%d" % n
-    await store.write(lease, Change(undone=("event_0", "event_1", "event_2")))
+        assert await store.find_result(lease, once) == b"r%d" % n
+    await store.write(lease, WriteBatch(revoked_keys=("event_0", "event_1", "event_2")))
     for once in (there, lost, new):
-        assert await store.repeated(lease, once) is None
+        assert await store.find_result(lease, once) is None
 
 
 async def test_the_window_has_room_for_the_last_of_what_is_given_again(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "ONCE_BYTES_MAX", 10 * 20)
+    monkeypatch.setattr(keys, "IDEMPOTENCY_BYTES_MAX", 10 * 20)
     lease = await store.create(fresh_session())
-    asked = [Once(f"event_{n}", b"a", b"rrr") for n in range(30)]
-    await store.write(lease, Change(again=tuple(asked)))
-    known = [await store.repeated(lease, once) is not None for once in asked]
+    asked = [IdempotentRequest(f"event_{n}", b"a", b"rrr") for n in range(30)]
+    await store.write(lease, WriteBatch(restored_requests=tuple(asked)))
+    known = [await store.find_result(lease, once) is not None for once in asked]
     assert known[-6:] == [True] * 6
     assert known[:20] == [False] * 20
 
 
 async def test_of_many_at_once_one_is_written(store: Store) -> None:
     lease = await store.create(fresh_session())
-    change = Change(at=0, entries=(entry(1),), once=Once("event_1", b"a", b"r"))
+    change = WriteBatch(
+        kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
+    )
     results = await asyncio.gather(*(store.write(lease, change) for _ in range(10)))
-    assert sorted(results, key=repr) == [Repeated(b"r")] * 9 + [Written(1, 0)]
+    assert sorted(results, key=repr) == [DuplicateWrite(b"r")] * 9 + [WriteResult(1, 0)]
 
 
 async def test_the_window_forgets_the_oldest_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "ONCE_BYTES_MAX", 10 * 20)
+    monkeypatch.setattr(keys, "IDEMPOTENCY_BYTES_MAX", 10 * 20)
     lease = await store.create(fresh_session())
 
-    def change(n: int) -> Change:
-        return Change(once=Once(f"event_{n}", b"c", b"res"))
+    def change(n: int) -> WriteBatch:
+        return WriteBatch(request=IdempotentRequest(f"event_{n}", b"c", b"res"))
 
     for n in range(30):
-        assert await store.write(lease, change(n)) == Written(0, 0)
+        assert await store.write(lease, change(n)) == WriteResult(0, 0)
     for n in range(22, 30):
-        assert await store.write(lease, change(n)) == Repeated(b"res")
-    assert await store.write(lease, change(0)) == Written(0, 0)
+        assert await store.write(lease, change(n)) == DuplicateWrite(b"res")
+    assert await store.write(lease, change(0)) == WriteResult(0, 0)
 
 
 # ---------------------------------------------------------------- answers
@@ -441,33 +494,33 @@ async def test_the_window_forgets_the_oldest_first(
 
 async def test_an_answer_is_loaded_with_what_it_has_said(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begins=(answer(),)))
+    await store.write(lease, WriteBatch(started_responses=(answer(),)))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 2, (70_000,)) == 3
     assert await store.journal(lease, "resp_1", 3, ()) == 3
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.answers == (Answer(answer(), (1, 2, 70_000)),)
+    assert snapshot.running_responses == (RunningResponse(answer(), (1, 2, 70_000)),)
 
 
 async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begins=(answer(),)))
+    await store.write(lease, WriteBatch(started_responses=(answer(),)))
     await store.journal(lease, "resp_1", 0, (1, 2))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
     assert await store.journal(lease, "resp_1", 1, (2, 3, 4)) == 4
     assert await store.journal(lease, "resp_1", 1, (2, 3)) == 4
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.answers[0].ids == (1, 2, 3, 4)
+    assert snapshot.running_responses[0].ids == (1, 2, 3, 4)
 
 
 async def test_a_journal_has_no_hole(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begins=(answer(),)))
-    with pytest.raises(SessionBehind):
+    await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    with pytest.raises(SessionDataLost):
         await store.journal(lease, "resp_1", 1, (5,))
-    with pytest.raises(UnknownAnswer):
+    with pytest.raises(ResponseNotFound):
         await store.journal(lease, "resp_2", 0, (5,))
 
 
@@ -475,51 +528,55 @@ async def test_many_journals_in_one_call(store: Store) -> None:
     """One that is refused is none of the others."""
     ours, stale, ended, silent = [await store.create(fresh_session()) for _ in range(4)]
     for lease in (ours, stale, ended):
-        await store.write(lease, Change(begins=(answer(),)))
-    await store.claim(stale.session, "gate-2", hold_s=60)
-    await store.close(ended)
-    elsewhere = Lease(ours.session, ours.owner, ours.fence, "another store")
+        await store.write(lease, WriteBatch(started_responses=(answer(),)))
+    await store.claim(stale.session, "gate-2", ttl_s=60)
+    await store.delete(ended)
+    elsewhere = SessionLease(ours.session, ours.owner, ours.fence, "another store")
     spoken = [
-        Spoken(stale, "resp_1", 0, (1, 2)),
-        Spoken(ours, "resp_1", 0, (1, 2)),
-        Spoken(ended, "resp_1", 0, (1, 2)),
-        Spoken(silent, "resp_1", 0, (1, 2)),
-        Spoken(elsewhere, "resp_1", 2, (3,)),
-        Spoken(ours, "resp_1", 3, (4,)),
-        Spoken(ours, "resp_1", 1, (2, 70_000)),
+        TokenBatch(stale, "resp_1", 0, (1, 2)),
+        TokenBatch(ours, "resp_1", 0, (1, 2)),
+        TokenBatch(ended, "resp_1", 0, (1, 2)),
+        TokenBatch(silent, "resp_1", 0, (1, 2)),
+        TokenBatch(elsewhere, "resp_1", 2, (3,)),
+        TokenBatch(ours, "resp_1", 3, (4,)),
+        TokenBatch(ours, "resp_1", 1, (2, 70_000)),
     ]
     assert await store.journal_all(spoken) == [None, 2, None, None, None, None, 3]
     assert await store.journal_all([]) == []
     for lease, said in ((ours, (1, 2, 70_000)), (stale, ())):
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        assert snapshot.answers[0].ids == said
+        assert snapshot.running_responses[0].ids == said
 
 
 async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> None:
     lease = await store.create(fresh_session())
-    change = Change(at=0, entries=(entry(1), Entry(b"to come")), begins=(answer(),))
+    change = WriteBatch(
+        kept_entries=0, entries=(entry(1), Entry(b"to come")), started_responses=(answer(),)
+    )
     await store.write(lease, change)
-    await store.write(lease, Change(begins=(answer("resp_12"),)))
+    await store.write(lease, WriteBatch(started_responses=(answer("resp_12"),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
     await store.journal(lease, "resp_12", 0, (4,))
-    await store.write(lease, Change(at=1, entries=(entry(8, 9),), ends=("resp_1",)))
+    await store.write(
+        lease, WriteBatch(kept_entries=1, entries=(entry(8, 9),), ended_responses=("resp_1",))
+    )
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.log == (entry(1), entry(8, 9))
-    assert snapshot.answers == (Answer(answer("resp_12"), (4,)),)
-    with pytest.raises(UnknownAnswer):
+    assert snapshot.entries == (entry(1), entry(8, 9))
+    assert snapshot.running_responses == (RunningResponse(answer("resp_12"), (4,)),)
+    with pytest.raises(ResponseNotFound):
         await store.journal(lease, "resp_1", 2, (5,))
 
 
 async def test_an_answer_begun_again_has_said_nothing(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(begins=(answer(),)))
+    await store.write(lease, WriteBatch(started_responses=(answer(),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
-    await store.write(lease, Change(begins=(answer(),)))
+    await store.write(lease, WriteBatch(started_responses=(answer(),)))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.answers == (Answer(answer(), ()),)
+    assert snapshot.running_responses == (RunningResponse(answer(), ()),)
 
 
 # ---------------------------------------------------------------- events
@@ -530,29 +587,35 @@ async def test_the_last_events_are_kept(store: Store, monkeypatch: pytest.Monkey
     lease = await store.create(fresh_session())
     bodies = tuple(f"event {n}".encode() for n in range(keys.EVENTS_MAX + 10))
     for first in range(0, len(bodies), 100):
-        await store.write(lease, Change(events=Events(first, bodies[first : first + 100])))
+        await store.write(
+            lease, WriteBatch(events=StoredEvents(first, bodies[first : first + 100]))
+        )
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.events == Events(10, bodies[10:])
-    assert snapshot.events.next == len(bodies)
+    assert snapshot.events == StoredEvents(10, bodies[10:])
+    assert snapshot.events.next_offset == len(bodies)
 
 
 async def test_events_are_bounded_in_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 40)
     lease = await store.create(fresh_session())
-    await store.write(lease, Change(events=Events(0, (b"0" * 2, b"1!$%&/9z", b"2x?=)(7q"))))
-    await store.write(lease, Change(events=Events(3, (b"3u#'*+~1", b"4o^<>|@2", b"5-_.,:;k"))))
+    await store.write(
+        lease, WriteBatch(events=StoredEvents(0, (b"0" * 2, b"1!$%&/9z", b"2x?=)(7q")))
+    )
+    await store.write(
+        lease, WriteBatch(events=StoredEvents(3, (b"3u#'*+~1", b"4o^<>|@2", b"5-_.,:;k")))
+    )
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.events == Events(2, (b"2x?=)(7q", b"3u#'*+~1", b"4o^<>|@2", b"5-_.,:;k"))
-    await store.write(lease, Change(events=Events(6, (bytes(range(200)),))))
+    assert snapshot.events == StoredEvents(2, (b"2x?=)(7q", b"3u#'*+~1", b"4o^<>|@2", b"5-_.,:;k"))
+    await store.write(lease, WriteBatch(events=StoredEvents(6, (bytes(range(200)),))))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.events == Events(7, ())
-    await store.write(lease, Change(events=Events(5, (b"again",))))
+    assert snapshot.events == StoredEvents(7, ())
+    await store.write(lease, WriteBatch(events=StoredEvents(5, (b"again",))))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.events == Events(5, (b"again",))
+    assert snapshot.events == StoredEvents(5, (b"again",))
 
 
 # ---------------------------------------------------------------- deadlines
@@ -561,22 +624,22 @@ async def test_events_are_bounded_in_bytes(store: Store, monkeypatch: pytest.Mon
 async def test_a_session_whose_time_is_over_is_gone_before_it_is_swept(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
-    await store.hold(lease, 0, parked=True)
+    await store.extend_deadline(lease, 0, is_parked=True)
     assert await store.find(lease.session) is None
     assert await store.load(lease.session) is None
-    with pytest.raises(UnknownSession):
-        await store.claim(lease.session, "gate-2", hold_s=60)
+    with pytest.raises(SessionNotFound):
+        await store.claim(lease.session, "gate-2", ttl_s=60)
     assert lease.session in (await store.sweep(1000)).expired
     assert lease.session not in (await store.sweep(1000)).expired
-    with pytest.raises(UnknownSession):
+    with pytest.raises(SessionNotFound):
         await append(store, lease, 1, entry(2))
 
 
 async def test_an_owner_that_is_late_keeps_what_nobody_has_swept(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.hold(lease, 0, parked=False)
+    await store.extend_deadline(lease, 0, is_parked=False)
     await append(store, lease, 0, entry(1))
-    await store.hold(lease, 3600, parked=False)
+    await store.extend_deadline(lease, 3600, is_parked=False)
     assert lease.session not in (await store.sweep(1000)).expired
     assert await store.find(lease.session) is not None
 
@@ -584,11 +647,11 @@ async def test_an_owner_that_is_late_keeps_what_nobody_has_swept(store: Store) -
 async def test_a_parked_session_expires_by_the_store_s_clock(store: Store) -> None:
     kept = await store.create(fresh_session())
     parked = await store.create(fresh_session())
-    await store.hold(kept, 3600, parked=True)
-    await store.hold(parked, 0.3, parked=True)
+    await store.extend_deadline(kept, 3600, is_parked=True)
+    await store.extend_deadline(parked, 0.3, is_parked=True)
     card = await store.find(parked.session)
     if card is not None:  # unless the machine slept for so long
-        assert card.parked
+        assert card.is_parked
     swept: list[str] = []
     async with asyncio.timeout(30):
         while parked.session not in swept:
@@ -602,7 +665,7 @@ async def test_a_sweep_takes_no_more_than_told(store: Store) -> None:
     await store.sweep(1000)
     made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(5)}
     swept = [await store.sweep(3), await store.sweep(3), await store.sweep(3)]
-    assert [one.looked for one in swept] == [3, 2, 0]
+    assert [one.examined for one in swept] == [3, 2, 0]
     assert made == {*swept[0].expired, *swept[1].expired}
 
 
@@ -612,11 +675,11 @@ async def test_whatever_is_overdue_goes_though_one_sweep_is_not_enough(
     """What is left of ended sessions stands before them, and fills a sweep of which nobody is
     told."""
     monkeypatch.setattr(keys, "SWEEP_MAX", 4)
-    monkeypatch.setattr(keys, "ENDED_S", 0.0)
+    monkeypatch.setattr(keys, "TOMBSTONE_S", 0.0)
     async for _ in sweep_overdue(store):
         pass
     for _ in range(5):
-        await store.close(await store.create(fresh_session()))
+        await store.delete(await store.create(fresh_session()))
     made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(6)}
     sweeps = [gone async for gone in sweep_overdue(store)]
     assert len(sweeps) >= 3, "11 to look at, 4 at a time"
@@ -628,24 +691,24 @@ async def test_whatever_is_overdue_goes_though_one_sweep_is_not_enough(
 
 async def test_a_kept_response_outlives_its_session(store: Store) -> None:
     lease = await store.create(fresh_session())
-    kept = Kept(
+    kept = StoredResponse(
         id="resp_" + lease.session,
         tenant="acme",
         parent="resp_0",
         entries=(entry(1, 2), Entry(b"x" * 100, (3,))),
         body=b"usage",
     )
-    await store.keep(kept, 3600)
-    await store.close(lease)
-    assert await store.kept(kept.id) == kept
-    assert await store.kept("resp_none") is None
+    await store.put_response(kept, 3600)
+    await store.delete(lease)
+    assert await store.find_response(kept.id) == kept
+    assert await store.find_response("resp_none") is None
 
 
 async def test_a_kept_response_has_its_time(store: Store) -> None:
-    kept = Kept(id="resp_" + fresh_session().id, tenant="acme")
-    await store.keep(kept, 0)
+    kept = StoredResponse(id="resp_" + fresh_session().id, tenant="acme")
+    await store.put_response(kept, 0)
     async with asyncio.timeout(30):
-        while await store.kept(kept.id) is not None:
+        while await store.find_response(kept.id) is not None:
             await asyncio.sleep(0.005)
 
 

@@ -17,13 +17,13 @@ from typing import Any, cast
 import pytest
 
 from continuo.realtime.store import (
-    Change,
     Entry,
-    Lease,
-    Spoken,
+    SessionLease,
     Store,
-    StoreLost,
+    StoreReplaced,
     StoreUnavailable,
+    TokenBatch,
+    WriteBatch,
     health_probe,
     open_store,
 )
@@ -44,7 +44,7 @@ NOTICED_S = 20.0
 
 @pytest.fixture(autouse=True)
 def _often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health_probe, "IDLE_S", 0.1)
+    monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 0.1)
 
 
 @pytest.fixture
@@ -66,14 +66,14 @@ async def opened(url: str) -> AsyncIterator[Store]:
 
 async def until(store: Store, there: bool) -> None:
     async with asyncio.timeout(NOTICED_S):
-        while store.there is not there:
+        while store.is_available is not there:
             await asyncio.sleep(0.01)
 
 
-async def positions(store: Store, lease: Lease) -> list[tuple[int, ...]]:
+async def positions(store: Store, lease: SessionLease) -> list[tuple[int, ...]]:
     found = await store.load(lease.session)
     assert found is not None
-    return [one.ids for one in found.log]
+    return [one.ids for one in found.entries]
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -94,7 +94,9 @@ async def test_redis_refuses_writes(
     at its beginning and one at its end."""
     async with opened(await with_a_user(redis)) as store:
         lease = await store.create(fresh_session())
-        await store.write(lease, Change(at=0, entries=(entry(1),), begins=(answer(),)))
+        await store.write(
+            lease, WriteBatch(kept_entries=0, entries=(entry(1),), started_responses=(answer(),))
+        )
         await run(redis, refusal.begin)
         await until(store, there=False)
         for _ in range(3):
@@ -102,7 +104,7 @@ async def test_redis_refuses_writes(
                 await append(store, lease, 1, entry(2))
             with pytest.raises(StoreUnavailable):
                 await store.create(fresh_session())
-            assert not store.there, "no write has succeeded meanwhile"
+            assert not store.is_available, "no write has succeeded meanwhile"
         (line,) = lines(caplog)
         assert line.startswith("Redis cannot be written: ")
         assert refusal.cause in line
@@ -123,22 +125,22 @@ async def test_redis_refuses_a_journal(
 ) -> None:
     """Many scripts in one round trip are refused in the same words. What has not been noticed yet
     is what the call itself finds."""
-    monkeypatch.setattr(health_probe, "IDLE_S", 3600.0)
+    monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 3600.0)
     async with opened(await with_a_user(redis)) as store:
         lease = await store.create(fresh_session())
-        await store.write(lease, Change(begins=(answer(),)))
-        spoken = Spoken(lease, "resp_1", 0, (1, 2))
+        await store.write(lease, WriteBatch(started_responses=(answer(),)))
+        spoken = TokenBatch(lease, "resp_1", 0, (1, 2))
         assert await store.journal_all([spoken]) == [2]
         if refusal.name == "eviction":
             return  # no call finds it, unless in doubt
         await run(redis, refusal.begin)
         with pytest.raises(StoreUnavailable) as caught:
-            await store.journal_all([Spoken(lease, "resp_1", 2, (3,))])
+            await store.journal_all([TokenBatch(lease, "resp_1", 2, (3,))])
         assert refusal.cause in str(caught.value)
-        assert not store.there
+        assert not store.is_available
         await run(redis, refusal.mend)
         await until(store, there=True)
-        assert await store.journal_all([Spoken(lease, "resp_1", 2, (3,))]) == [3]
+        assert await store.journal_all([TokenBatch(lease, "resp_1", 2, (3,))]) == [3]
 
 
 @needs_redis
@@ -171,7 +173,7 @@ async def test_one_right_is_missing(redis: RedisProcess, caplog: pytest.LogCaptu
                 await append(store, lease, 0, entry(1))
             await store.create(fresh_session())
             await asyncio.sleep(0.1)
-            assert not store.there
+            assert not store.is_available
         await run(redis, (("ACL", "SETUSER", "gate", "+rpush"),))
         await until(store, there=True)
         assert len(lines(caplog)) == 2
@@ -249,7 +251,7 @@ async def test_a_file_that_may_not_grow(sqlite: SqliteStore, caplog: Any) -> Non
         with pytest.raises(StoreUnavailable):
             await append(sqlite, lease, 0, large)
         await asyncio.sleep(0.3)
-        assert not sqlite.there
+        assert not sqlite.is_available
     (line,) = lines(caplog)
     assert line == "The store cannot be written: SQLite: database or disk is full"
     await limit_pages(sqlite, 1_000_000)
@@ -345,7 +347,7 @@ async def test_a_probe_writes_to_the_disk(tmp_path: Path) -> None:
 
 async def test_a_disk_that_hangs(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that has the file does not return from a write, and no call fails."""
-    monkeypatch.setattr(health_probe, "PROBE_S_MAX", 0.3)
+    monkeypatch.setattr(health_probe, "PROBE_TIMEOUT_S", 0.3)
     moves = threading.Event()
     hanging = asyncio.create_task(sqlite._worker.run(moves.wait))
     await until(sqlite, there=False)
@@ -371,9 +373,9 @@ async def test_a_deleted_file_is_another_store(
     lease = await sqlite.create(fresh_session())
     await append(sqlite, lease, 0, entry(1))
     delete(tmp_path, *endings)
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(sqlite, lease, 1, entry(2))
-    assert sqlite.there, "it is written to the file that is there now"
+    assert sqlite.is_available, "it is written to the file that is there now"
     again = await sqlite.create(fresh_session(id=lease.session))
     await append(sqlite, again, 0, entry(1), entry(2))
     (line,) = lines(caplog)
@@ -429,11 +431,11 @@ async def test_a_backup_that_is_put_back(tmp_path: Path, sqlite: SqliteStore) ->
     backup.close()
     await append(sqlite, lease, 0, entry(1))
     os.replace(tmp_path / "backup.db", tmp_path / "store.db")
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(sqlite, lease, 1, entry(2))
     assert await positions(sqlite, parked) == [(7,)]
     assert await positions(sqlite, lease) == []
-    taken = await sqlite.claim(lease.session, "gate-1", hold_s=60)
+    taken = await sqlite.claim(lease.session, "gate-1", ttl_s=60)
     await append(sqlite, taken, 0, entry(1), entry(2))
     await sqlite.aclose()
     db = sqlite3.connect(tmp_path / "store.db")
@@ -447,7 +449,7 @@ async def test_a_file_that_was_moved_away_is_complete(tmp_path: Path, sqlite: Sq
     await append(sqlite, lease, 0, entry(1))
     (tmp_path / "moved").mkdir()
     os.replace(tmp_path / "store.db", tmp_path / "moved" / "store.db")
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(sqlite, lease, 1, entry(2))
     async with opened(url_of(tmp_path / "moved")) as store:
         assert (await positions(store, lease))[0] == (1,)
@@ -462,13 +464,13 @@ async def test_a_folder_that_is_gone(tmp_path: Path, caplog: Any) -> None:
         folder.rename(tmp_path / "away")
         with pytest.raises(StoreUnavailable):
             await append(store, lease, 1, entry(2))
-        assert not store.there
+        assert not store.is_available
         assert not folder.exists(), "a disk may be mounted there"
         (tmp_path / "away").rename(folder)
         await until(store, there=True)
-        with pytest.raises(StoreLost):
+        with pytest.raises(StoreReplaced):
             await append(store, lease, 1, entry(2))
-        taken = await store.claim(lease.session, "gate-1", hold_s=60)
+        taken = await store.claim(lease.session, "gate-1", ttl_s=60)
         assert (await positions(store, lease))[0] == (1,)
         await append(store, taken, 1, entry(2))
     assert len(lines(caplog)) == 3, "it is gone; it cannot be written; it can"
@@ -497,7 +499,7 @@ async def test_a_link_to_the_file(tmp_path: Path) -> None:
         lease = await store.create(fresh_session())
         await append(store, lease, 0, entry(1))
         delete(tmp_path / "real", "")
-        with pytest.raises(StoreLost):
+        with pytest.raises(StoreReplaced):
             await append(store, lease, 1, entry(2))
 
 

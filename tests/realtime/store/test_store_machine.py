@@ -18,24 +18,24 @@ from hypothesis.stateful import (
 )
 
 from continuo.realtime.store import (
-    Answer,
-    Begun,
-    Change,
-    Conflict,
+    DuplicateWrite,
     Entry,
-    Events,
-    Lease,
+    IdempotencyConflict,
+    IdempotentRequest,
     NewSession,
-    Once,
-    Repeated,
-    SessionBehind,
+    OwnershipLost,
+    ResponseCheckpoint,
+    ResponseNotFound,
+    RunningResponse,
+    SessionDataLost,
     SessionEnded,
+    SessionLease,
+    SessionNotFound,
     Snapshot,
-    StaleFence,
     Store,
-    UnknownAnswer,
-    UnknownSession,
-    Written,
+    StoredEvents,
+    WriteBatch,
+    WriteResult,
     open_store,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
@@ -46,10 +46,13 @@ NAMES = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
 entries = st.lists(st.builds(Entry, st.binary(max_size=40), ids), max_size=3).map(tuple)
 asked = st.builds(
-    Once, st.sampled_from("abcdefghijklmnop"), st.sampled_from((b"x", b"y")), st.binary(max_size=3)
+    IdempotentRequest,
+    st.sampled_from("abcdefghijklmnop"),
+    st.sampled_from((b"x", b"y")),
+    st.binary(max_size=3),
 )
 answers = st.builds(
-    Begun, id=st.sampled_from(NAMES), seed=st.integers(0, 9), prompt=st.integers(0, 9)
+    ResponseCheckpoint, id=st.sampled_from(NAMES), seed=st.integers(0, 9), prompt=st.integers(0, 9)
 )
 begins = st.lists(answers, max_size=2, unique_by=lambda begun: begun.id).map(tuple)
 
@@ -59,7 +62,7 @@ class Model:
     """One session as it should be."""
 
     new: NewSession
-    leases: list[Lease]
+    leases: list[SessionLease]
     over: bool = False
     """Its time is."""
     gone: bool = False
@@ -69,59 +72,63 @@ class Model:
     epoch: int = 0
     state: bytes = b""
     log: list[Entry] = field(default_factory=list[Entry])
-    once: dict[str, Once] = field(default_factory=dict[str, Once])
-    answers: dict[str, Answer] = field(default_factory=dict[str, Answer])
+    once: dict[str, IdempotentRequest] = field(default_factory=dict[str, IdempotentRequest])
+    answers: dict[str, RunningResponse] = field(default_factory=dict[str, RunningResponse])
     events: list[bytes] = field(default_factory=list[bytes])
 
-    def fault(self, lease: Lease) -> type[Exception] | None:
+    def fault(self, lease: SessionLease) -> type[Exception] | None:
         if self.gone:
-            return SessionEnded if self.ended else UnknownSession
-        return None if lease == self.leases[-1] else StaleFence
+            return SessionEnded if self.ended else SessionNotFound
+        return None if lease == self.leases[-1] else OwnershipLost
 
-    def write(self, lease: Lease, change: Change) -> object:
+    def write(self, lease: SessionLease, change: WriteBatch) -> object:
         """What write gives, or the kind of what it raises."""
         fault = self.fault(lease)
         if fault is not None:
             return fault
-        once = change.once
-        if once is not None and once.key in self.once and once.key not in change.undone:
+        once = change.request
+        if once is not None and once.key in self.once and once.key not in change.revoked_keys:
             before = self.once[once.key]
-            return Repeated(before.result) if before.content == once.content else Conflict
-        if change.at is not None and change.at > len(self.log):
-            return SessionBehind
-        if change.events is not None and change.events.first > len(self.events):
-            return SessionBehind
+            return (
+                DuplicateWrite(before.result)
+                if before.content == once.content
+                else IdempotencyConflict
+            )
+        if change.kept_entries is not None and change.kept_entries > len(self.log):
+            return SessionDataLost
+        if change.events is not None and change.events.first_offset > len(self.events):
+            return SessionDataLost
         self._apply(change)
-        return Written(len(self.log), len(self.events))
+        return WriteResult(len(self.log), len(self.events))
 
-    def _apply(self, change: Change) -> None:
-        for key in change.undone:
+    def _apply(self, change: WriteBatch) -> None:
+        for key in change.revoked_keys:
             self.once.pop(key, None)
-        self.once.update((once.key, once) for once in change.again)
-        if change.once is not None:
-            self.once[change.once.key] = change.once
-        if change.at is not None:
-            self.log[change.at :] = change.entries
+        self.once.update((once.key, once) for once in change.restored_requests)
+        if change.request is not None:
+            self.once[change.request.key] = change.request
+        if change.kept_entries is not None:
+            self.log[change.kept_entries :] = change.entries
         if change.events is not None:
-            self.events[change.events.first :] = change.events.bodies
-        for ended in change.ends:
+            self.events[change.events.first_offset :] = change.events.bodies
+        for ended in change.ended_responses:
             self.answers.pop(ended, None)
-        for begun in change.begins:
-            self.answers[begun.id] = Answer(begun)
+        for begun in change.started_responses:
+            self.answers[begun.id] = RunningResponse(begun)
         self.epoch = self.epoch if change.epoch is None else change.epoch
         self.state = self.state if change.state is None else change.state
 
-    def journal(self, lease: Lease, name: str, first: int, said: tuple[int, ...]) -> object:
+    def journal(self, lease: SessionLease, name: str, first: int, said: tuple[int, ...]) -> object:
         fault = self.fault(lease)
         if fault is not None:
             return fault
         if name not in self.answers:
-            return UnknownAnswer
+            return ResponseNotFound
         answer = self.answers[name]
         if first > len(answer.ids):
-            return SessionBehind
+            return SessionDataLost
         whole = (*answer.ids, *said[len(answer.ids) - first :])
-        self.answers[name] = Answer(answer.begun, whole)
+        self.answers[name] = RunningResponse(answer.checkpoint, whole)
         return len(whole)
 
     def check(self, found: Snapshot | None) -> None:
@@ -129,14 +136,14 @@ class Model:
             assert found is None
             return
         assert found is not None
-        lease, card = self.leases[-1], found.card
+        lease, card = self.leases[-1], found.metadata
         assert (card.owner, card.fence) == (lease.owner, lease.fence)
-        assert (card.epoch, card.parked) == (self.epoch, self.parked)
-        assert card.position == len(self.log)
-        assert found.log == tuple(self.log)
+        assert (card.epoch, card.is_parked) == (self.epoch, self.parked)
+        assert card.entry_count == len(self.log)
+        assert found.entries == tuple(self.log)
         assert found.state == self.state
-        assert found.answers == tuple(self.answers[name] for name in sorted(self.answers))
-        assert found.events == Events(0, tuple(self.events))
+        assert found.running_responses == tuple(self.answers[name] for name in sorted(self.answers))
+        assert found.events == StoredEvents(0, tuple(self.events))
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -159,7 +166,7 @@ class StoreMachine(RuleBasedStateMachine):
         except Exception as error:
             return type(error)
 
-    def pick(self, data: st.DataObject) -> tuple[Model, Lease]:
+    def pick(self, data: st.DataObject) -> tuple[Model, SessionLease]:
         """One that lives and its last owner, most of the time."""
         models = self.live() if data.draw(st.integers(0, 9), "alive") else self.sessions
         model = data.draw(st.sampled_from(models or self.sessions), "session")
@@ -182,14 +189,14 @@ class StoreMachine(RuleBasedStateMachine):
         """`seen`: only from who had some lease, the last one or one before."""
         model, lease = self.pick(data)
         fence = lease.fence if seen else None
-        got = self.wait(self.store.claim(model.new.id, owner, hold_s=3600, seen=fence))
+        got = self.wait(self.store.claim(model.new.id, owner, ttl_s=3600, expected_fence=fence))
         if model.gone or model.over:
-            assert got is UnknownSession
+            assert got is SessionNotFound
             return
         if fence not in (None, model.leases[-1].fence):
-            assert got is StaleFence
+            assert got is OwnershipLost
             return
-        assert isinstance(got, Lease)
+        assert isinstance(got, SessionLease)
         assert got.fence > model.leases[-1].fence
         model.leases.append(got)
         model.parked = False
@@ -213,13 +220,13 @@ class StoreMachine(RuleBasedStateMachine):
         data: st.DataObject,
         entries: tuple[Entry, ...],
         events: tuple[bytes, ...] | None,
-        again: list[Once],
+        again: list[IdempotentRequest],
         twice: bool,
         **rest: Any,
     ) -> None:
         model, lease = self.pick(data)
-        change = Change(**rest)
-        known = None if change.once is None else change.once.key
+        change = WriteBatch(**rest)
+        known = None if change.request is None else change.request.key
         change = _with(change, again=tuple(one for one in again if one.key != known))
         if data.draw(st.booleans(), "touch the log"):
             end = len(model.log)
@@ -227,7 +234,7 @@ class StoreMachine(RuleBasedStateMachine):
             change = _with(change, at=at, entries=entries)
         if events is not None:
             first = data.draw(st.integers(0, len(model.events) + 1), "first")
-            change = _with(change, events=Events(first, events))
+            change = _with(change, events=StoredEvents(first, events))
         for _ in range(1 + twice):
             got = self.wait(self.store.write(lease, change))
             assert got == model.write(lease, change)
@@ -246,7 +253,7 @@ class StoreMachine(RuleBasedStateMachine):
     def hold(self, data: st.DataObject, parked: bool) -> None:
         model, lease = self.pick(data)
         over = data.draw(st.integers(0, 4), "not over") == 0
-        got = self.wait(self.store.hold(lease, 0 if over else 3600, parked=parked))
+        got = self.wait(self.store.extend_deadline(lease, 0 if over else 3600, is_parked=parked))
         assert got == model.fault(lease)
         if got is None:
             model.over, model.parked = over, parked
@@ -256,7 +263,7 @@ class StoreMachine(RuleBasedStateMachine):
     def close(self, data: st.DataObject) -> None:
         model, lease = self.pick(data)
         fault = model.fault(lease)
-        got = self.wait(self.store.close(lease))
+        got = self.wait(self.store.delete(lease))
         assert got == (None if model.gone else fault)
         model.ended = model.ended or (not model.gone and got is None)
         model.gone = model.gone or got is None
@@ -265,9 +272,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         model, _ = self.pick(data)
-        got = self.wait(self.store.end(model.new.id))
+        got = self.wait(self.store.force_delete(model.new.id))
         if model.gone or model.over:
-            assert got is UnknownSession
+            assert got is SessionNotFound
             return
         assert isinstance(got, int)
         assert got > model.leases[-1].fence
@@ -295,7 +302,7 @@ class StoreMachine(RuleBasedStateMachine):
             model.check(self.runner.run(self.store.load(model.new.id)))
 
 
-def _with(change: Change, **changes: Any) -> Change:
+def _with(change: WriteBatch, **changes: Any) -> WriteBatch:
     return msgspec.structs.replace(change, **changes)
 
 
@@ -327,7 +334,9 @@ def test_the_model_would_notice_a_store_that_forgets_an_entry(
     """The machine itself is worth something."""
     write = SqliteStore.write
 
-    async def forgetful(self: SqliteStore, lease: Lease, change: Change) -> Written | Repeated:
+    async def forgetful(
+        self: SqliteStore, lease: SessionLease, change: WriteBatch
+    ) -> WriteResult | DuplicateWrite:
         return await write(self, lease, _with(change, entries=change.entries[:2]))
 
     monkeypatch.setattr(SqliteStore, "write", forgetful)

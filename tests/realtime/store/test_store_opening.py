@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from continuo.realtime.store import (
-    Change,
-    StoreLost,
-    StoreRefused,
+    SessionNotFound,
+    StoreReplaced,
     StoreUnavailable,
-    UnknownSession,
-    default_url,
+    StoreUnusable,
+    WriteBatch,
+    default_store_url,
     open_store,
 )
 from continuo.realtime.store.durability import Durability
@@ -28,12 +28,12 @@ from tests.realtime.store.redis_process import free_port
     ["", "store.db", "sqlite://", "sqlite:///", "mysql://host/db", "redis+sentinel://host:26379"],
 )
 async def test_what_is_no_store_is_refused(url: str) -> None:
-    with pytest.raises(StoreRefused):
+    with pytest.raises(StoreUnusable):
         await open_store(url)
 
 
 async def test_a_password_is_not_repeated() -> None:
-    with pytest.raises(StoreRefused) as caught:
+    with pytest.raises(StoreUnusable) as caught:
         await open_store("mysql://me:hunter2@host/db")
     assert "hunter2" not in str(caught.value)
 
@@ -48,7 +48,7 @@ async def test_the_default_is_a_file_of_the_user_s_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    store = await open_store(default_url())
+    store = await open_store(default_store_url())
     file = tmp_path / "state" / "continuo" / "store.db"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
@@ -76,7 +76,7 @@ async def test_a_file_survives_a_restart(tmp_path: Path) -> None:
     await append(store, lease, 1, entry(3))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.log == (entry(1, 2), entry(3))
+    assert snapshot.entries == (entry(1, 2), entry(3))
     await store.aclose()
 
 
@@ -84,7 +84,7 @@ async def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but a text that is long enough to be one")
     (tmp_path / "folder").mkdir()
     for name in ("text", "folder", "text/below"):
-        with pytest.raises(StoreRefused):
+        with pytest.raises(StoreUnusable):
             await open_store(f"sqlite:///{tmp_path / name}")
 
 
@@ -92,7 +92,7 @@ async def test_a_layout_of_another_version_is_refused(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "store.db")
     db.execute("PRAGMA user_version = 99")
     db.close()
-    with pytest.raises(StoreRefused, match="version 99"):
+    with pytest.raises(StoreUnusable, match="version 99"):
         await open_store(f"sqlite:///{tmp_path / 'store.db'}")
 
 
@@ -112,7 +112,9 @@ async def test_a_locked_file_does_not_hold_the_loop_and_comes_back(tmp_path: Pat
     lease = await store.create(fresh_session())
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    writing = asyncio.create_task(store.write(lease, Change(at=0, entries=(entry(1),))))
+    writing = asyncio.create_task(
+        store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),)))
+    )
     beats = 0
     while not writing.done():
         await asyncio.sleep(0.01)
@@ -149,15 +151,15 @@ async def test_an_emptied_file_is_another_store(tmp_path: Path) -> None:
     other.commit()
     other.close()
     before = store.epoch
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(store, lease, 0, entry(1))
     assert store.epoch != before
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(store, lease, 0, entry(1))
     again = await store.create(fresh_session())
     await append(store, again, 0, entry(1))
-    with pytest.raises(UnknownSession):
-        await store.claim(lease.session, "gate-2", hold_s=60)
+    with pytest.raises(SessionNotFound):
+        await store.claim(lease.session, "gate-2", ttl_s=60)
     await store.aclose()
 
 

@@ -12,21 +12,21 @@ import pytest
 from redis.crc import key_slot
 
 from continuo.realtime.store import (
-    Change,
+    DuplicateWrite,
     Entry,
-    Events,
-    Lease,
-    Once,
-    Repeated,
-    SessionBehind,
-    StaleFence,
+    IdempotentRequest,
+    OwnershipLost,
+    SessionDataLost,
+    SessionLease,
+    SessionNotFound,
     Store,
-    StoreLost,
-    StoreRefused,
+    StoredEvents,
+    StoreReplaced,
     StoreUnavailable,
-    Swept,
-    UnknownSession,
-    Written,
+    StoreUnusable,
+    SweepResult,
+    WriteBatch,
+    WriteResult,
     keys,
     open_store,
 )
@@ -64,21 +64,21 @@ async def refused_in_time(call: Awaitable[Any]) -> None:
     assert caught.value.retryable
 
 
-def every_call(store: Store, lease: Lease) -> list[Awaitable[Any]]:
+def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
     return [
         store.check(),
         store.create(fresh_session()),
         store.find(lease.session),
         store.load(lease.session),
-        store.claim(lease.session, "gate-2", hold_s=60),
-        store.write(lease, Change(at=1, entries=(entry(2),))),
+        store.claim(lease.session, "gate-2", ttl_s=60),
+        store.write(lease, WriteBatch(kept_entries=1, entries=(entry(2),))),
         store.journal(lease, "resp_1", 0, (1,)),
-        store.hold(lease, 60, parked=True),
+        store.extend_deadline(lease, 60, is_parked=True),
         store.confirm(lease),
         store.sweep(10),
-        store.kept("resp_1"),
-        store.close(lease),
-        store.end(lease.session),
+        store.find_response("resp_1"),
+        store.delete(lease),
+        store.force_delete(lease.session),
     ]
 
 
@@ -97,7 +97,7 @@ async def test_stopped_and_started_again(server: RedisProcess, store: Store) -> 
     assert store.epoch == epoch
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.log == (entry(1), entry(2))
+    assert snapshot.entries == (entry(1), entry(2))
 
 
 async def test_asleep_and_awake_again(server: RedisProcess, store: Store) -> None:
@@ -105,7 +105,9 @@ async def test_asleep_and_awake_again(server: RedisProcess, store: Store) -> Non
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     others = [await store.create(fresh_session()) for _ in range(2 * keys.CONNECTIONS_MAX)]
-    change = Change(at=0, entries=(entry(7),), once=Once("event_1", b"c", b"r"))
+    change = WriteBatch(
+        kept_entries=0, entries=(entry(7),), request=IdempotentRequest("event_1", b"c", b"r")
+    )
     server.pause()
     writes = [store.write(other, change) for other in others]
     calls = [*every_call(store, lease), *writes]
@@ -113,13 +115,15 @@ async def test_asleep_and_awake_again(server: RedisProcess, store: Store) -> Non
     server.go_on()
     for other in others:
         again = await until_there(store, other, change)
-        assert again in (Written(1, 0), Repeated(b"r"))
+        assert again in (WriteResult(1, 0), DuplicateWrite(b"r"))
         card = await store.find(other.session)
         assert card is not None
-        assert card.position == 1
+        assert card.entry_count == 1
 
 
-async def until_there(store: Store, lease: Lease, change: Change) -> Written | Repeated:
+async def until_there(
+    store: Store, lease: SessionLease, change: WriteBatch
+) -> WriteResult | DuplicateWrite:
     async with asyncio.timeout(20):
         while True:
             try:
@@ -137,7 +141,7 @@ async def test_while_it_lets_others_wait_it_is_not_called(
     server.pause()
     began = time.monotonic()
     await refused_in_time(store.confirm(lease))
-    assert not store.there
+    assert not store.is_available
     for _ in range(50):
         await refused_in_time(store.confirm(lease))
     assert time.monotonic() - began < 50 * keys.TIMEOUT_S / 4
@@ -148,7 +152,7 @@ async def test_while_it_lets_others_wait_it_is_not_called(
 
 async def until_awake(store: Store) -> None:
     began = time.monotonic()
-    while not store.there:
+    while not store.is_available:
         await asyncio.sleep(0.01)
     assert time.monotonic() - began < 2.0 + SLACK_S
 
@@ -156,7 +160,7 @@ async def until_awake(store: Store) -> None:
 async def test_one_that_is_gone_is_looked_for(server: RedisProcess, store: Store) -> None:
     server.stop()
     await refused_in_time(store.check())
-    assert not store.there
+    assert not store.is_available
     await server.start()
     await until_awake(store)
     await store.check()
@@ -188,7 +192,7 @@ async def test_calls_given_up_do_not_answer_others(server: RedisProcess, store: 
     for new in made:
         snapshot = await store.load(new.id)
         assert snapshot is not None
-        assert (snapshot.card.id, snapshot.state) == (new.id, new.state)
+        assert (snapshot.metadata.id, snapshot.state) == (new.id, new.state)
 
 
 # ---------------------------------------------------------------- killed
@@ -201,7 +205,7 @@ async def test_killed_in_strict_mode_loses_nothing(tmp_path: Path) -> None:
     leases = [await store.create(fresh_session()) for _ in range(4)]
     acknowledged = dict.fromkeys(leases, 0)
 
-    async def write(lease: Lease) -> None:
+    async def write(lease: SessionLease) -> None:
         while True:
             at = acknowledged[lease]
             await append(store, lease, at, entry(at))
@@ -218,7 +222,7 @@ async def test_killed_in_strict_mode_loses_nothing(tmp_path: Path) -> None:
     for lease, count in acknowledged.items():
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        ids = [one.ids for one in snapshot.log]
+        ids = [one.ids for one in snapshot.entries]
         assert ids[:count] == [(n,) for n in range(count)]
         assert len(ids) - count <= 1, "the one that was not acknowledged may be there"
         await append(store, lease, count, entry(count))
@@ -236,21 +240,21 @@ async def test_a_lost_last_second_is_told_to_whom_it_concerns(
     (log,) = server.folder.glob("appendonlydir/*.incr.aof")
     kept = log.stat().st_size
     await append(store, lost, 1, entry(2))
-    taken = await store.claim(late.session, "gate-2", hold_s=60)
+    taken = await store.claim(late.session, "gate-2", ttl_s=60)
     server.kill()
     with log.open("r+b") as file:  # as a crash of the machine would leave it
         file.truncate(kept)
     await server.start()
-    with pytest.raises(SessionBehind):
+    with pytest.raises(SessionDataLost):
         await append(store, lost, 2, entry(3))
-    with pytest.raises(SessionBehind):
+    with pytest.raises(SessionDataLost):
         await append(store, taken, 0, entry(1))
     await append(store, whole, 1, entry(2))
     # Who was there knows what is missing, and writes it again.
     await append(store, lost, 1, entry(2), entry(3))
-    again = await store.claim(late.session, "gate-3", hold_s=60)
+    again = await store.claim(late.session, "gate-3", ttl_s=60)
     assert again.fence > taken.fence, "no fence is given twice, even so"
-    with pytest.raises(StaleFence):
+    with pytest.raises(OwnershipLost):
         await append(store, taken, 0, entry(1))
 
 
@@ -262,7 +266,7 @@ async def test_flushed_under_load(server: RedisProcess, store: Store) -> None:
     other = await open_store(server.url)
     epoch = store.epoch
 
-    async def write(lease: Lease) -> None:
+    async def write(lease: SessionLease) -> None:
         for at in range(100_000):
             await append(store, lease, at, entry(at))
 
@@ -271,16 +275,16 @@ async def test_flushed_under_load(server: RedisProcess, store: Store) -> None:
     async with server.client() as client:
         await client.flushall()
     for outcome in await asyncio.gather(*writers, return_exceptions=True):
-        assert isinstance(outcome, StoreLost)
+        assert isinstance(outcome, StoreReplaced)
     assert store.epoch != epoch
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await other.find(leases[0].session)
     assert other.epoch == store.epoch
-    with pytest.raises(UnknownSession):
-        await store.claim(leases[0].session, "gate-1", hold_s=60)
+    with pytest.raises(SessionNotFound):
+        await store.claim(leases[0].session, "gate-1", ttl_s=60)
     again = await store.create(fresh_session(id=leases[0].session))
     await append(store, again, 0, entry(1))
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(store, leases[0], 1, entry(2))
     await other.aclose()
 
@@ -292,9 +296,9 @@ async def test_started_again_empty_is_another_store(tmp_path: Path) -> None:
     lease = await store.create(fresh_session())
     server.kill()
     await server.start()
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await store.check()
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await append(store, lease, 0, entry(1))
     await store.check()
     await store.aclose()
@@ -305,7 +309,7 @@ async def test_a_flush_is_seen_by_looking(server: RedisProcess, store: Store) ->
     await store.check()
     async with server.client() as client:
         await client.flushall()
-    with pytest.raises(StoreLost):
+    with pytest.raises(StoreReplaced):
         await store.check()
     await store.check()
 
@@ -313,8 +317,8 @@ async def test_a_flush_is_seen_by_looking(server: RedisProcess, store: Store) ->
 async def test_a_forgotten_response_may_be_a_lost_store(server: RedisProcess, store: Store) -> None:
     async with server.client() as client:
         await client.flushall()
-    with pytest.raises(StoreLost):
-        await store.kept("resp_1")
+    with pytest.raises(StoreReplaced):
+        await store.find_response("resp_1")
 
 
 # ---------------------------------------------------------------- full
@@ -327,22 +331,22 @@ async def test_full_refuses_whole_and_goes_on_when_there_is_room(
     await append(store, lease, 0, entry(1))
     async with server.client() as client:
         await client.config_set("maxmemory", "1mb")
-        change = Change(
-            at=1,
+        change = WriteBatch(
+            kept_entries=1,
             entries=(Entry(b"x"),),
-            begins=(answer(),),
+            started_responses=(answer(),),
             epoch=3,
-            events=Events(0, (b"e",)),
-            once=Once("event_1", b"c"),
+            events=StoredEvents(0, (b"e",)),
+            request=IdempotentRequest("event_1", b"c"),
         )
         await refused_in_time(store.write(lease, change))
         await refused_in_time(store.create(fresh_session()))
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        assert (snapshot.log, snapshot.answers) == ((entry(1),), ())
-        assert (snapshot.card.epoch, snapshot.events) == (0, Events())
+        assert (snapshot.entries, snapshot.running_responses) == ((entry(1),), ())
+        assert (snapshot.metadata.epoch, snapshot.events) == (0, StoredEvents())
         await client.config_set("maxmemory", "0")
-    assert await store.write(lease, change) == Written(2, 1)
+    assert await store.write(lease, change) == WriteResult(2, 1)
 
 
 # ---------------------------------------------------------------- will not do
@@ -352,7 +356,7 @@ async def test_full_refuses_whole_and_goes_on_when_there_is_room(
 async def test_a_redis_that_may_drop_sessions_is_refused(tmp_path: Path, policy: str) -> None:
     server = RedisProcess(tmp_path / "redis", "--maxmemory-policy", policy)
     await server.start()
-    with pytest.raises(StoreRefused, match=policy):
+    with pytest.raises(StoreUnusable, match=policy):
         await open_store(server.url)
     server.kill()
 
@@ -363,7 +367,7 @@ async def test_a_redis_that_may_drop_sessions_is_refused(tmp_path: Path, policy:
 async def test_strict_needs_every_write_on_disk(tmp_path: Path, options: tuple[str, ...]) -> None:
     server = RedisProcess(tmp_path / "redis", *options)
     await server.start()
-    with pytest.raises(StoreRefused, match="appendfsync always"):
+    with pytest.raises(StoreUnusable, match="appendfsync always"):
         await open_store(server.url, "strict")
     await (await open_store(server.url)).aclose()
     server.kill()
@@ -390,7 +394,7 @@ async def test_a_password_is_needed_and_taken(tmp_path: Path) -> None:
     await server.start()
     async with server.client() as client:
         await client.config_set("requirepass", "p:w/d")
-    with pytest.raises(StoreRefused):
+    with pytest.raises(StoreUnusable):
         await open_store(server.url)
     url = f"redis://:p%3Aw%2Fd@127.0.0.1:{server.port}/0"
     store = await open_store(url)
@@ -408,20 +412,26 @@ async def test_of_many_gateways_with_one_request_one_is_written(server: RedisPro
     for round in range(20):
         new = fresh_session()
         lease = await stores[0].create(new)
-        change = Change(at=0, entries=(entry(round),), once=Once("event_1", b"c", b"r"))
+        change = WriteBatch(
+            kept_entries=0,
+            entries=(entry(round),),
+            request=IdempotentRequest("event_1", b"c", b"r"),
+        )
 
-        async def claim_and_write(n: int, session: str = new.id, change: Change = change) -> object:
-            mine = await stores[n].claim(session, f"gate-{n}", hold_s=60)
+        async def claim_and_write(
+            n: int, session: str = new.id, change: WriteBatch = change
+        ) -> object:
+            mine = await stores[n].claim(session, f"gate-{n}", ttl_s=60)
             return await stores[n].write(mine, change)
 
         first = stores[0].write(lease, change)
         rest = [claim_and_write(n) for n in range(4)]
         results = await asyncio.gather(first, *rest, return_exceptions=True)
-        assert all(isinstance(one, Written | Repeated | StaleFence) for one in results)
-        assert sum(isinstance(one, Written) for one in results) == 1
+        assert all(isinstance(one, WriteResult | DuplicateWrite | OwnershipLost) for one in results)
+        assert sum(isinstance(one, WriteResult) for one in results) == 1
         snapshot = await stores[1].load(new.id)
         assert snapshot is not None
-        assert snapshot.log == (entry(round),)
+        assert snapshot.entries == (entry(round),)
     for store in stores:
         await store.aclose()
 
@@ -433,7 +443,7 @@ async def test_of_many_sweepers_one_removes_a_session(server: RedisProcess) -> N
     names = [name for one in swept for name in one.expired]
     assert sorted(names) == sorted(made)
     async with server.client() as client:
-        assert await client.keys("*") == [keys.EPOCH.encode()], "nothing is left behind"
+        assert await client.keys("*") == [keys.EPOCH_KEY.encode()], "nothing is left behind"
     for store in stores:
         await store.aclose()
 
@@ -442,41 +452,41 @@ async def test_an_index_that_is_too_early_is_put_right(server: RedisProcess, sto
     made = [(await store.create(fresh_session(hold_s=60))).session for _ in range(3)]
     over = (await store.create(fresh_session(hold_s=0))).session
     async with server.client() as client:
-        scores = [await client.zscore(keys.DEADLINES, name) for name in made]
-        await client.zadd(keys.DEADLINES, dict.fromkeys(made, 0))
-        assert await store.sweep(10) == Swept(4, [over])
-        assert [await client.zscore(keys.DEADLINES, name) for name in made] == scores
-    assert await store.sweep(10) == Swept(0, [])
+        scores = [await client.zscore(keys.DEADLINES_KEY, name) for name in made]
+        await client.zadd(keys.DEADLINES_KEY, dict.fromkeys(made, 0))
+        assert await store.sweep(10) == SweepResult(4, [over])
+        assert [await client.zscore(keys.DEADLINES_KEY, name) for name in made] == scores
+    assert await store.sweep(10) == SweepResult(0, [])
 
 
 async def test_all_of_a_session_lies_in_one_slot(
     server: RedisProcess, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And of an ended one only that it was ended is left, for its time."""
-    monkeypatch.setattr(keys, "ENDED_S", 1.0)
+    monkeypatch.setattr(keys, "TOMBSTONE_S", 1.0)
     new = fresh_session()
     lease = await store.create(new)
-    change = Change(
-        at=0,
+    change = WriteBatch(
+        kept_entries=0,
         entries=(entry(1),),
-        begins=(answer(),),
-        once=Once("event_1", b"c"),
-        events=Events(0, (b"e",)),
+        started_responses=(answer(),),
+        request=IdempotentRequest("event_1", b"c"),
+        events=StoredEvents(0, (b"e",)),
     )
     await store.write(lease, change)
     await store.journal(lease, "resp_1", 0, (1, 2))
     async with server.client() as client:
-        alone = {keys.EPOCH.encode(), keys.DEADLINES.encode()}
+        alone = {keys.EPOCH_KEY.encode(), keys.DEADLINES_KEY.encode()}
         names = [name.encode() for name in keys.session_keys(new.id)]
         assert set(await client.keys("*")) - alone == set(names)
         assert len({key_slot(name) for name in names}) == 1
         for name in names:
             assert await client.ttl(name) == -1
-    await store.close(lease)
+    await store.delete(lease)
     async with server.client() as client:
         assert set(await client.keys("*")) - alone == {names[0]}
         async with asyncio.timeout(30):
-            while set(await client.keys("*")) != {keys.EPOCH.encode()}:
+            while set(await client.keys("*")) != {keys.EPOCH_KEY.encode()}:
                 await asyncio.sleep(0.05)
                 assert (await store.sweep(10)).expired == []
 
@@ -542,13 +552,13 @@ async def test_through_a_fail_over(tmp_path: Path) -> None:
                 outcome = await append(store, lease, 2, entry(3))
             except StoreUnavailable:
                 await asyncio.sleep(0.1)
-            except SessionBehind as error:
+            except SessionDataLost as error:
                 outcome = error
-    assert isinstance(outcome, SessionBehind)
+    assert isinstance(outcome, SessionDataLost)
     await append(store, lease, 1, entry(2), entry(3))
     snapshot = await store.load(lease.session)
     assert snapshot is not None
-    assert snapshot.log == (entry(1), entry(2), entry(3))
+    assert snapshot.entries == (entry(1), entry(2), entry(3))
     await store.aclose()
     for process in (watch, second):
         process.kill()

@@ -5,16 +5,16 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from continuo.realtime.store import Entry, Kept
+from continuo.realtime.store import Entry, StoredResponse
 from continuo.realtime.store.codec import (
     join_ids,
     pack,
     pack_entry,
     pack_ids,
-    pack_kept,
+    pack_response,
     unpack,
     unpack_entry,
-    unpack_kept,
+    unpack_response,
 )
 
 ITEM = (
@@ -85,8 +85,8 @@ def test_ids_are_little_endian_everywhere() -> None:
 @given(parent=st.none() | st.text(), body=st.binary(), ids=st.lists(IDS, max_size=3))
 def test_a_kept_response_comes_back(parent: str | None, body: bytes, ids: list[list[int]]) -> None:
     entries = tuple(Entry(body, tuple(some)) for some in ids)
-    kept = Kept(id="resp_1", tenant="acme", parent=parent, entries=entries, body=body)
-    assert unpack_kept("resp_1", pack_kept(kept)) == kept
+    kept = StoredResponse(id="resp_1", tenant="acme", parent=parent, entries=entries, body=body)
+    assert unpack_response("resp_1", pack_response(kept)) == kept
 
 
 STORED = (

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from continuo.realtime.store import Begun, Change, Entry, Events, Once, keys, open_store
+from continuo.realtime.store import (
+    Entry,
+    IdempotentRequest,
+    ResponseCheckpoint,
+    StoredEvents,
+    WriteBatch,
+    keys,
+    open_store,
+)
 from tests.realtime.store.making import fresh_session
 from tests.realtime.store.redis_process import RedisProcess
 
@@ -60,23 +68,27 @@ async def test_a_parked_session_is_small(redis: RedisProcess, turns: int, words:
         asked, said = (message(chance, role, words) for role in ("user", "assistant"))
         name = f"resp_{chance.randbytes(10).hex()}"
         at = 2 * turn
-        begun = Begun(id=name, seed=chance.getrandbits(63), prompt=tokens, entry=at + 1)
-        once = Once(f"event_{turn}a", b"item", str(at).encode())
-        await store.write(lease, Change(at=at, entries=(asked,), once=once))
-        once = Once(f"event_{turn}b", b"respond", bytes.fromhex(name[5:]))
-        await store.write(lease, Change(begins=(begun,), once=once))
+        begun = ResponseCheckpoint(
+            id=name, seed=chance.getrandbits(63), prompt=tokens, entry=at + 1
+        )
+        once = IdempotentRequest(f"event_{turn}a", b"item", str(at).encode())
+        await store.write(lease, WriteBatch(kept_entries=at, entries=(asked,), request=once))
+        once = IdempotentRequest(f"event_{turn}b", b"respond", bytes.fromhex(name[5:]))
+        await store.write(lease, WriteBatch(started_responses=(begun,), request=once))
         await store.journal(lease, name, 0, said.ids)
-        await store.write(lease, Change(at=at + 1, entries=(said,), ends=(name,)))
+        await store.write(
+            lease, WriteBatch(kept_entries=at + 1, entries=(said,), ended_responses=(name,))
+        )
         tokens += len(asked.ids) + len(said.ids)
-    await store.write(lease, Change(events=Events(0, (b'{"type":"session.updated"}',))))
-    await store.hold(lease, 60, parked=True)
+    await store.write(lease, WriteBatch(events=StoredEvents(0, (b'{"type":"session.updated"}',))))
+    await store.extend_deadline(lease, 60, is_parked=True)
     async with redis.client() as client:
         parts = [
             await client.memory_usage(key, samples=0) or 0 for key in keys.session_keys(new.id)
         ]
-        index = await client.memory_usage(keys.DEADLINES, samples=0) or 0
-        used = sum(parts) + index // await client.zcard(keys.DEADLINES)
-    await store.close(lease)
+        index = await client.memory_usage(keys.DEADLINES_KEY, samples=0) or 0
+        used = sum(parts) + index // await client.zcard(keys.DEADLINES_KEY)
+    await store.delete(lease)
     await store.aclose()
     print(f"{turns} turns of {words} words, {tokens} tokens: {used} bytes {parts}")
     assert used <= 2048 + 8 * tokens

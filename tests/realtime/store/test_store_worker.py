@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from continuo.realtime.store.errors import StoreLost, StoreUnavailable
-from continuo.realtime.store.sqlite.file import StoreFile
+from continuo.realtime.store.errors import StoreReplaced, StoreUnavailable
+from continuo.realtime.store.sqlite.file import SqliteFile
 from continuo.realtime.store.sqlite.worker import Worker
 
 
@@ -17,7 +17,7 @@ class Notes:
     group."""
 
     def __init__(self, file: Path) -> None:
-        opened = StoreFile(file, "normal")
+        opened = SqliteFile(file, "normal")
         self.db = opened.db
         self.db.execute("CREATE TABLE notes (n INTEGER)")
         self.commits = 0
@@ -39,7 +39,7 @@ class Notes:
         if n < 0:
             raise ValueError(n)
         if n > 1000:
-            raise StoreLost(str(n))
+            raise StoreReplaced(str(n))
         return n
 
     def notes(self) -> list[int]:
@@ -57,7 +57,7 @@ async def test_what_waits_shares_a_transaction_and_fails_alone(tmp_path: Path) -
     one, two, three, four, five = await answers
     assert (one, three, five) == (1, 3, 5)
     assert isinstance(two, ValueError)
-    assert isinstance(four, StoreLost)
+    assert isinstance(four, StoreReplaced)
     assert await paused
     assert notes.commits == 2, "of the pause, and of the five"
     assert await notes.worker.run(notes.notes) == [1, 3, 5, 1004]
