@@ -10,7 +10,6 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import TypeVar
 
 import msgspec
 
@@ -26,11 +25,7 @@ from continuo.realtime.server.process.shutdown import ShutdownSignals, wait_unti
 from continuo.realtime.server.process.web_server import WebServer, bind, port_unavailable
 from continuo.realtime.store import Store, StoreError, open_store
 
-SIGNAL_MERGE_S = 0.1
-"""Signals that come within it are one."""
-
 EngineSource = Callable[[GatewaySettings], AbstractAsyncContextManager[EngineClient]]
-T = TypeVar("T")
 
 
 async def serve(settings: GatewaySettings) -> int:

@@ -5,9 +5,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Coroutine
+from typing import TypeVar
 
-from continuo.realtime.server.process.run_gateway import SIGNAL_MERGE_S, T
+T = TypeVar("T")
 
+SIGNAL_MERGE_S = 0.1
+"""Signals that come within it are one."""
 IDLE_S = 0.5
 """So long after the last answer its end has been written."""
 

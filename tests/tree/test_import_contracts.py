@@ -1,0 +1,90 @@
+"""The import contracts of pyproject.toml refuse each of twenty planted violations.
+
+All are planted at once into a copy of the packages, and one run of import-linter must name each.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("engine", "realtime", "bench")
+CONTINUO = "continuo."
+
+VIOLATIONS = (
+    # The client's half of the engine is entered by `continuo.engine` alone.
+    ("realtime/session/status.py", "engine.client.turn_stream"),
+    ("realtime/generation/prompt.py", "engine.client.replica"),
+    ("realtime/server/process/console.py", "engine.client.engine_process"),
+    ("realtime/registry/factory.py", "engine.core.sessions"),
+    # The two halves of the engine do not import each other.
+    ("engine/client/router.py", "engine.core.stats"),
+    ("engine/core/deferred_commands.py", "engine.client.placement"),
+    ("engine/server/listener.py", "engine.client.connection"),
+    ("engine/client/engine_client.py", "engine.device.runner"),
+    ("engine/device/step_inputs.py", "engine.core.cache"),
+    ("engine/device/kv_pool.py", "engine.core.schedule"),
+    # torch and its like stay under the device.
+    ("engine/wire/bounds.py", "torch"),
+    ("engine/client/replica.py", "torch"),
+    ("engine/core/stats.py", "torch"),
+    ("engine/text/grammar.py", "transformers"),
+    # Packages without I/O.
+    ("realtime/event_log/event_id.py", "asyncio"),
+    ("engine/core/cache/page_pool.py", "asyncio"),
+    ("realtime/protocol/events.py", "redis"),
+    ("realtime/session/session.py", "redis"),
+    ("realtime/conversation/rendering.py", "sqlite3"),
+    ("realtime/protocol/items.py", "starlette"),
+    ("realtime/rate_limit.py", "threading"),
+    # Rooms of realtime import downwards only.
+    ("realtime/conversation/conversation.py", "realtime.registry.registry"),
+    ("realtime/store/base.py", "realtime.session.session"),
+    ("realtime/ids.py", "realtime.server.config.settings"),
+    ("realtime/session/state.py", "realtime.responses.service"),
+    ("realtime/persistence/session_writer.py", "realtime.generation.prompt"),
+    ("realtime/server/config/addresses.py", "bench.report"),
+    # No cycles, not even of two files.
+    ("engine/core/turn.py", "engine.core.loop"),
+    ("engine/device/runner.py", "engine.device.build"),
+)
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What import-linter prints of a copy with every violation, its lines joined."""
+    tree = tmp_path_factory.mktemp("tree")
+    for package in PACKAGES:
+        only_code = shutil.ignore_patterns("__pycache__", "assets", "bundled", "*.c", "*.h")
+        shutil.copytree(ROOT / package, tree / CONTINUO.rstrip(".") / package, ignore=only_code)
+    shutil.copy(ROOT / "continuo" / "__init__.py", tree / "continuo")
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    for file, imported in VIOLATIONS:
+        with (tree / "continuo" / file).open("a") as source:
+            source.write(f"\nimport {_full(imported)}\n")
+    run = subprocess.run(
+        (sys.executable, "-c", "from importlinter.cli import lint_imports; exit(lint_imports())"),
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree), "COLUMNS": "10000"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    return run.stdout
+
+
+def _full(module: str) -> str:
+    return f"{CONTINUO}{module}" if module.split(".")[0] in PACKAGES else module
+
+
+@pytest.mark.parametrize(("file", "imported"), VIOLATIONS)
+def test_a_planted_violation_is_refused(refused: str, file: str, imported: str) -> None:
+    importer = CONTINUO + file.removesuffix(".py").replace("/", ".")
+    direct = f"{importer} -> {_full(imported)} (l."
+    siblings = f".{importer.rpartition('.')[2]} -> .{imported.rpartition('.')[2]} ("
+    assert direct in refused or siblings in refused
