@@ -132,8 +132,8 @@ APART = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"
 COMPILE = """
 import logging
 logging.basicConfig()
-from continuo.engine.device.native import build
-print(build.library("decoder.c", "-DDIM=16", "-DSLOTS=16", "-DBF16=0"))
+from continuo.engine.device.native import compile
+print(compile.library("decoder.c", "-DDIM=16", "-DSLOTS=16", "-DBF16=0"))
 """
 
 
