@@ -133,7 +133,7 @@ COMPILE = """
 import logging
 logging.basicConfig()
 from continuo.engine.device.native import compile
-print(compile.library("decoder.c", "-DDIM=16", "-DSLOTS=16", "-DBF16=0"))
+print(compile.load_library("decoder.c", "-DDIM=16", "-DPAGE_SIZE=16", "-DBF16=0"))
 """
 
 

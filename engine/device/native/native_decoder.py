@@ -1,8 +1,8 @@
 # pyright: basic
 """A Decoder's step in our C: no operation of torch's, and no GIL, between its layers.
 
-The structs are those of decoder.c and attention.h, field by field; a step's rows and units are
-packed by hand.
+The structs are those of decoder.c and paged_attention.h, field by field; a step's rows and units
+are packed by hand.
 """
 
 from __future__ import annotations
@@ -128,18 +128,18 @@ class NativeDecoder:
             self._page_count,
             shape.eps,
         )
-        library.desk_open.restype = c_void_p
-        desk = c_void_p(library.desk_open(byref(self._model), c_int64(threads)))
-        if not desk:
+        library.steps_open.restype = c_void_p
+        steps = c_void_p(library.steps_open(byref(self._model), c_int64(threads)))
+        if not steps:
             raise MemoryError("no memory for a step of the model")
-        library.desk_begin.restype = c_int64
-        self._begin = functools.partial(library.desk_begin, desk)
-        library.desk_finish.restype = c_int64
-        self._finish = functools.partial(library.desk_finish, desk)
-        weakref.finalize(self, library.desk_close, desk)
-        self.run_until_near_end = functools.partial(library.desk_approach, desk)
+        library.steps_begin.restype = c_int64
+        self._begin = functools.partial(library.steps_begin, steps)
+        library.steps_finish.restype = c_int64
+        self._finish = functools.partial(library.steps_finish, steps)
+        weakref.finalize(self, library.steps_close, steps)
+        self.run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
         """Works at the step begun, if others do too, and leaves the end of it to them."""
-        self._discard = functools.partial(library.desk_abandon, desk)
+        self._discard = functools.partial(library.steps_discard, steps)
         self._in_flight: tuple[NativeStep, Structure] | None = None
         """What the C reads and writes until it is finished."""
 
@@ -152,7 +152,7 @@ class NativeDecoder:
         library = compile.load_library(
             "decoder.c",
             f"-DDIM={model.shape.head_dim}",
-            f"-DSLOTS={pool.page_size}",
+            f"-DPAGE_SIZE={pool.page_size}",
             f"-DBF16={int(bf16)}",
         )
         return None if library is None else cls(model, pool, library, threads)

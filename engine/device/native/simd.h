@@ -1,4 +1,4 @@
-/* Vectors of as many floats as the processor takes at once, by GCC's vector extensions. */
+/* SIMD vectors of LANES floats (the register width of the target), with GCC's vector extensions. */
 
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #if BF16
-typedef uint16_t element; /* what weights and KV are kept in; all sums are in fp32 */
+typedef uint16_t element; /* storage type of weights and KV: bf16; arithmetic is fp32 */
 #else
 typedef float element;
 #endif
@@ -30,8 +30,9 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 typedef uint16_t hvec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
-static inline vec set(float x) { return x - (vec){0}; }
+static inline vec broadcast(float x) { return x - (vec){0}; }
 
+/* Load LANES elements and widen them to fp32. */
 static inline vec load(const element *from) {
 #if BF16
     return (vec)(__builtin_convertvector(*(const hvec *)from, ivec) << 16);
@@ -40,8 +41,9 @@ static inline vec load(const element *from) {
 #endif
 }
 
+/* Store LANES floats as elements; bf16 rounds to nearest, ties to even. */
 static inline void store(element *to, vec x) {
-#if BF16 /* to the nearest, ties to even */
+#if BF16
     ivec bits = (ivec)x;
     bits = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     *(hvec *)to = __builtin_convertvector(bits, hvec);
@@ -50,10 +52,10 @@ static inline void store(element *to, vec x) {
 #endif
 }
 
-static inline vec at(const float *from) { return *(const vec *)from; }
+static inline vec load_floats(const float *from) { return *(const vec *)from; }
 
-/* Sums of LANES vectors, in their order. */
-static inline vec fold(vec s[LANES]) {
+/* Horizontal sums of LANES vectors: lane i of the result is the sum of s[i]. Overwrites s. */
+static inline vec sum_lanes(vec s[LANES]) {
     const ivec even = EVEN, odd = ODD;
     for (int n = LANES / 2; n > 0; n /= 2)
         for (int i = 0; i < n; i++)
@@ -62,6 +64,7 @@ static inline vec fold(vec s[LANES]) {
     return s[0];
 }
 
+/* Horizontal sum of one vector. */
 static inline float sum(vec x) {
     const ivec even = EVEN, odd = ODD;
     for (int n = LANES; n > 1; n /= 2)
@@ -69,20 +72,20 @@ static inline float sum(vec x) {
     return x[0];
 }
 
-/* e^x to 2 ulp, for x up to 88; 0 below -87. Reduction and polynomial as in Cephes' expf. */
-static inline vec exponential(vec x) {
-    const vec magic = set(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
-    const ivec alive = x > set(-87.0f);
-    x = (vec)((ivec)x & alive);
+/* e^x to 2 ulp, for x up to 88; 0 below -87. Range reduction and polynomial of Cephes' expf. */
+static inline vec vec_exp(vec x) {
+    const vec magic = broadcast(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    const ivec in_range = x > broadcast(-87.0f);
+    x = (vec)((ivec)x & in_range);
     const vec n = x * 1.44269504088896341f + magic - magic;
     const vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vec p = set(1.9875691500e-4f);
+    vec p = broadcast(1.9875691500e-4f);
     p = p * r + 1.3981999507e-3f;
     p = p * r + 8.3334519073e-3f;
     p = p * r + 4.1665795894e-2f;
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    const ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return (vec)((ivec)(p * (vec)power) & alive);
+    const ivec power = (__builtin_convertvector(n, ivec) + 127) << 23; /* bits of 2^n */
+    return (vec)((ivec)(p * (vec)power) & in_range);
 }

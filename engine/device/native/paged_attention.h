@@ -1,0 +1,244 @@
+/* Paged attention: keys and values are read in place from the pages of the KV pool.
+
+   keys, values [page, kv_head, slot, DIM]   of one layer
+
+   Online softmax over blocks of keys (FlashAttention, Dao et al. 2022) on a paged KV cache
+   (PagedAttention, Kwon et al. 2023). The query heads that share a KV head (grouped-query
+   attention) are computed together, so that each key is read once for all of them. Slots after the
+   end of a row in its last page may hold NaN and are never read. */
+
+#pragma once
+
+#include "simd.h"
+
+#define VECTORS (DIM / LANES) /* of one head */
+#define TILE_QUERIES 32       /* queries of one KV head that are computed together */
+#define BLOCK_KEYS 64
+#define STREAMS 4     /* sections of a block, read interleaved: a hardware prefetch stream each */
+#define FEW_QUERIES 8 /* below this, transposing the keys costs more than it saves */
+#define MASKED_SCORE -1e30f
+
+/* New tokens of one sequence in a step. */
+typedef struct {
+    const int32_t *ids, *pages; /* pages cover positions [0, start + count) */
+    int64_t count, start;       /* new tokens; tokens whose KV is in the pages already */
+    int64_t wants_logits;       /* whether the logits of the last token are computed */
+    int64_t first;              /* index of the first new token among those of all rows */
+} StepRow;
+
+/* Up to TILE_QUERIES of the count * group queries that a row has for each KV head, counted token by
+   token. */
+typedef struct {
+    int64_t row, query; /* query: the first one */
+} AttentionTile;
+
+/* The KV cache of one layer. */
+typedef struct {
+    element *keys, *values;
+    int64_t kv_heads, group; /* group: query heads per KV head */
+    int64_t window;          /* sliding window in tokens, the current one included; 0: none */
+    float scale;             /* of the scores, usually 1 / sqrt(DIM) */
+} LayerKV;
+
+/* Queries, and accumulators of the online softmax, of one tile and KV head. */
+typedef struct {
+    vec query[TILE_QUERIES][VECTORS], out[TILE_QUERIES][VECTORS];
+    float max[TILE_QUERIES], sum[TILE_QUERIES]; /* of the scores; of exp(score - max) */
+    float score[TILE_QUERIES][BLOCK_KEYS];      /* then exp(score - max) */
+    float transposed[DIM][BLOCK_KEYS];          /* keys of the block, in fp32 */
+} TileState;
+
+/* Addresses of a block's keys and values, padded with readable ones to a multiple of LANES. */
+typedef struct {
+    const element *key[BLOCK_KEYS], *value[BLOCK_KEYS];
+    int keys;
+} KeyBlock;
+
+/* Positions that the queries of a tile attend to: at least one query [begin, end), all of them
+   [common_begin, common_end). */
+typedef struct {
+    int64_t begin, common_begin, common_end, end;
+} VisibleRange;
+
+/* Prefetch LANES keys or values with the non-temporal hint: each is read once per step, and caching
+   it would evict data that the rest of the engine needs between steps. */
+static inline __attribute__((always_inline)) void prefetch(const element *const *from) {
+    for (int n = 0; n < LANES; n++)
+        for (int d = 0; d < DIM; d += 64 / (int)sizeof(element))
+            __builtin_prefetch(from[n] + d, 0, 0);
+}
+
+/* Scores of a few queries: one dot product for each query and key. */
+static void score_few(TileState *state, const KeyBlock *block, int queries) {
+    for (int k = 0; k < block->keys; k += LANES) {
+        prefetch(k + LANES < block->keys ? block->key + k + LANES : block->value);
+        for (int q = 0; q < queries; q++) {
+            vec s[LANES];
+            for (int n = 0; n < LANES; n++) {
+                s[n] = state->query[q][0] * load(block->key[k + n]);
+                for (int v = 1; v < VECTORS; v++)
+                    s[n] += state->query[q][v] * load(block->key[k + n] + v * LANES);
+            }
+            *(vec *)&state->score[q][k] = sum_lanes(s);
+        }
+    }
+}
+
+/* Scores of many queries: the keys are transposed, so that each lane holds a key and no horizontal
+   sums are needed. */
+static void score_many(TileState *state, const KeyBlock *block, int queries) {
+    const int keys = block->keys;
+    for (int k = 0; k < keys; k++)
+        for (int v = 0; v < VECTORS; v++) {
+            const vec key = load(block->key[k] + v * LANES);
+            for (int n = 0; n < LANES; n++) state->transposed[v * LANES + n][k] = key[n];
+        }
+    for (int q = 0; q < queries; q += 4)
+        for (int k = 0; k < keys; k += LANES) {
+            vec s[4] = {{0}};
+            for (int d = 0; d < DIM; d++) {
+                const vec key = load_floats(&state->transposed[d][k]);
+                for (int n = 0; n < 4; n++) s[n] += ((const float *)state->query[q + n])[d] * key;
+            }
+            for (int n = 0; n < 4; n++) *(vec *)&state->score[q + n][k] = s[n];
+        }
+}
+
+/* Online softmax (Milakov and Gimelshein 2018) of query q, which is at `position`: mask the scores
+   of keys [from, from + keys), replace them by exp(score - max), and rescale the accumulators if
+   the running maximum grows. */
+static void online_softmax(TileState *state, int q, int keys, int64_t from, int64_t position,
+                           int64_t window) {
+    float *score = state->score[q];
+    for (int k = keys; k % LANES; k++) score[k] = MASKED_SCORE;
+    const int64_t end = position + 1 - from;
+    for (int64_t k = end < 0 ? 0 : end; k < keys; k++) score[k] = MASKED_SCORE;
+    const int64_t begin = window ? position + 1 - window - from : 0;
+    for (int64_t k = 0; k < begin && k < keys; k++) score[k] = MASKED_SCORE;
+    vec lane_max = load_floats(score);
+    for (int k = LANES; k < keys; k += LANES) {
+        const vec s = load_floats(score + k);
+        const ivec greater = s > lane_max;
+        lane_max = (vec)(((ivec)s & greater) | ((ivec)lane_max & ~greater));
+    }
+    float max = state->max[q];
+    for (int n = 0; n < LANES; n++) max = lane_max[n] > max ? lane_max[n] : max;
+    vec lane_sum = {0};
+    for (int k = 0; k < keys; k += LANES) {
+        const vec weight = vec_exp(load_floats(score + k) - broadcast(max));
+        *(vec *)&score[k] = weight;
+        lane_sum += weight;
+    }
+    if (max != state->max[q]) {
+        const vec rescale = vec_exp(broadcast(state->max[q] - max));
+        state->sum[q] *= rescale[0];
+        for (int v = 0; v < VECTORS; v++) state->out[q][v] *= rescale;
+        state->max[q] = max;
+    }
+    state->sum[q] += sum(lane_sum);
+}
+
+/* Add the block's values, weighted, to each query's output, two queries at a time. Prefetches the
+   rest of the values and the keys of `next`, the block after this one, unless `next` is NULL. */
+static void accumulate_values(TileState *state, const KeyBlock *block, const KeyBlock *next,
+                              int queries) {
+    const int keys = block->keys;
+    for (int q = 0; q < queries; q += 2) {
+        vec out_a[VECTORS], out_b[VECTORS];
+        memcpy(out_a, state->out[q], sizeof out_a);
+        memcpy(out_b, state->out[q + 1], sizeof out_b);
+        for (int k = 0; k < keys; k++) {
+            if (next && !q && k % LANES == 0)
+                prefetch(k + LANES < keys ? block->value + k + LANES : next->key);
+            const float a = state->score[q][k], b = state->score[q + 1][k];
+            for (int v = 0; v < VECTORS; v++) {
+                const vec value = load(block->value[k] + v * LANES);
+                out_a[v] += a * value;
+                out_b[v] += b * value;
+            }
+        }
+        memcpy(state->out[q], out_a, sizeof out_a);
+        memcpy(state->out[q + 1], out_b, sizeof out_b);
+    }
+}
+
+/* Offset, in elements, of a position's key and value in the layer's pool. */
+static inline int64_t kv_offset(const LayerKV *kv, const int32_t *pages, int64_t head,
+                                int64_t position) {
+    return (((int64_t)pages[position / PAGE_SIZE] * kv->kv_heads + head) * PAGE_SIZE
+            + position % PAGE_SIZE) * DIM;
+}
+
+/* Gather the addresses of the keys and values from position `from` on. The order of the keys in a
+   block visible to all queries is free: such a block is read alternately from its STREAMS
+   sections. */
+static void gather_block(KeyBlock *block, const LayerKV *kv, const int32_t *pages, int64_t head,
+                         const VisibleRange *visible, int64_t from) {
+    const int64_t left = visible->end - from;
+    const int keys = block->keys = left < 0 ? 0 : left < BLOCK_KEYS ? (int)left : BLOCK_KEYS;
+    const int unmasked = from >= visible->common_begin && from + BLOCK_KEYS <= visible->common_end;
+    for (int k = 0; k < keys;) {
+        const int64_t offset = kv_offset(kv, pages, head, from + k);
+        const int run = (int)(PAGE_SIZE - (from + k) % PAGE_SIZE); /* slots left in the page */
+        for (int i = 0; i < run && k < keys; i++, k++) {
+            const int section = BLOCK_KEYS / STREAMS;
+            const int to = unmasked ? k % section * STREAMS + k / section : k;
+            block->key[to] = kv->keys + offset + i * DIM;
+            block->value[to] = kv->values + offset + i * DIM;
+        }
+    }
+    for (int k = keys; k % LANES; k++) {
+        block->key[k] = block->key[0];
+        block->value[k] = block->value[0];
+    }
+}
+
+/* Compute one tile for one KV head: query [T, heads, DIM], with `stride` floats from one token to
+   the next, to out [T, heads, DIM]. */
+static void attend(const LayerKV *kv, const StepRow *rows, const AttentionTile *tile,
+                   const float *query, int64_t stride, float *out, int64_t head) {
+    TileState state;
+    const StepRow *row = &rows[tile->row];
+    const int32_t *pages = row->pages;
+    const int64_t group = kv->group, heads = kv->kv_heads * group;
+    const int64_t first = tile->query, token = row->first, start = row->start;
+    const int64_t left = row->count * group - first;
+    const int queries = (int)(left < TILE_QUERIES ? left : TILE_QUERIES);
+    const int padded = (queries + 3) / 4 * 4;
+    memset(state.query, 0, padded * sizeof state.query[0]);
+    memset(state.out, 0, padded * sizeof state.out[0]);
+    memset(state.score, 0, padded * sizeof state.score[0]);
+    for (int q = 0; q < queries; q++) {
+        const int64_t index = first + q;
+        const float *from = query + (token + index / group) * stride
+                            + (head * group + index % group) * DIM;
+        for (int v = 0; v < VECTORS; v++)
+            state.query[q][v] = load_floats(from + v * LANES) * kv->scale;
+        state.max[q] = MASKED_SCORE;
+        state.sum[q] = 0;
+    }
+    const int64_t common_end = start + first / group + 1;
+    const int64_t end = start + (first + queries - 1) / group + 1;
+    const int64_t window = kv->window ? kv->window : end;
+    const VisibleRange visible = {common_end > window ? common_end - window : 0, end - window,
+                                  common_end, end};
+    KeyBlock blocks[2]; /* the current one and the next one */
+    int64_t from = visible.begin;
+    gather_block(&blocks[0], kv, pages, head, &visible, from);
+    for (int current = 0; from < end; from += BLOCK_KEYS, current ^= 1) {
+        const KeyBlock *block = &blocks[current], *next = &blocks[current ^ 1];
+        gather_block(&blocks[current ^ 1], kv, pages, head, &visible, from + BLOCK_KEYS);
+        if (queries < FEW_QUERIES) score_few(&state, block, queries);
+        else score_many(&state, block, queries);
+        for (int q = 0; q < queries; q++)
+            online_softmax(&state, q, block->keys, from, start + (first + q) / group, kv->window);
+        accumulate_values(&state, block, queries < FEW_QUERIES && next->keys ? next : NULL,
+                          queries);
+    }
+    for (int q = 0; q < queries; q++) {
+        const int64_t index = first + q;
+        float *to = out + ((token + index / group) * heads + head * group + index % group) * DIM;
+        for (int v = 0; v < VECTORS; v++)
+            *(vec *)(to + v * LANES) = state.out[q][v] / state.sum[q];
+    }
+}
