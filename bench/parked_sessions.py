@@ -167,7 +167,7 @@ class _ParkingLoad:
             ttl_s=3600,
         )
         lease = await store.create(new)
-        events = msgspec.structs.replace(self._template.events, first=0)
+        events = msgspec.structs.replace(self._template.events, first_offset=0)
         await store.write(
             lease, WriteBatch(kept_entries=0, entries=self._template.entries, events=events)
         )

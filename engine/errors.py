@@ -50,12 +50,12 @@ class StaleEngineFence(EngineError):
 
 class Busy(EngineError):
     code = "busy"
-    retry = True
+    is_retryable = True
 
 
 class TurnFailed(EngineError):
     code = "turn_failed"
-    retry = True
+    is_retryable = True
 
 
 class CommandFailed(EngineError):
@@ -68,7 +68,7 @@ class ModelMismatch(EngineError):
 
 class EngineLost(EngineError):
     code = "engine_lost"
-    retry = True
+    is_retryable = True
 
 
 class SessionQuarantined(EngineError):

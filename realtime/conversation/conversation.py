@@ -129,7 +129,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             return whole
         if whole._is_out_of_window(item_id):
             at = next(n for n, item in enumerate(whole.out_of_window) if item.id == item_id)
-            return msgspec.structs.replace(whole, spans=(), dropped=whole.out_of_window[: at + 1])
+            return msgspec.structs.replace(whole, spans=(), out_of_window=whole.out_of_window[: at + 1])
         at = whole._span_index(item_id)
         last = whole.spans[at]
         if last.items[-1].id == item_id:
@@ -214,7 +214,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         """The conversation with these items at its end, all of it dropped from the model's
         context."""
         cut = self._move_out_of_window(len(self.spans))
-        return msgspec.structs.replace(cut, dropped=(*cut.out_of_window, *items))
+        return msgspec.structs.replace(cut, out_of_window=(*cut.out_of_window, *items))
 
     def add_item(self, item: Item, after: str | None = None) -> "Conversation":
         """Raises KeyError if there is no item `after`. After a dropped one is in front of all that
@@ -235,7 +235,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         """Raises KeyError if there is no such item."""
         if self._is_out_of_window(item_id):
             rest = tuple(item for item in self.out_of_window if item.id != item_id)
-            return msgspec.structs.replace(self, dropped=rest)
+            return msgspec.structs.replace(self, out_of_window=rest)
         at = self._span_index(item_id)
         rest = tuple(item for item in self.spans[at].items if item.id != item_id)
         spans = [*self.spans[:at], *([Span(rest)] if rest else []), *self.spans[at + 1 :]]
@@ -249,7 +249,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         """
         if self._is_out_of_window(item.id):
             now = (item if other.id == item.id else other for other in self.out_of_window)
-            return msgspec.structs.replace(self, dropped=tuple(now))
+            return msgspec.structs.replace(self, out_of_window=tuple(now))
         at = self._span_index(item.id)
         span = self.spans[at]
         behind = tuple(other for other in span.items if other.id != item.id)
@@ -299,7 +299,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
 
     def _move_out_of_window(self, at: int) -> "Conversation":
         gone = tuple(item for span in self.spans[:at] for item in span.items)
-        fresh = msgspec.structs.replace(self, spans=(), dropped=self.out_of_window + gone)
+        fresh = msgspec.structs.replace(self, spans=(), out_of_window=self.out_of_window + gone)
         return fresh._tokenize(self.spans[at:], since=0)
 
     def _span_index(self, item_id: str) -> int:

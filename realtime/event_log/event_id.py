@@ -65,7 +65,7 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 
     def for_unlogged_event(self) -> "EventId":
         """For what is said here, and not told again."""
-        return msgspec.structs.replace(self, mark=secrets.token_hex(4))
+        return msgspec.structs.replace(self, nonce=secrets.token_hex(4))
 
 
 def parse_event_id(event_id: str) -> EventId | None:

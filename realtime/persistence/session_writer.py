@@ -199,7 +199,7 @@ class SessionWriter:
             # Whoever asked for it was refused, and asks again: it has no effect yet.
             assert changes.request is not None, "only a key is repeated"
             self._revoked_keys.discard(changes.request.key)
-            await self._write(desired, msgspec.structs.replace(changes, once=None))
+            await self._write(desired, msgspec.structs.replace(changes, request=None))
             return
         if over:
             # Perhaps as long as what it was put over: a store that loses it, but not that, is

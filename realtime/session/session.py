@@ -164,7 +164,7 @@ class Session:
         all that comes. Raises Refusal."""
         kv = await self._kv_residency()
         await self._resume_generation()
-        resume = msgspec.structs.replace(resume, kv=kv)
+        resume = msgspec.structs.replace(resume, kv_residency=kv)
         if cursor is not None:
             exact = SessionResumed(self.settings, msgspec.structs.replace(resume, resumed="exact"))
             try:

@@ -102,7 +102,7 @@ class Steering:
         if response.status == "failed" or response.reason == "client_cancelled":
             raise Refusal("The response has ended otherwise.", code="response_not_active")
         input = self.pending_input(response.id)
-        ask = msgspec.structs.replace(run.command, previous=response.id, input=input)
+        ask = msgspec.structs.replace(run.command, previous_response_id=response.id, input=input)
         try:
             return await self._responses.create(ask, self._requester)
         except Refusal as refusal:

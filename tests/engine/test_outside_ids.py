@@ -235,7 +235,7 @@ async def stranger(bench: Bench, port: int) -> AsyncIterator[Stranger]:
     made = Stranger()
     loop = asyncio.get_running_loop()
     await loop.create_connection(lambda: made.link, "127.0.0.1", port)
-    await made.until(lambda event: type(event).__name__ == "Ready")
+    await made.until(lambda event: type(event).__name__ == "EngineReady")
     yield made
     made.link.abort()
 

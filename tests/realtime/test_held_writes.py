@@ -47,9 +47,9 @@ class Held(SqliteStore):
         await self._may_go("write")
         return await super().write(lease, batch)
 
-    async def hold(self, lease: SessionLease, for_s: float, *, parked: bool) -> None:
+    async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
         await self._may_go("hold")
-        await super().extend_deadline(lease, for_s, is_parked=parked)
+        await super().extend_deadline(lease, ttl_s, is_parked=is_parked)
 
     async def _may_go(self, call: str) -> None:
         if call == self.held and not self.going.is_set():

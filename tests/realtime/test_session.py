@@ -47,13 +47,13 @@ async def test_a_turn_is_told_in_order(talk: Talk) -> None:
     told = kinds(talk.ears)
     deltas = told.count("TextDelta")
     assert told == [
-        "Opened",
+        "SessionOpened",
         "ItemAdded",
-        "AnswerStarted",
-        "OutputStarted",
+        "ResponseStarted",
+        "OutputItemStarted",
         *["TextDelta"] * deltas,
-        "OutputEnded",
-        "AnswerEnded",
+        "OutputItemEnded",
+        "ResponseEnded",
     ]
     (item,) = answer.items
     assert isinstance(item, MessageItem)
@@ -166,7 +166,7 @@ async def test_cancel_after_any_delta(chatty: Path, ahead: int) -> None:
             await talk.ears.until(TextDelta, index)
             await talk.session.execute(CancelResponse())
             assert (await talk.ended()).status == "cancelled"
-            assert kinds(talk.ears).count("AnswerEnded") == 1
+            assert kinds(talk.ears).count("ResponseEnded") == 1
             await talk.say("go on")
             await talk.turn()
             await talk.session.close()

@@ -121,7 +121,7 @@ class Handle(SqliteStore):
         self._ask = storage.ask
 
     @property
-    def shared(self) -> bool:
+    def is_shared(self) -> bool:
         return True
 
     async def _run(self, call: Callable[..., T], *args: Any) -> T:

@@ -123,7 +123,7 @@ def virtual(loop: VirtualLoop, seed: int) -> Generator[None]:
         (secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
         (secrets, "randbits", chance.getrandbits),
         (random, "uniform", chance.uniform),
-        (engine_client, "_text_of", _text_of),
+        (engine_client, "_load_text", _text_of),
     ]
     before = [(where, name, getattr(where, name)) for where, name, _ in replaced]
     collects = gc.isenabled()

@@ -51,18 +51,18 @@ class DecoderShape:
 def _common_shape(config: Any, **differences: Any) -> DecoderShape:
     layers = config.num_hidden_layers
     fields: dict[str, Any] = {
-        "vocab": config.vocab_size,
+        "vocab_size": config.vocab_size,
         "hidden": config.hidden_size,
-        "inner": config.intermediate_size,
+        "intermediate": config.intermediate_size,
         "heads": config.num_attention_heads,
         "kv_heads": config.num_key_value_heads or config.num_attention_heads,
         "head_dim": getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
         "eps": config.rms_norm_eps,
         "act": config.hidden_act,
-        "tied": bool(config.tie_word_embeddings),
+        "has_tied_embeddings": bool(config.tie_word_embeddings),
         "windows": (None,) * layers,
-        "ropes": (True,) * layers,
+        "layer_has_rope": (True,) * layers,
     }
     return DecoderShape(**(fields | differences))
 
@@ -104,7 +104,7 @@ def _smollm3(config: Any) -> DecoderShape:
         out_bias=bias,
         mlp_bias=config.mlp_bias,
         windows=_read_windows(config),
-        ropes=tuple(bool(used) for used in config.no_rope_layers[: config.num_hidden_layers]),
+        layer_has_rope=tuple(bool(used) for used in config.no_rope_layers[: config.num_hidden_layers]),
     )
 
 

@@ -125,7 +125,7 @@ class ChatTemplate:
             if found is None:
                 break
             if found.kept_messages > front or not skipped:
-                return msgspec.structs.replace(found, keep=found.kept_messages + skipped)
+                return msgspec.structs.replace(found, kept_messages=found.kept_messages + skipped)
         return self._extend_one_by_one(history, new, tools, with_header)
 
     def find_first_revised(

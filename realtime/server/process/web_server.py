@@ -76,7 +76,7 @@ def _websocket_protocol(
     limits: Limits, budget: IncomingBudget, read_turns: ReadTurns
 ) -> type[GuardedWebSocket]:
     class WebSocket(GuardedWebSocket):
-        corked: ClassVar[list[GuardedWebSocket]] = []
+        corked_sockets: ClassVar[list[GuardedWebSocket]] = []
         message_bytes_max: ClassVar[Mapping[str, int]] = {
             "/v1/responses": limits.response_frame_bytes_max * 5 // 4
         }

@@ -134,10 +134,10 @@ def test_every_parameter_is_filled_with_its_tensor(folder: Path) -> None:
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
     runner, _ = build_runner(config, quiet)
     index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
-    slots = runner.model.slots()  # pyright: ignore[reportAttributeAccessIssue]
+    slots = runner.model.weight_targets()  # pyright: ignore[reportAttributeAccessIssue]
     assert set(slots) == set(index)
     for name, slot in slots.items():
-        assert torch.equal(slot.target, load_file(folder / index[name])[name]), name
+        assert torch.equal(slot.tensor, load_file(folder / index[name])[name]), name
 
 
 @pytest.mark.parametrize(
