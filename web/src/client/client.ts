@@ -6,7 +6,7 @@
  * there is none nothing is refused: what is sent waits.
  */
 
-import { closing } from './closing.js';
+import { closing } from './close_codes.js';
 import {
   type Begun,
   Connection,
@@ -28,10 +28,10 @@ import type {
   SessionSettings,
 } from './events.js';
 import { Listeners } from './listeners.js';
-import { Names } from './names.js';
+import { Names } from './event_ids.js';
 import type { Observable, Unsubscribe } from './observable.js';
 import { Ended, Outbox, type Receipt } from './outbox.js';
-import { recollect, settingsOf } from './recollection.js';
+import { recollect, settingsOf } from './rehydrate.js';
 
 /** Where a conversation was left: enough to come back to it, from another page too. */
 export interface Position {

@@ -1,6 +1,6 @@
-export { followBrowser } from './browser.js';
+export { followBrowser } from './browser_lifecycle.js';
 export { type Backoff, defaultBackoff, delay } from './backoff.js';
-export { type Closing, closing } from './closing.js';
+export { type Closing, closing } from './close_codes.js';
 export { type Codec, json } from './codec.js';
 export type { Begun, ConnectionOptions, ConnectionState } from './connection.js';
 export { Conversation, codePoints, type Saved, textOf, type Turn } from './conversation.js';
@@ -8,5 +8,5 @@ export { Draft } from './draft.js';
 export * from './events.js';
 export type { Observable, Unsubscribe } from './observable.js';
 export { Ended, type Receipt, Refused } from './outbox.js';
-export { settingsOf } from './recollection.js';
+export { settingsOf } from './rehydrate.js';
 export { type Options, type Position, RealtimeClient } from './client.js';

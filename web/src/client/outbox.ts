@@ -6,7 +6,7 @@
  */
 
 import type { ClientEvent, ErrorBody, ServerEvent } from './events.js';
-import type { Closing } from './closing.js';
+import type { Closing } from './close_codes.js';
 
 /** The server refused one event. Nothing has changed, and the connection is good. */
 export class Refused extends Error {

@@ -3,10 +3,10 @@
 import './style.css';
 import { Denied, key, type ServerStats, sessions, type SessionStatus, stats } from './api.js';
 import { h, iconButton } from './dom.js';
-import { drawPages, facts } from './figures.js';
-import { askKey } from './settings.js';
+import { drawPages, facts } from './kv_bars.js';
+import { askKey } from './dialogs.js';
 import { applyTheme, switchTheme } from './theme.js';
-import { clock, count, duration, share } from './words.js';
+import { clock, count, duration, share } from './format.js';
 
 const POLL_MS = 2000;
 

@@ -2,16 +2,16 @@
 
 import type { ConnectionState, Refused } from '../client/index.js';
 import { key, type Model, models } from './api.js';
-import { Banner } from './banner.js';
-import { Bin } from './bin.js';
+import { Banner } from './connection_banner.js';
+import { Bin } from './undo_delete.js';
 import { Composer } from './composer.js';
 import { h, type Icon, iconButton } from './dom.js';
-import { Panel } from './panel.js';
-import { askKey, type Chosen, openSettings } from './settings.js';
+import { Panel } from './metrics_panel.js';
+import { askKey, type Chosen, openSettings } from './dialogs.js';
 import { Sidebar } from './sidebar.js';
 import { Speech } from './speech.js';
 import { all, defaults, fresh, type Kept, load } from './storage.js';
-import { Talk } from './talk.js';
+import { Talk } from './conversation_controller.js';
 import { switchTheme } from './theme.js';
 import { Transcript } from './transcript.js';
 

@@ -4,7 +4,7 @@ import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { h } from './dom.js';
 import type { TurnMetrics } from './storage.js';
-import { count, ms, WHERE } from './words.js';
+import { count, ms, WHERE } from './format.js';
 
 const HEIGHT = 120;
 

@@ -6,7 +6,7 @@
 
 import { type Item, textOf } from '../client/index.js';
 import { iconButton } from './dom.js';
-import type { Talk } from './talk.js';
+import type { Talk } from './conversation_controller.js';
 
 interface Heard {
   readonly resultIndex: number;

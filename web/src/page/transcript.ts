@@ -2,9 +2,9 @@
 
 import type { Item } from '../client/index.js';
 import { h, perFrame } from './dom.js';
-import { type Acts, unansweredView, unsentView, type View, viewOf } from './message.js';
-import { cutBecause } from './outcome.js';
-import type { Talk } from './talk.js';
+import { type Acts, unansweredView, unsentView, type View, viewOf } from './message_view.js';
+import { cutBecause } from './response_status.js';
+import type { Talk } from './conversation_controller.js';
 
 /** Pixels from the end at which the reader is still taken to follow. */
 const NEAR_END = 80;

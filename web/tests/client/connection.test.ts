@@ -1,6 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { Ended, Refused, type ConnectionState } from '../../src/client/index.js';
-import { heard, phase, Scripted } from './scripted.js';
+import { heard, phase, Scripted } from './scripted_server.js';
 
 let server: Scripted;
 beforeEach(async () => {

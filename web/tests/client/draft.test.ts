@@ -1,5 +1,5 @@
 import { afterEach, beforeEach, expect, it } from 'vitest';
-import { heard, phase, Scripted } from './scripted.js';
+import { heard, phase, Scripted } from './scripted_server.js';
 
 let server: Scripted;
 beforeEach(async () => {

@@ -3,8 +3,8 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { serious } from './axe.js';
-import { Command, freePort } from './command.js';
-import { launch, Visit } from './visit.js';
+import { Command, freePort } from './subprocess.js';
+import { launch, Visit } from './chat_page.js';
 
 const on = (port: number, ...options: string[]): Command =>
   Command.python('tests.browser.failing', ['--port', String(port), ...options], 'Listening on');

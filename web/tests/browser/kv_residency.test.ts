@@ -3,7 +3,7 @@
 import type { Browser, Locator } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './visit.js';
+import { launch, Visit } from './chat_page.js';
 
 /** Room for one long conversation of 16 pages on the device and for one on the host, where a page has
  * 40 KiB in float32: not for two. */

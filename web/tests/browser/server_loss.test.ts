@@ -1,7 +1,7 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it, onTestFinished } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './visit.js';
+import { launch, Visit } from './chat_page.js';
 
 let browser: Browser;
 beforeAll(async () => {

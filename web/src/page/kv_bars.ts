@@ -2,7 +2,7 @@
 
 import type { EngineBooks, SessionKV } from './api.js';
 import { h } from './dom.js';
-import { count } from './words.js';
+import { count } from './format.js';
 
 /** A name, what is so called, and the colour of it in the bar above if it has one. */
 type Fact = [name: string, value: string, color?: Color];

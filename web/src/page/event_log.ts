@@ -1,8 +1,8 @@
 /** What went over the wire, both ways: filtered, looked into, exported. */
 
 import { h, perFrame } from './dom.js';
-import type { LoggedEvent, Talk } from './talk.js';
-import { clock } from './words.js';
+import type { LoggedEvent, Talk } from './conversation_controller.js';
+import { clock } from './format.js';
 
 const ROWS_MAX = 200;
 

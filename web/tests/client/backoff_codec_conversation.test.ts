@@ -10,7 +10,7 @@ import {
   textOf,
 } from '../../src/client/index.js';
 import { msgpack } from '../../src/client/msgpack.js';
-import { phase, Scripted } from './scripted.js';
+import { phase, Scripted } from './scripted_server.js';
 
 describe('waiting', () => {
   it('is drawn from all of a bound that doubles from half a second to twenty', () => {

@@ -3,10 +3,10 @@
 import { type ServerStats, session, type SessionStatus, stats } from './api.js';
 import { Charts } from './charts.js';
 import { h } from './dom.js';
-import { EventLog } from './eventlog.js';
-import { drawKV, drawPages, facts } from './figures.js';
-import type { Talk } from './talk.js';
-import { count, WHERE } from './words.js';
+import { EventLog } from './event_log.js';
+import { drawKV, drawPages, facts } from './kv_bars.js';
+import type { Talk } from './conversation_controller.js';
+import { count, WHERE } from './format.js';
 
 const POLL_MS = 2000;
 

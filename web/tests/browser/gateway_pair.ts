@@ -1,8 +1,8 @@
 /** Two gateways before one engine, their conversations in Redis, and one address that leads to
  * whichever of them is there. */
 
-import { Cable } from './cable.js';
-import { Command, freePort } from './command.js';
+import { Cable } from './tcp_proxy.js';
+import { Command, freePort } from './subprocess.js';
 
 interface Gateway {
   port: number;

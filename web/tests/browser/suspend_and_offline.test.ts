@@ -1,8 +1,8 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Cable } from './cable.js';
-import { Command, freePort } from './command.js';
-import { launch, Visit } from './visit.js';
+import { Cable } from './tcp_proxy.js';
+import { Command, freePort } from './subprocess.js';
+import { launch, Visit } from './chat_page.js';
 
 let browser: Browser;
 /** So slow that an answer is not there before the sleep begins. */

@@ -3,10 +3,10 @@
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
 import { copyText, h, icon, iconButton, tick } from './dom.js';
 import { Growing } from './markdown.js';
-import type { Unanswered } from './outcome.js';
+import type { Unanswered } from './response_status.js';
 import type { TurnMetrics } from './storage.js';
-import { count, ms } from './words.js';
-import { sampleResult } from './tools.js';
+import { count, ms } from './format.js';
+import { sampleResult } from './example_tools.js';
 
 export interface Acts {
   edit(id: string, text: string): void;

@@ -14,9 +14,9 @@ import {
   textOf,
 } from '../client/index.js';
 import { credentials } from './api.js';
-import { type Unanswered, unanswered } from './outcome.js';
+import { type Unanswered, unanswered } from './response_status.js';
 import { type Kept, keep, load, type TurnMetrics } from './storage.js';
-import { TurnClock } from './turnclock.js';
+import { TurnClock } from './turn_timing.js';
 
 /** A regenerated answer differs, also where answers are greedy. */
 const ANOTHER_TEMPERATURE = 0.8;

@@ -8,7 +8,7 @@ import {
   type Locator,
   type Page,
 } from 'playwright-core';
-import { Wire } from './wire.js';
+import { Wire } from './websocket_log.js';
 
 export function launch(args: string[] = []): Promise<Browser> {
   return chromium.launch({

@@ -3,7 +3,7 @@ import type { AddressInfo } from 'node:net';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './visit.js';
+import { launch, Visit } from './chat_page.js';
 
 const KEY = 'sk-test-browser';
 let server: Server;

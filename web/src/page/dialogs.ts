@@ -3,7 +3,7 @@
 import { Refused, type SessionSettings, type Tool } from '../client/index.js';
 import type { Model } from './api.js';
 import { h } from './dom.js';
-import { EXAMPLE_TOOLS } from './tools.js';
+import { EXAMPLE_TOOLS } from './example_tools.js';
 
 type NumberKey =
   | 'temperature'

@@ -1,8 +1,8 @@
 import { spawnSync } from 'node:child_process';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { Gateways } from './gateways.js';
-import { launch, Visit } from './visit.js';
+import { Gateways } from './gateway_pair.js';
+import { launch, Visit } from './chat_page.js';
 
 const STORY = 'Tell me a short story.';
 const redis = spawnSync('redis-server', ['--version']).status === 0;

@@ -4,7 +4,7 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './visit.js';
+import { launch, Visit } from './chat_page.js';
 
 interface Scripted {
   recogniser: { onresult(event: unknown): void };

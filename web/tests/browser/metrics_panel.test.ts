@@ -2,8 +2,8 @@
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Command, freePort } from './command.js';
-import { launch, Visit } from './visit.js';
+import { Command, freePort } from './subprocess.js';
+import { launch, Visit } from './chat_page.js';
 
 let browser: Browser;
 /** Slow enough to be watched while it answers. */
