@@ -13,7 +13,7 @@ export interface Backoff {
 export const defaultBackoff: Backoff = { base_ms: 500, max_ms: 20_000, random: Math.random };
 
 /** Milliseconds before attempt `n`; the first repetition is 1. */
-export function delay(n: number, { base_ms, max_ms, random }: Backoff): number {
-  const bound = Math.min(max_ms, base_ms * 2 ** Math.min(n - 1, 30));
-  return random() * bound;
+export function delay(attempt: number, { base_ms, max_ms, random }: Backoff): number {
+  const bound_ms = Math.min(max_ms, base_ms * 2 ** Math.min(attempt - 1, 30));
+  return random() * bound_ms;
 }

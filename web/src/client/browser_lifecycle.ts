@@ -5,19 +5,19 @@ import type { Unsubscribe } from './observable.js';
 
 const TICK_MS = 2000;
 /** A timer that is so late has slept, or was throttled in a hidden page. */
-const SLEPT_MS = 10_000;
+const SUSPENDED_MS = 10_000;
 
 /** Follows the browser until it is told not to. */
 export function followBrowser(client: RealtimeClient): Unsubscribe {
   const stop = new AbortController();
   const { signal } = stop;
-  const awake = (): void => {
+  const reconnect = (): void => {
     client.retry();
     client.check();
   };
-  addEventListener('online', awake, { signal });
-  addEventListener('pageshow', awake, { signal });
-  document.addEventListener('resume', awake, { signal });
+  addEventListener('online', reconnect, { signal });
+  addEventListener('pageshow', reconnect, { signal });
+  document.addEventListener('resume', reconnect, { signal });
   addEventListener(
     'offline',
     () => {
@@ -28,18 +28,18 @@ export function followBrowser(client: RealtimeClient): Unsubscribe {
   document.addEventListener(
     'visibilitychange',
     () => {
-      if (document.visibilityState === 'visible') awake();
+      if (document.visibilityState === 'visible') reconnect();
     },
     { signal },
   );
-  let last = Date.now();
-  const ticking = setInterval(() => {
+  let lastTickAt = Date.now();
+  const timer = setInterval(() => {
     const now = Date.now();
-    if (now - last > SLEPT_MS) awake();
-    last = now;
+    if (now - lastTickAt > SUSPENDED_MS) reconnect();
+    lastTickAt = now;
   }, TICK_MS);
   return () => {
     stop.abort();
-    clearInterval(ticking);
+    clearInterval(timer);
   };
 }

@@ -28,10 +28,10 @@ import type {
   SessionSettings,
 } from './events.js';
 import { Listeners } from './listeners.js';
-import { Names } from './event_ids.js';
+import { EventIds } from './event_ids.js';
 import type { Observable, Unsubscribe } from './observable.js';
 import { Ended, Outbox, type Receipt } from './outbox.js';
-import { recollect, settingsOf } from './rehydrate.js';
+import { rehydrate, settingsOf } from './rehydrate.js';
 
 /** Where a conversation was left: enough to come back to it, from another page too. */
 export interface Position {
@@ -58,7 +58,7 @@ export interface Options extends ConnectionOptions {
 }
 
 /** The server knows this session no more; the conversation can be told to it again. */
-const GONE = new Set(['session_not_found', 'session_expired', 'resume_gap']);
+const SESSION_LOST_CODES = new Set(['session_not_found', 'session_expired', 'resume_gap']);
 
 export class RealtimeClient {
   readonly conversation = new Conversation();
@@ -66,8 +66,8 @@ export class RealtimeClient {
   readonly #options: Options;
   readonly #connection: Connection;
   readonly #outbox = new Outbox();
-  readonly #names = new Names();
-  readonly #heard = new Listeners<ServerEvent>();
+  readonly #ids = new EventIds();
+  readonly #received = new Listeners<ServerEvent>();
   readonly #sent = new Listeners<ClientEvent>();
   readonly #changes = new Listeners<{ type: string; change: NonNullable<Change> }>();
   #session: Session | null = null;
@@ -76,9 +76,9 @@ export class RealtimeClient {
   #lastError: ErrorBody | null = null;
   #rebuilding = false;
   /** The event whose answer says that all is told that was missed; null: it is. */
-  #asking: string | null = null;
+  #barrierId: string | null = null;
   /** Whether an answer was being made when the server began to tell everything again. */
-  #halfway = false;
+  #respondingBeforeSnapshot = false;
 
   constructor(options: Options) {
     this.#options = options;
@@ -86,19 +86,19 @@ export class RealtimeClient {
     this.draft = new Draft((event, again) => this.send(event, again));
     this.#connection = new Connection(options, {
       url: () => this.#url(),
-      hear: (event) => {
-        this.#hear(event);
+      onEvent: (event) => {
+        this.#onEvent(event);
       },
-      closed: (code, said) => {
-        this.#closed(code, said);
+      onClose: (code, reason) => {
+        this.#onClose(code, reason);
       },
-      down: () => {
-        this.#down();
+      onDisconnect: () => {
+        this.#onDisconnect();
       },
-      waitsSince: () => this.#outbox.oldestSentAt,
+      oldestUnacknowledgedAt: () => this.#outbox.oldestSentAt,
     });
     this.state.subscribe((state) => {
-      if (state.phase === 'ended') this.#outbox.end(state.error);
+      if (state.phase === 'ended') this.#outbox.rejectAll(state.error);
     });
   }
 
@@ -127,7 +127,7 @@ export class RealtimeClient {
   on(type: '*', listener: (event: ServerEvent) => void): Unsubscribe;
   on<T extends ServerEventType>(type: T, listener: (event: ServerEventOf<T>) => void): Unsubscribe;
   on(type: string, listener: (event: never) => void): Unsubscribe {
-    return this.#heard.add(type, listener as (event: ServerEvent) => void);
+    return this.#received.add(type, listener as (event: ServerEvent) => void);
   }
 
   /** Calls `listener` when the conversation has changed. */
@@ -147,15 +147,15 @@ export class RealtimeClient {
   /** Sends now, or when the connection is back. `again`: what to send instead after a loss, the last
    * of it with the same id.
    * Throws Ended if there will be no connection, RangeError if too much waits already. */
-  send(event: ClientEvent, again: ClientEvent[] = []): Receipt {
+  send(event: ClientEvent, retryAs: ClientEvent[] = []): Receipt {
     const state = this.state.value;
     if (state.phase === 'ended') throw state.error;
     if (this.#outbox.size >= (this.#options.pendingMax ?? 4096)) {
       throw new RangeError('too many events wait for the connection');
     }
-    const named = this.#names.complete(event);
-    const instead = again.map((one) => this.#names.complete(one, one.event_id ?? named.event_id));
-    const receipt = this.#outbox.put(named, instead.length > 0 ? instead : [named]);
+    const identified = this.#ids.withIds(event);
+    const retryEvents = retryAs.map((one) => this.#ids.withIds(one, one.event_id ?? identified.event_id));
+    const receipt = this.#outbox.add(identified, retryEvents.length > 0 ? retryEvents : [identified]);
     this.#flush();
     return receipt;
   }
@@ -205,16 +205,16 @@ export class RealtimeClient {
 
   /** Takes the connection for lost, and comes back. */
   drop(reason = 'the connection was cut'): void {
-    this.#connection.drop(reason);
+    this.#connection.disconnect(reason);
   }
 
   /** Is the server still there? If it says nothing within `within_ms`, the connection is lost. */
   check(within_ms = 5000): void {
     if (this.state.value.phase !== 'open') return;
-    this.#connection.doubt(within_ms);
+    this.#connection.startLivenessDeadline(within_ms);
     void this.update({}).acknowledged.then(
       () => {
-        this.#connection.trust();
+        this.#connection.clearLivenessDeadline();
       },
       () => undefined,
     );
@@ -247,64 +247,64 @@ export class RealtimeClient {
     return url.href;
   }
 
-  #closed(code: number, said: string): void {
+  #onClose(code: number, reason: string): void {
     const error = this.#lastError;
-    const close = closing(code, said);
-    if (error !== null && GONE.has(error.code ?? '')) this.#gone(error);
-    else if (close.recoverable) this.#connection.lost(close.reason);
+    const close = closing(code, reason);
+    if (error !== null && SESSION_LOST_CODES.has(error.code ?? '')) this.#onSessionLost(error);
+    else if (close.recoverable) this.#connection.reconnectAfterBackoff(close.reason);
     else {
-      const words = error?.message ?? close.reason;
-      this.#connection.end(new Ended(error?.code ?? `close_${code}`, words, close));
+      const message = error?.message ?? close.reason;
+      this.#connection.end(new Ended(error?.code ?? `close_${code}`, message, close));
     }
   }
 
   /** The server has lost the session. */
-  #gone(error: ErrorBody | null = null): void {
-    const words = error?.message ?? 'The server does not know this session any more.';
+  #onSessionLost(error: ErrorBody | null = null): void {
+    const message = error?.message ?? 'The server does not know this session any more.';
     if (this.#options.rebuild === false) {
-      this.#connection.end(new Ended(error?.code ?? 'session_not_found', words));
+      this.#connection.end(new Ended(error?.code ?? 'session_not_found', message));
       return;
     }
     this.#position = null;
     this.#rebuilding = true;
-    this.#connection.again(words);
+    this.#connection.reconnectNow(message);
   }
 
-  #down(): void {
-    if (this.#asking !== null) this.#outbox.drop(this.#asking);
-    this.#asking = null;
+  #onDisconnect(): void {
+    if (this.#barrierId !== null) this.#outbox.remove(this.#barrierId);
+    this.#barrierId = null;
     this.#lastError = null;
-    this.#outbox.lost();
+    this.#outbox.markUnsent();
   }
 
   // ---------------------------------------------------------------- what is heard
 
-  #hear(event: ServerEvent): void {
+  #onEvent(event: ServerEvent): void {
     if (event.type === 'session.created' && this.#position !== null) {
-      this.#gone(); // it did not take us back, and began another one
+      this.#onSessionLost(); // it did not take us back, and began another one
       return;
     }
-    const everything =
+    const snapshot =
       event.type === 'session.updated' && event.session.resume?.resumed === 'snapshot';
-    if (everything) this.#halfway = this.conversation.running !== null;
-    this.#outbox.hear(event);
-    if (event.type === 'error' && this.#asking && event.error.event_id === this.#asking) {
-      this.#settled();
+    if (snapshot) this.#respondingBeforeSnapshot = this.conversation.running !== null;
+    this.#outbox.receive(event);
+    if (event.type === 'error' && this.#barrierId && event.error.event_id === this.#barrierId) {
+      this.#onBarrierPassed();
       return;
     }
     const change = this.conversation.apply(event);
-    this.#note(event);
-    this.#heard.tell(event);
-    if (change !== null) this.#changes.tell({ type: change.kind, change });
+    this.#updateSession(event);
+    this.#received.emit(event);
+    if (change !== null) this.#changes.emit({ type: change.kind, change });
     if (this.#position !== null && typeof event.event_id === 'string' && event.type !== 'error') {
       this.#position.lastEventId = event.event_id;
     }
   }
 
-  #note(event: ServerEvent): void {
+  #updateSession(event: ServerEvent): void {
     switch (event.type) {
       case 'session.created':
-        this.#begin(event.session);
+        this.#onSessionCreated(event.session);
         break;
       case 'session.updated': {
         this.#session = event.session;
@@ -312,7 +312,7 @@ export class RealtimeClient {
         if (this.#position !== null && resume?.token !== undefined) {
           this.#position.token = resume.token;
         }
-        if (resume?.resumed) this.#opened(resume.resumed, resume.kv ?? null);
+        if (resume?.resumed) this.#onOpen(resume.resumed, resume.kv ?? null);
         break;
       }
       case 'error':
@@ -324,10 +324,10 @@ export class RealtimeClient {
   }
 
   /** A new session: it is set up, and told what there was, before anything else is said. */
-  #begin(session: Session): void {
+  #onSessionCreated(session: Session): void {
     const { resume } = session;
-    const known = this.#rebuilding && this.#session ? settingsOf(this.#session) : undefined;
-    const settings = known ?? this.#options.session;
+    const previousSettings = this.#rebuilding && this.#session ? settingsOf(this.#session) : undefined;
+    const settings = previousSettings ?? this.#options.session;
     this.#session = session;
     this.#position = {
       sessionId: session.id,
@@ -339,17 +339,17 @@ export class RealtimeClient {
       first.push({ type: 'session.update', session: settings });
     }
     const forked = this.#options.fork !== undefined && !this.#rebuilding;
-    const told = !forked && this.conversation.items.length > 0;
-    if (told) first.push(...recollect(this.conversation, this.#outbox.events));
-    for (const event of first.reverse()) this.#first(event);
+    const rehydrates = !forked && this.conversation.items.length > 0;
+    if (rehydrates) first.push(...rehydrate(this.conversation, this.#outbox.events));
+    for (const event of first.reverse()) this.#sendFirst(event);
     this.#rebuilding = false;
-    this.#opened(told ? 'rebuilt' : 'new', null);
+    this.#onOpen(rehydrates ? 'rebuilt' : 'new', null);
   }
 
-  #opened(begun: Begun, kv: Residency | null): void {
+  #onOpen(begun: Begun, kv: Residency | null): void {
     if (begun !== 'exact') this.draft.unsure();
-    this.#connection.opened(begun, kv);
-    if (begun === 'exact' || begun === 'snapshot') this.#settle();
+    this.#connection.markOpen(begun, kv);
+    if (begun === 'exact' || begun === 'snapshot') this.#sendBarrier();
     this.draft.renew();
     this.#flush();
   }
@@ -357,29 +357,29 @@ export class RealtimeClient {
   /** What was missed may acknowledge what would be sent again: that waits until all of it is told.
    * So we ask for an item that there cannot be: the answer comes behind what was missed, cannot be
    * taken for a part of it, and changes nothing. */
-  #settle(): void {
-    const event_id = this.#names.fresh('event');
-    this.#asking = event_id;
-    this.#first({ type: 'conversation.item.retrieve', item_id: event_id, event_id });
+  #sendBarrier(): void {
+    const event_id = this.#ids.next('event');
+    this.#barrierId = event_id;
+    this.#sendFirst({ type: 'conversation.item.retrieve', item_id: event_id, event_id });
   }
 
-  #settled(): void {
-    this.#asking = null;
-    if (this.#halfway && this.conversation.awaitsAnswer) this.respond();
-    this.#halfway = false;
+  #onBarrierPassed(): void {
+    this.#barrierId = null;
+    if (this.#respondingBeforeSnapshot && this.conversation.awaitsAnswer) this.respond();
+    this.#respondingBeforeSnapshot = false;
     this.#flush();
   }
 
   /** Before all that waits. */
-  #first(event: ClientEvent): void {
-    this.#outbox.put(this.#names.complete(event), undefined, true);
+  #sendFirst(event: ClientEvent): void {
+    this.#outbox.add(this.#ids.withIds(event), undefined, true);
   }
 
   #flush(): void {
     if (!this.#connection.open) return;
-    for (const event of this.#outbox.take(Date.now(), this.#asking ?? undefined)) {
-      if (this.#connection.send(event)) this.#sent.tell(event);
-      else this.#outbox.refuse(event.event_id, 'frame_too_large', 'This is too long to be sent.');
+    for (const event of this.#outbox.takeUnsent(Date.now(), this.#barrierId ?? undefined)) {
+      if (this.#connection.send(event)) this.#sent.emit(event);
+      else this.#outbox.reject(event.event_id, 'frame_too_large', 'This is too long to be sent.');
     }
   }
 }

@@ -1,6 +1,6 @@
 /** Close codes of WebSockets: what they mean here, and whether to come back. */
 
-const MEANINGS: Record<number, [words: string, recoverable: boolean]> = {
+const CLOSE_CODES: Record<number, [words: string, recoverable: boolean]> = {
   1000: ['the session is finished', false],
   1001: ['the server goes away; another may take over', true],
   1003: ['the server does not take binary frames', false],
@@ -25,7 +25,7 @@ export interface Closing {
 }
 
 /** An unknown code below 4000 is worth another try; 4xxx never is. */
-export function closing(code: number, said = ''): Closing {
-  const [words, recoverable] = MEANINGS[code] ?? ['the connection was closed', code < 3000];
-  return { code, reason: said || words, recoverable };
+export function closing(code: number, serverReason = ''): Closing {
+  const [defaultReason, recoverable] = CLOSE_CODES[code] ?? ['the connection was closed', code < 3000];
+  return { code, reason: serverReason || defaultReason, recoverable };
 }

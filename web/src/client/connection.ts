@@ -43,24 +43,24 @@ export interface ConnectionOptions {
 }
 
 /** Whose connection it is. */
-export interface Host {
+export interface ConnectionHandler {
   /** Where the next attempt leads. */
   url(): string;
-  hear(event: ServerEvent): void;
+  onEvent(event: ServerEvent): void;
   /** The other side has closed it: `lost`, `again` or `end` is to be called. */
-  closed(code: number, said: string): void;
+  onClose(code: number, reason: string): void;
   /** There is no connection any more, and what went out on it may not have arrived. */
-  down(): void;
+  onDisconnect(): void;
   /** Milliseconds: since when something that was sent waits for its answer. */
-  waitsSince(): number | null;
+  oldestUnacknowledgedAt(): number | null;
 }
 
-const TICK_MS = 1000;
+const TIMEOUT_CHECK_MS = 1000;
 const FRAME_MAX_BYTES = 1024 * 1024;
 
 export class Connection {
   readonly #options: ConnectionOptions;
-  readonly #host: Host;
+  readonly #handler: ConnectionHandler;
   readonly #backoff: Backoff;
   readonly #state = new Subject<ConnectionState>({ phase: 'idle' });
   #socket: WebSocket | null = null;
@@ -68,13 +68,13 @@ export class Connection {
   #attempt = 0;
   /** Of the attempt under way, or of the wait for the next one. */
   #timer: ReturnType<typeof setTimeout> | undefined;
-  #ticker: ReturnType<typeof setInterval> | undefined;
-  #heardAt = 0;
-  #sayBefore = Infinity;
+  #timeoutTimer: ReturnType<typeof setInterval> | undefined;
+  #lastReceivedAt = 0;
+  #livenessDeadlineAt = Infinity;
 
-  constructor(options: ConnectionOptions, host: Host) {
+  constructor(options: ConnectionOptions, handler: ConnectionHandler) {
     this.#options = options;
-    this.#host = host;
+    this.#handler = handler;
     this.#backoff = { ...defaultBackoff, ...options.backoff };
   }
 
@@ -106,49 +106,49 @@ export class Connection {
   }
 
   /** The other side has taken us in. */
-  opened(begun: Begun, kv: Residency | null): void {
+  markOpen(begun: Begun, kv: Residency | null): void {
     clearTimeout(this.#timer);
-    clearInterval(this.#ticker);
+    clearInterval(this.#timeoutTimer);
     this.#attempt = 0;
-    this.#sayBefore = Infinity;
-    this.#ticker = setInterval(() => {
-      this.#tick();
-    }, TICK_MS);
+    this.#livenessDeadlineAt = Infinity;
+    this.#timeoutTimer = setInterval(() => {
+      this.#checkTimeouts();
+    }, TIMEOUT_CHECK_MS);
     this.#state.set({ phase: 'open', begun, kv });
   }
 
   /** It counts as lost if nothing has settled that by then; milliseconds from now. */
-  doubt(within_ms: number): void {
-    this.#sayBefore = Math.min(this.#sayBefore, Date.now() + within_ms);
+  startLivenessDeadline(within_ms: number): void {
+    this.#livenessDeadlineAt = Math.min(this.#livenessDeadlineAt, Date.now() + within_ms);
   }
 
   /** The server is there. */
-  trust(): void {
-    this.#sayBefore = Infinity;
+  clearLivenessDeadline(): void {
+    this.#livenessDeadlineAt = Infinity;
   }
 
   /** Opens another one after a while. */
-  lost(reason: string): void {
-    this.#hangUp();
-    this.#wait(reason);
+  reconnectAfterBackoff(reason: string): void {
+    this.#closeSocket();
+    this.#scheduleRetry(reason);
   }
 
   /** Opens another one at once. */
-  again(reason: string): void {
-    this.#hangUp();
+  reconnectNow(reason: string): void {
+    this.#closeSocket();
     void this.#open(reason);
   }
 
   /** For good. */
   end(error: Ended): void {
     if (this.#state.value.phase === 'ended') return;
-    this.#hangUp();
+    this.#closeSocket();
     this.#state.set({ phase: 'ended', error });
   }
 
   /** Takes it for lost, if there is one. */
-  drop(reason: string): void {
-    if (this.#socket !== null) this.lost(reason);
+  disconnect(reason: string): void {
+    if (this.#socket !== null) this.reconnectAfterBackoff(reason);
   }
 
   async #open(reason: string): Promise<void> {
@@ -158,18 +158,18 @@ export class Connection {
       key = await this.#options.credentials?.();
     } catch (error) {
       if (error instanceof Ended) this.end(error);
-      else this.#wait(error instanceof Error ? error.message : String(error));
+      else this.#scheduleRetry(error instanceof Error ? error.message : String(error));
       return;
     }
     if (this.#state.value.phase !== 'connecting') return; // it was ended meanwhile
     const codecs = [...new Set([...(this.#options.codecs ?? []), json])];
     const protocols = codecs.map((codec) => codec.subprotocol);
     if (key !== undefined) protocols.push(`openai-insecure-api-key.${key}`);
-    const socket = new (this.#options.WebSocket ?? WebSocket)(this.#host.url(), protocols);
+    const socket = new (this.#options.WebSocket ?? WebSocket)(this.#handler.url(), protocols);
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#timer = setTimeout(() => {
-      if (socket === this.#socket) this.lost('the server does not answer');
+      if (socket === this.#socket) this.reconnectAfterBackoff('the server does not answer');
     }, this.#options.connectTimeout_ms ?? 10_000);
     socket.onopen = () => {
       this.#codec = codecs.find((codec) => codec.subprotocol === socket.protocol) ?? json;
@@ -179,52 +179,52 @@ export class Connection {
     };
     socket.onerror = () => undefined; // a close follows
     socket.onclose = ({ code, reason }) => {
-      if (socket === this.#socket) this.#host.closed(code, reason);
+      if (socket === this.#socket) this.#handler.onClose(code, reason);
     };
   }
 
   #receive(frame: string | ArrayBuffer): void {
-    this.#heardAt = Date.now();
+    this.#lastReceivedAt = Date.now();
     let event: ServerEvent;
     try {
       event = this.#codec.decode(frame) as ServerEvent;
     } catch {
-      this.lost('the server sent what cannot be read');
+      this.reconnectAfterBackoff('the server sent what cannot be read');
       return;
     }
-    this.#host.hear(event);
+    this.#handler.onEvent(event);
   }
 
-  #tick(): void {
+  #checkTimeouts(): void {
     const now = Date.now();
-    const since = this.#host.waitsSince();
-    const patience = this.#options.ackTimeout_ms ?? 20_000;
+    const oldestSentAt = this.#handler.oldestUnacknowledgedAt();
+    const ackTimeout_ms = this.#options.ackTimeout_ms ?? 20_000;
     // A server that has much to do says so by doing it.
-    const late = since !== null && now - Math.max(since, this.#heardAt) > patience;
-    if (late || now > this.#sayBefore) this.lost('the server does not answer');
+    const late = oldestSentAt !== null && now - Math.max(oldestSentAt, this.#lastReceivedAt) > ackTimeout_ms;
+    if (late || now > this.#livenessDeadlineAt) this.reconnectAfterBackoff('the server does not answer');
   }
 
-  #wait(reason: string): void {
+  #scheduleRetry(reason: string): void {
     this.#attempt += 1;
-    const wait = delay(this.#attempt, this.#backoff);
+    const wait_ms = delay(this.#attempt, this.#backoff);
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => void this.#open(reason), wait);
-    const retryAt = Date.now() + wait;
+    this.#timer = setTimeout(() => void this.#open(reason), wait_ms);
+    const retryAt = Date.now() + wait_ms;
     this.#state.set({ phase: 'waiting', attempt: this.#attempt, reason, retryAt });
   }
 
-  #hangUp(): void {
+  #closeSocket(): void {
     clearTimeout(this.#timer);
-    clearInterval(this.#ticker);
+    clearInterval(this.#timeoutTimer);
     const socket = this.#socket;
     this.#socket = null;
     socket?.close();
-    this.#host.down();
+    this.#handler.onDisconnect();
   }
 }
 
-function exceeds(frame: string | Uint8Array, bytes: number): boolean {
-  if (typeof frame !== 'string') return frame.length > bytes;
-  if (frame.length * 3 <= bytes) return false; // so many at most, in UTF-8
-  return new TextEncoder().encode(frame).length > bytes;
+function exceeds(frame: string | Uint8Array, max_bytes: number): boolean {
+  if (typeof frame !== 'string') return frame.length > max_bytes;
+  if (frame.length * 3 <= max_bytes) return false; // so many at most, in UTF-8
+  return new TextEncoder().encode(frame).length > max_bytes;
 }

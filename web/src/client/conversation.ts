@@ -49,8 +49,8 @@ export class Conversation {
   /** Whether somebody has spoken, or a tool returned, and nobody answers. */
   get awaitsAnswer(): boolean {
     const last = this.#items.at(-1);
-    const asked = last?.type === 'message' ? last.role === 'user' : last?.type !== 'function_call';
-    return last !== undefined && asked && this.#running === null;
+    const awaiting = last?.type === 'message' ? last.role === 'user' : last?.type !== 'function_call';
+    return last !== undefined && awaiting && this.#running === null;
   }
 
   find(id: string): Item | undefined {
@@ -78,17 +78,17 @@ export class Conversation {
         return this.#truncate(event.item_id, event.content_index, event.text_end);
       case 'response.created':
       case 'response.done':
-        return this.#turn(event.response);
+        return this.#upsertTurn(event.response);
       case 'response.output_item.added':
-        return this.#own(event.response_id, event.item.id);
+        return this.#attachItem(event.response_id, event.item.id);
       case 'response.output_text.delta':
-        return this.#grow(event.item_id, event.content_index, event.delta);
+        return this.#appendText(event.item_id, event.content_index, event.delta);
       case 'response.output_text.done':
         return this.#setText(event.item_id, event.content_index, event.text);
       case 'response.function_call_arguments.delta':
-        return this.#argue(event.item_id, (now) => now + event.delta);
+        return this.#updateArguments(event.item_id, (now) => now + event.delta);
       case 'response.function_call_arguments.done':
-        return this.#argue(event.item_id, () => event.arguments);
+        return this.#updateArguments(event.item_id, () => event.arguments);
       default:
         return null;
     }
@@ -125,7 +125,7 @@ export class Conversation {
     for (const turn of structuredClone(saved.turns)) {
       this.#turns.set(turn.id, turn);
       for (const id of turn.items) this.#turnOf.set(id, turn);
-      this.#follow(turn);
+      this.#updateRunning(turn);
     }
   }
 
@@ -133,18 +133,18 @@ export class Conversation {
     if (this.#byId.has(item.id)) return this.#replace(item);
     const after = previous === null ? -1 : this.#items.findIndex((one) => one.id === previous);
     const at = previous !== null && after < 0 ? this.#items.length : after + 1;
-    const own = copy(item);
-    this.#items.splice(at, 0, own);
-    this.#byId.set(own.id, own);
+    const itemCopy = copyItem(item);
+    this.#items.splice(at, 0, itemCopy);
+    this.#byId.set(itemCopy.id, itemCopy);
     return { kind: 'order' };
   }
 
   #replace(item: Item): Change {
     const at = this.#items.findIndex((one) => one.id === item.id);
     if (at < 0) return null;
-    const own = copy(item);
-    this.#items[at] = own;
-    this.#byId.set(own.id, own);
+    const itemCopy = copyItem(item);
+    this.#items[at] = itemCopy;
+    this.#byId.set(itemCopy.id, itemCopy);
     return { kind: 'item', id: item.id };
   }
 
@@ -160,22 +160,22 @@ export class Conversation {
     return { kind: 'item', id };
   }
 
-  #turn(response: Response): Change {
+  #upsertTurn(response: Response): Change {
     const turn = this.#turns.get(response.id) ?? { id: response.id, response, items: [] };
     turn.response = response;
     this.#turns.set(response.id, turn);
-    this.#follow(turn);
+    this.#updateRunning(turn);
     return { kind: 'turn', id: response.id };
   }
 
-  #follow(turn: Turn): void {
+  #updateRunning(turn: Turn): void {
     const { status, conversation_id } = turn.response;
     if (conversation_id === null) return; // beside the conversation
     if (status === 'in_progress') this.#running = turn;
     else if (this.#running?.id === turn.id) this.#running = null;
   }
 
-  #own(turnId: string, itemId: string): Change {
+  #attachItem(turnId: string, itemId: string): Change {
     const turn = this.#turns.get(turnId);
     if (turn && !turn.items.includes(itemId)) {
       turn.items.push(itemId);
@@ -184,7 +184,7 @@ export class Conversation {
     return null;
   }
 
-  #grow(id: string, index: number, delta: string): Change {
+  #appendText(id: string, index: number, delta: string): Change {
     const part = this.#part(id, index);
     if (!part) return null;
     part.text = (part.text ?? '') + delta;
@@ -198,7 +198,7 @@ export class Conversation {
     return { kind: 'item', id };
   }
 
-  #argue(id: string, change: (now: string) => string): Change {
+  #updateArguments(id: string, change: (now: string) => string): Change {
     const item = this.#byId.get(id);
     if (item?.type !== 'function_call') return null;
     item.arguments = change(item.arguments);
@@ -214,7 +214,7 @@ export class Conversation {
 }
 
 /** It grows here, and not in the event that brought it. */
-function copy(item: Item): Item {
+function copyItem(item: Item): Item {
   if (item.type !== 'message') return { ...item };
   return { ...item, content: item.content.map((part) => ({ ...part })) };
 }

@@ -16,10 +16,10 @@ export class Draft {
   readonly #send: Send;
   #text = '';
   /** What the server's buffer holds when all is done that was sent; null: nobody knows. */
-  #told: string | null = '';
-  #underWay: string | null = null;
+  #bufferText: string | null = '';
+  #inFlightId: string | null = null;
   /** Of the last event that wrote into the buffer. */
-  #written: Receipt | null = null;
+  #lastWrite: Receipt | null = null;
   #refusal: Refused | null = null;
 
   constructor(send: Send) {
@@ -38,7 +38,7 @@ export class Draft {
   /** The whole text, as it is now. */
   set(text: string): void {
     this.#text = text;
-    if (this.#underWay === null) this.#push();
+    if (this.#inFlightId === null) this.#push();
   }
 
   /** It becomes a message of the user. Rejects with Refused where it is empty, or was not taken. */
@@ -46,77 +46,77 @@ export class Draft {
     this.#push();
     const commit: ClientEvent = { type: 'input_text_buffer.commit' };
     // A server that has lost the buffer hears it again; one that has not knows the id.
-    const written = this.#written;
-    const whole: ClientEvent[] =
-      written === null
+    const lastWrite = this.#lastWrite;
+    const replay: ClientEvent[] =
+      lastWrite === null
         ? []
-        : [{ type: 'input_text_buffer.replace', event_id: written.eventId, text: this.#text }];
-    const { eventId, acknowledged } = this.#send(commit, [...whole, commit]);
-    this.#written = null;
+        : [{ type: 'input_text_buffer.replace', event_id: lastWrite.eventId, text: this.#text }];
+    const { eventId, acknowledged } = this.#send(commit, [...replay, commit]);
+    this.#lastWrite = null;
     this.#refusal = null;
     this.#text = '';
-    this.#told = '';
-    this.#underWay = null;
-    const explained = acknowledged.catch(async (error: unknown) => {
-      await written?.acknowledged; // why there was nothing to commit
+    this.#bufferText = '';
+    this.#inFlightId = null;
+    const settled = acknowledged.catch(async (error: unknown) => {
+      await lastWrite?.acknowledged; // why there was nothing to commit
       throw error;
     });
-    explained.catch(() => undefined); // who does not ask is not told
-    return { eventId, acknowledged: explained };
+    settled.catch(() => undefined); // who does not ask is not told
+    return { eventId, acknowledged: settled };
   }
 
   /** The server's buffer may be another one now: say all of it the next time. */
   unsure(): void {
-    this.#told = null;
-    this.#underWay = null;
+    this.#bufferText = null;
+    this.#inFlightId = null;
   }
 
   /** Says it again, if there is anything to say. */
   renew(): void {
-    if (this.#text === '' && this.#told === null) this.#told = '';
+    if (this.#text === '' && this.#bufferText === null) this.#bufferText = '';
     this.#push();
   }
 
   #push(): void {
     const text = this.#text;
-    const told = this.#told;
-    if (text === told) return;
-    this.#told = text;
+    const bufferText = this.#bufferText;
+    if (text === bufferText) return;
+    this.#bufferText = text;
     this.#refusal = null;
-    const whole: ClientEvent = { type: 'input_text_buffer.replace', text };
-    if (text === '') this.#follow(this.#send({ type: 'input_text_buffer.clear' }));
-    else if (told !== null && told !== '' && text.startsWith(told)) {
-      const more = text.slice(told.length);
-      this.#follow(this.#send({ type: 'input_text_buffer.append', text: more }, [whole]));
-    } else if (told === '') {
-      this.#follow(this.#send({ type: 'input_text_buffer.append', text }, [whole]));
-    } else this.#follow(this.#send(whole));
+    const replay: ClientEvent = { type: 'input_text_buffer.replace', text };
+    if (text === '') this.#track(this.#send({ type: 'input_text_buffer.clear' }));
+    else if (bufferText !== null && bufferText !== '' && text.startsWith(bufferText)) {
+      const suffix = text.slice(bufferText.length);
+      this.#track(this.#send({ type: 'input_text_buffer.append', text: suffix }, [replay]));
+    } else if (bufferText === '') {
+      this.#track(this.#send({ type: 'input_text_buffer.append', text }, [replay]));
+    } else this.#track(this.#send(replay));
   }
 
-  #follow(receipt: Receipt): void {
-    const said = this.#told ?? '';
-    this.#underWay = receipt.eventId;
-    this.#written = receipt;
+  #track(receipt: Receipt): void {
+    const expected = this.#bufferText ?? '';
+    this.#inFlightId = receipt.eventId;
+    this.#lastWrite = receipt;
     receipt.acknowledged.then(
       (event) => {
-        this.#landed(receipt, agrees(event, said), null);
+        this.#onSettled(receipt, lengthMatches(event, expected), null);
       },
       (error: unknown) => {
-        this.#landed(receipt, false, error instanceof Refused ? error : null);
+        this.#onSettled(receipt, false, error instanceof Refused ? error : null);
       },
     );
   }
 
-  #landed(receipt: Receipt, agreed: boolean, refusal: Refused | null): void {
-    if (this.#underWay !== receipt.eventId) return;
-    this.#underWay = null;
+  #onSettled(receipt: Receipt, agreed: boolean, refusal: Refused | null): void {
+    if (this.#inFlightId !== receipt.eventId) return;
+    this.#inFlightId = null;
     this.#refusal = refusal;
-    const unsaid = this.#text !== this.#told;
-    if (!agreed) this.#told = null;
-    if (unsaid) this.#push();
+    const stale = this.#text !== this.#bufferText;
+    if (!agreed) this.#bufferText = null;
+    if (stale) this.#push();
   }
 }
 
-function agrees(event: ServerEvent, said: string): boolean {
-  return event.type !== 'input_text_buffer.appended' || event.length === codePoints(said);
+function lengthMatches(event: ServerEvent, expected: string): boolean {
+  return event.type !== 'input_text_buffer.appended' || event.length === codePoints(expected);
 }

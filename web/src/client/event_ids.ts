@@ -1,24 +1,24 @@
 /** Ids of a client's own, and events as the wire wants them. */
 
 import type { ClientEvent } from './events.js';
-import type { Named } from './outbox.js';
+import type { IdentifiedEvent } from './outbox.js';
 
-export class Names {
-  readonly #client = randomName();
-  #given = 0;
+export class EventIds {
+  readonly #clientId = randomClientId();
+  #count = 0;
 
-  fresh(kind: 'event' | 'item'): string {
-    this.#given += 1;
-    return `${kind}_${this.#client}_${this.#given}`;
+  next(kind: 'event' | 'item'): string {
+    this.#count += 1;
+    return `${kind}_${this.#clientId}_${this.#count}`;
   }
 
   /** The event with an id; items have ids too, sessions a type. */
-  complete(event: ClientEvent, event_id = event.event_id ?? this.fresh('event')): Named {
+  withIds(event: ClientEvent, event_id = event.event_id ?? this.next('event')): IdentifiedEvent {
     switch (event.type) {
       case 'conversation.item.create':
-        return { ...event, event_id, item: { ...event.item, id: event.item.id ?? this.fresh('item') } };
+        return { ...event, event_id, item: { ...event.item, id: event.item.id ?? this.next('item') } };
       case 'session.update':
-        return { ...event, event_id, session: typed(event.session) };
+        return { ...event, event_id, session: withSessionType(event.session) };
       default:
         return { ...event, event_id };
     }
@@ -26,11 +26,11 @@ export class Names {
 }
 
 /** The server wants to know what kind of session it is. */
-function typed<T extends object>(session: T): T {
+function withSessionType<T extends object>(session: T): T {
   return { type: 'realtime', ...session };
 }
 
-function randomName(): string {
+function randomClientId(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(8));
   return [...bytes].map((byte) => byte.toString(16).padStart(2, '0')).join('');
 }

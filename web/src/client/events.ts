@@ -44,8 +44,8 @@ export interface FunctionCallOutputItem {
 export type Item = MessageItem | FunctionCallItem | FunctionCallOutputItem;
 
 /** An item to be created: the client gives it an id if it has none. */
-type Unnamed<T> = T extends Item ? Omit<T, 'id'> & { id?: string } : never;
-export type NewItem = Unnamed<Item>;
+type WithOptionalId<T> = T extends Item ? Omit<T, 'id'> & { id?: string } : never;
+export type NewItem = WithOptionalId<Item>;
 
 // ------------------------------------------------------------------ session and response
 
@@ -178,7 +178,7 @@ export interface Rewind {
   prefill_tokens: number;
 }
 
-interface InOutput {
+interface OutputPosition {
   response_id: string;
   item_id: string;
   output_index: number;
@@ -204,12 +204,12 @@ interface ServerEvents {
   'response.interrupted': { response_id: string; item_id: string; upto: number };
   'response.output_item.added': { response_id: string; output_index: number; item: Item };
   'response.output_item.done': { response_id: string; output_index: number; item: Item };
-  'response.content_part.added': InOutput & { content_index: number; part: Part };
-  'response.content_part.done': InOutput & { content_index: number; part: Part };
-  'response.output_text.delta': InOutput & { content_index: number; delta: string };
-  'response.output_text.done': InOutput & { content_index: number; text: string };
-  'response.function_call_arguments.delta': InOutput & { call_id: string; delta: string };
-  'response.function_call_arguments.done': InOutput & {
+  'response.content_part.added': OutputPosition & { content_index: number; part: Part };
+  'response.content_part.done': OutputPosition & { content_index: number; part: Part };
+  'response.output_text.delta': OutputPosition & { content_index: number; delta: string };
+  'response.output_text.done': OutputPosition & { content_index: number; text: string };
+  'response.function_call_arguments.delta': OutputPosition & { call_id: string; delta: string };
+  'response.function_call_arguments.done': OutputPosition & {
     call_id: string;
     name: string;
     arguments: string;

@@ -7,13 +7,13 @@ export class Listeners<Event extends { type: string }> {
 
   /** `'*'` hears all. */
   add(type: string, listener: (event: Event) => void): Unsubscribe {
-    const heard = this.#listeners.get(type) ?? new Set();
-    this.#listeners.set(type, heard);
-    heard.add(listener);
-    return () => heard.delete(listener);
+    const registered = this.#listeners.get(type) ?? new Set();
+    this.#listeners.set(type, registered);
+    registered.add(listener);
+    return () => registered.delete(listener);
   }
 
-  tell(event: Event): void {
+  emit(event: Event): void {
     for (const type of [event.type, '*']) {
       for (const listener of [...(this.#listeners.get(type) ?? [])]) listener(event);
     }

@@ -36,7 +36,7 @@ export class Ended extends Error {
   }
 }
 
-export type Named = ClientEvent & { event_id: string };
+export type IdentifiedEvent = ClientEvent & { event_id: string };
 
 export interface Receipt {
   readonly eventId: string;
@@ -44,139 +44,139 @@ export interface Receipt {
   readonly acknowledged: Promise<ServerEvent>;
 }
 
-interface Waiting {
-  event: Named;
+interface PendingEvent {
+  event: IdentifiedEvent;
   /** What to send when the connection was lost meanwhile. */
-  again: Named[];
+  retryAs: IdentifiedEvent[];
   /** When it went out on this connection, milliseconds; null: it has not. */
   sentAt: number | null;
   resolve: (event: ServerEvent) => void;
   reject: (error: Error) => void;
 }
 
-const nobody = (): void => undefined;
+const noop = (): void => undefined;
 
-const KNOWN_RESPONSES_MAX = 64;
+const SEEN_RESPONSES_MAX = 64;
 
 export class Outbox {
-  #waiting: Waiting[] = [];
+  #pending: PendingEvent[] = [];
   /** Responses that have been announced: to hear of one again acknowledges nothing. */
-  readonly #responses = new Set<string>();
+  readonly #seenResponses = new Set<string>();
 
   /** `again` is what to send instead of `event` after a loss; the last of it has the same id. */
-  put(event: Named, again: Named[] = [event], first = false): Receipt {
+  add(event: IdentifiedEvent, retryAs: IdentifiedEvent[] = [event], atFront = false): Receipt {
     const acknowledged = new Promise<ServerEvent>((resolve, reject) => {
-      const waiting = { event, again, sentAt: null, resolve, reject };
-      if (first) this.#waiting.unshift(waiting);
-      else this.#waiting.push(waiting);
+      const pendingEvent = { event, retryAs: retryAs, sentAt: null, resolve, reject };
+      if (atFront) this.#pending.unshift(pendingEvent);
+      else this.#pending.push(pendingEvent);
     });
     acknowledged.catch(() => undefined); // who does not ask is not told
     return { eventId: event.event_id, acknowledged };
   }
 
   /** Those that have not gone out on this connection, which they now do; `only` one of them. */
-  take(now: number, only?: string): Named[] {
-    const due = this.#waiting.filter(
+  takeUnsent(now: number, only?: string): IdentifiedEvent[] {
+    const unsent = this.#pending.filter(
       ({ sentAt, event }) => sentAt === null && (only ?? event.event_id) === event.event_id,
     );
-    for (const waiting of due) waiting.sentAt = now;
-    return due.map((waiting) => waiting.event);
+    for (const pendingEvent of unsent) pendingEvent.sentAt = now;
+    return unsent.map((pendingEvent) => pendingEvent.event);
   }
 
   /** Nobody waits for this one any more. */
-  drop(eventId: string): void {
-    this.#waiting = this.#waiting.filter(({ event }) => event.event_id !== eventId);
+  remove(eventId: string): void {
+    this.#pending = this.#pending.filter(({ event }) => event.event_id !== eventId);
   }
 
   /** The connection is lost: all that is not acknowledged goes out again. */
-  lost(): void {
-    this.#waiting = this.#waiting.flatMap((waiting) => {
-      if (waiting.sentAt === null) return [waiting];
-      const [before, last] = [waiting.again.slice(0, -1), waiting.again.at(-1) ?? waiting.event];
-      const forNobody = { sentAt: null, resolve: nobody, reject: nobody };
+  markUnsent(): void {
+    this.#pending = this.#pending.flatMap((pendingEvent) => {
+      if (pendingEvent.sentAt === null) return [pendingEvent];
+      const [before, last] = [pendingEvent.retryAs.slice(0, -1), pendingEvent.retryAs.at(-1) ?? pendingEvent.event];
+      const unobserved = { sentAt: null, resolve: noop, reject: noop };
       return [
-        ...before.map((event) => ({ event, again: [event], ...forNobody })),
-        { ...waiting, event: last, again: [last], sentAt: null },
+        ...before.map((event) => ({ event, again: [event], ...unobserved })),
+        { ...pendingEvent, event: last, retryAs: [last], sentAt: null },
       ];
     });
   }
 
-  hear(event: ServerEvent): void {
+  receive(event: ServerEvent): void {
     if (event.type === 'error') {
-      this.#drop(event.error);
+      this.#rejectWith(event.error);
       return;
     }
-    const known = event.type === 'response.created' && this.#knows(event.response.id);
-    if (known) return;
-    const at = this.#waiting.findIndex((waiting) => acknowledges(waiting.event, event));
-    if (at >= 0) this.#waiting.splice(at, 1)[0]?.resolve(event);
+    const seen = event.type === 'response.created' && this.#seenBefore(event.response.id);
+    if (seen) return;
+    const at = this.#pending.findIndex((pendingEvent) => acknowledges(pendingEvent.event, event));
+    if (at >= 0) this.#pending.splice(at, 1)[0]?.resolve(event);
   }
 
   /** Milliseconds: when the oldest of those under way was sent. */
   get oldestSentAt(): number | null {
-    return this.#waiting.find((waiting) => waiting.sentAt !== null)?.sentAt ?? null;
+    return this.#pending.find((pendingEvent) => pendingEvent.sentAt !== null)?.sentAt ?? null;
   }
 
   get size(): number {
-    return this.#waiting.length;
+    return this.#pending.length;
   }
 
   /** What no one has confirmed, in order. */
-  get events(): Named[] {
-    return this.#waiting.flatMap((waiting) => waiting.again);
+  get events(): IdentifiedEvent[] {
+    return this.#pending.flatMap((pendingEvent) => pendingEvent.retryAs);
   }
 
   /** Nothing more will be sent; what waited can still be looked at. */
-  end(error: Error): void {
-    for (const waiting of this.#waiting) waiting.reject(error);
+  rejectAll(error: Error): void {
+    for (const pendingEvent of this.#pending) pendingEvent.reject(error);
   }
 
   /** It is not sent at all. */
-  refuse(event_id: string, code: string, message: string): void {
-    this.#drop({ type: 'invalid_request_error', code, message, param: null, event_id });
+  reject(event_id: string, code: string, message: string): void {
+    this.#rejectWith({ type: 'invalid_request_error', code, message, param: null, event_id });
   }
 
-  #drop(error: ErrorBody): void {
-    const at = this.#waiting.findIndex((waiting) => waiting.event.event_id === error.event_id);
-    if (at >= 0) this.#waiting.splice(at, 1)[0]?.reject(new Refused(error));
+  #rejectWith(error: ErrorBody): void {
+    const at = this.#pending.findIndex((pendingEvent) => pendingEvent.event.event_id === error.event_id);
+    if (at >= 0) this.#pending.splice(at, 1)[0]?.reject(new Refused(error));
   }
 
-  #knows(id: string): boolean {
-    const known = this.#responses.has(id);
-    this.#responses.add(id);
-    const [oldest] = this.#responses;
-    if (this.#responses.size > KNOWN_RESPONSES_MAX && oldest !== undefined) {
-      this.#responses.delete(oldest);
+  #seenBefore(id: string): boolean {
+    const known = this.#seenResponses.has(id);
+    this.#seenResponses.add(id);
+    const [oldest] = this.#seenResponses;
+    if (this.#seenResponses.size > SEEN_RESPONSES_MAX && oldest !== undefined) {
+      this.#seenResponses.delete(oldest);
     }
     return known;
   }
 }
 
 /** Whether `got` is the server's word that it has done `sent`. */
-function acknowledges(sent: ClientEvent, got: ServerEvent): boolean {
+function acknowledges(sent: ClientEvent, received: ServerEvent): boolean {
   switch (sent.type) {
     case 'session.update':
-      return got.type === 'session.updated' && !got.session.resume?.resumed;
+      return received.type === 'session.updated' && !received.session.resume?.resumed;
     case 'session.close':
-      return got.type === 'session.closed';
+      return received.type === 'session.closed';
     case 'conversation.item.create':
-      return got.type === 'conversation.item.added' && got.item.id === sent.item.id;
+      return received.type === 'conversation.item.added' && received.item.id === sent.item.id;
     case 'conversation.item.retrieve':
-      return got.type === 'conversation.item.retrieved' && got.item.id === sent.item_id;
+      return received.type === 'conversation.item.retrieved' && received.item.id === sent.item_id;
     case 'conversation.item.truncate':
-      return got.type === 'conversation.item.truncated' && got.item_id === sent.item_id;
+      return received.type === 'conversation.item.truncated' && received.item_id === sent.item_id;
     case 'conversation.item.delete':
-      return got.type === 'conversation.item.deleted' && got.item_id === sent.item_id;
+      return received.type === 'conversation.item.deleted' && received.item_id === sent.item_id;
     case 'response.create':
-      return got.type === 'response.created';
+      return received.type === 'response.created';
     case 'response.cancel':
-      return got.type === 'response.done';
+      return received.type === 'response.done';
     case 'input_text_buffer.append':
     case 'input_text_buffer.replace':
-      return got.type === 'input_text_buffer.appended';
+      return received.type === 'input_text_buffer.appended';
     case 'input_text_buffer.clear':
-      return got.type === 'input_text_buffer.cleared';
+      return received.type === 'input_text_buffer.cleared';
     case 'input_text_buffer.commit':
-      return got.type === 'input_text_buffer.committed';
+      return received.type === 'input_text_buffer.committed';
   }
 }

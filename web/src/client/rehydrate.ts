@@ -3,7 +3,7 @@
 import type { Conversation } from './conversation.js';
 import type { ClientEvent, Item, NewItem, Session, SessionSettings } from './events.js';
 
-const SETTINGS = [
+const SETTING_KEYS = [
   'instructions',
   'tools',
   'tool_choice',
@@ -23,20 +23,20 @@ const SETTINGS = [
 
 /** What of a session a client may set. */
 export function settingsOf(session: Session): SessionSettings {
-  const known = SETTINGS.filter((key) => session[key] !== undefined);
-  return Object.fromEntries(known.map((key) => [key, session[key]]));
+  const defined = SETTING_KEYS.filter((key) => session[key] !== undefined);
+  return Object.fromEntries(defined.map((key) => [key, session[key]]));
 }
 
 /** All that was said, but what will be told anyway (`waiting`). An answer that was being made is
  * forgotten, and asked for anew. */
-export function recollect(conversation: Conversation, waiting: readonly ClientEvent[]): ClientEvent[] {
-  const half = conversation.running;
-  if (half) conversation.forget(half);
-  const told = new Set(waiting.map(itemIdOf));
+export function rehydrate(conversation: Conversation, pending: readonly ClientEvent[]): ClientEvent[] {
+  const unfinished = conversation.running;
+  if (unfinished) conversation.forget(unfinished);
+  const pendingIds = new Set(pending.map(itemIdOf));
   const events: ClientEvent[] = conversation.items
-    .filter((item) => !told.has(item.id))
-    .map((item) => ({ type: 'conversation.item.create', item: bare(item) }));
-  if (half) events.push({ type: 'response.create' });
+    .filter((item) => !pendingIds.has(item.id))
+    .map((item) => ({ type: 'conversation.item.create', item: withoutStatus(item) }));
+  if (unfinished) events.push({ type: 'response.create' });
   return events;
 }
 
@@ -45,7 +45,7 @@ function itemIdOf(event: ClientEvent): string | undefined {
 }
 
 /** An item without what only the server says. */
-function bare(item: Item): NewItem {
+function withoutStatus(item: Item): NewItem {
   const { status: _, ...rest } = item;
   return rest;
 }
