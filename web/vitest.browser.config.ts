@@ -1,9 +1,9 @@
 import { defineConfig } from 'vitest/config';
 
-/** A real server, a real browser: one after the other, and no hurry. */
+/** Tests with a real server and a real browser: one file at a time, with generous timeouts. */
 export default defineConfig({
   test: {
-    include: [process.env.PICTURES ? 'tests/browser/screenshots.ts' : 'tests/browser/**/*.test.ts'],
+    include: [process.env.SCREENSHOTS ? 'tests/browser/screenshots.ts' : 'tests/browser/**/*.test.ts'],
     environment: 'node',
     fileParallelism: false,
     testTimeout: 90_000,

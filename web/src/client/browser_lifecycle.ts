@@ -1,13 +1,13 @@
-/** What a browser knows about its network and its sleep, told to a client. */
+/** Browser network and lifecycle events, forwarded to a client so that it reconnects at once. */
 
 import type { RealtimeClient } from './client.js';
 import type { Unsubscribe } from './observable.js';
 
 const TICK_MS = 2000;
-/** A timer that is so late has slept, or was throttled in a hidden page. */
+/** A timer this late means that the device was suspended or the hidden page throttled. */
 const SUSPENDED_MS = 10_000;
 
-/** Follows the browser until it is told not to. */
+/** Reconnect on network and lifecycle events until the returned function is called. */
 export function followBrowser(client: RealtimeClient): Unsubscribe {
   const stop = new AbortController();
   const { signal } = stop;

@@ -1,9 +1,9 @@
 /**
- * A conversation with a Continuo server that outlives its connections.
+ * A client whose conversation survives the loss of connections.
  *
- * What is sent is kept until the server has acknowledged it (`outbox`), what the server says becomes
- * the conversation, and a connection that is lost is taken up where it was left (`connection`). While
- * there is none nothing is refused: what is sent waits.
+ * The outbox holds every event until the server acknowledges it, server events update the local
+ * conversation, and a lost connection is resumed after the last event received. Events sent while
+ * disconnected are queued.
  */
 
 import { closing } from './close_codes.js';
@@ -33,7 +33,7 @@ import type { Observable, Unsubscribe } from './observable.js';
 import { Ended, Outbox, type Receipt } from './outbox.js';
 import { rehydrate, settingsOf } from './rehydrate.js';
 
-/** Where a conversation was left: enough to come back to it, from another page too. */
+/** Resume cursor: what a client needs to resume a session, also from another page. */
 export interface Position {
   sessionId: string;
   lastEventId: string | null;
@@ -41,23 +41,23 @@ export interface Position {
 }
 
 export interface Options extends ConnectionOptions {
-  /** ws:// or wss://, up to and including /v1/realtime. */
+  /** ws:// or wss:// URL up to and including /v1/realtime. */
   url: string;
   model?: string;
-  /** How a new session is set up. */
+  /** Settings of a new session. */
   session?: SessionSettings;
-  /** Come back to this conversation. */
+  /** Resume this session. */
   resume?: Position;
-  /** Begin as another session was, up to and including an item (all of it without). With a
-   * short-lived key the server asks for that session's token (`position.token`). */
+  /** Fork another session, up to and including the item `at`, or all of it without `at`. A
+   * short-lived key requires that session's resume token (`position.token`). */
   fork?: { session: string; at?: string; token?: string };
-  /** Whether to tell a server that has lost the session what was said (default), or to end. */
+  /** Rebuild a session that the server has lost (default), or end. */
   rebuild?: boolean;
-  /** Events that may wait at most; `send` throws beyond it. */
+  /** Maximum number of queued events; `send` throws beyond it. */
   pendingMax?: number;
 }
 
-/** The server knows this session no more; the conversation can be told to it again. */
+/** Error codes after which the session can be rebuilt in a new one. */
 const SESSION_LOST_CODES = new Set(['session_not_found', 'session_expired', 'resume_gap']);
 
 export class RealtimeClient {
@@ -72,18 +72,18 @@ export class RealtimeClient {
   readonly #changes = new Listeners<{ type: string; change: NonNullable<Change> }>();
   #session: Session | null = null;
   #position: Position | null;
-  /** The last that was about no event of ours: it says why the connection is closed. */
+  /** Last error that names no client event; explains why the server closes the connection. */
   #lastError: ErrorBody | null = null;
   #rebuilding = false;
-  /** The event whose answer says that all is told that was missed; null: it is. */
+  /** Id of the barrier event whose reply follows every missed event; null if none is pending. */
   #barrierId: string | null = null;
-  /** Whether an answer was being made when the server began to tell everything again. */
+  /** Whether a response was in progress when the server began to send a snapshot. */
   #respondingBeforeSnapshot = false;
 
   constructor(options: Options) {
     this.#options = options;
     this.#position = options.resume ?? null;
-    this.draft = new Draft((event, again) => this.send(event, again));
+    this.draft = new Draft((event, retryAs) => this.send(event, retryAs));
     this.#connection = new Connection(options, {
       url: () => this.#url(),
       onEvent: (event) => {
@@ -106,52 +106,51 @@ export class RealtimeClient {
     return this.#connection.state;
   }
 
-  /** As the server last described it. */
+  /** The session as last described by the server. */
   get session(): Session | null {
     return this.#session;
   }
 
-  /** Keep this to come back; it moves with every event. */
+  /** Resume cursor; advances with every event. */
   get position(): Position | null {
     return this.#position;
   }
 
-  /** What was sent and is not acknowledged: to be sent again, with its ids, by who comes back. */
+  /** Unacknowledged events; a page that resumes the session sends them again with the same ids. */
   get pending(): readonly ClientEvent[] {
     return this.#outbox.events;
   }
 
-  // ---------------------------------------------------------------- listening
+  // ---------------------------------------------------------------- listeners
 
-  /** Calls `listener` with each event of a type, or of any (`'*'`). */
+  /** Call `listener` with each server event of one type, or of any type with `'*'`. */
   on(type: '*', listener: (event: ServerEvent) => void): Unsubscribe;
   on<T extends ServerEventType>(type: T, listener: (event: ServerEventOf<T>) => void): Unsubscribe;
   on(type: string, listener: (event: never) => void): Unsubscribe {
     return this.#received.add(type, listener as (event: ServerEvent) => void);
   }
 
-  /** Calls `listener` when the conversation has changed. */
+  /** Call `listener` when the conversation has changed. */
   onChange(listener: (change: NonNullable<Change>) => void): Unsubscribe {
     return this.#changes.add('*', ({ change }) => {
       listener(change);
     });
   }
 
-  /** Calls `listener` with each event as it goes out, again if it does so again. */
+  /** Call `listener` with each event sent, including retries. */
   onSent(listener: (event: ClientEvent) => void): Unsubscribe {
     return this.#sent.add('*', listener);
   }
 
-  // ---------------------------------------------------------------- speaking
+  // ---------------------------------------------------------------- sending
 
-  /** Sends now, or when the connection is back. `again`: what to send instead after a loss, the last
-   * of it with the same id.
-   * Throws Ended if there will be no connection, RangeError if too much waits already. */
+  /** Send an event now, or once connected. After a lost connection `retryAs` is sent instead; its last
+   * event gets the same id. Throws Ended if the client has ended, RangeError if the queue is full. */
   send(event: ClientEvent, retryAs: ClientEvent[] = []): Receipt {
     const state = this.state.value;
     if (state.phase === 'ended') throw state.error;
     if (this.#outbox.size >= (this.#options.pendingMax ?? 4096)) {
-      throw new RangeError('too many events wait for the connection');
+      throw new RangeError('too many events are queued for the connection');
     }
     const identified = this.#ids.withIds(event);
     const retryEvents = retryAs.map((one) => this.#ids.withIds(one, one.event_id ?? identified.event_id));
@@ -160,55 +159,60 @@ export class RealtimeClient {
     return receipt;
   }
 
-  /** A message of the user, at once and whole; see `draft` for one that is being typed. */
+  /** Create a complete user message; see `draft` for one that is being typed. */
   say(text: string): Receipt {
     const content = [{ type: 'input_text' as const, text }];
     return this.create({ type: 'message', role: 'user', content });
   }
 
+  /** Create an item after `previous_item_id`, or at the end. */
   create(item: NewItem, previous_item_id?: string): Receipt {
     const after = previous_item_id === undefined ? {} : { previous_item_id };
     return this.send({ type: 'conversation.item.create', item, ...after });
   }
 
+  /** Request a response. */
   respond(response?: ResponseSettings): Receipt {
     return this.send({ type: 'response.create', ...(response && { response }) });
   }
 
+  /** Cancel the response in progress. */
   cancel(): Receipt {
     return this.send({ type: 'response.cancel' });
   }
 
+  /** Update the session's settings. */
   update(session: SessionSettings): Receipt {
     return this.send({ type: 'session.update', session });
   }
 
+  /** Delete an item. */
   delete(item_id: string): Receipt {
     return this.send({ type: 'conversation.item.delete', item_id });
   }
 
-  /** History keeps the first `text_end` code points of what the assistant has said. */
+  /** Truncate an assistant message to its first `text_end` code points. */
   truncate(item_id: string, text_end: number): Receipt {
     return this.send({ type: 'conversation.item.truncate', item_id, content_index: 0, text_end });
   }
 
-  // ---------------------------------------------------------------- coming and going
+  // ---------------------------------------------------------------- connection
 
   connect(): void {
     this.#connection.connect();
   }
 
-  /** Tries at once if it waits. */
+  /** Skip the remaining backoff delay. */
   retry(): void {
     this.#connection.retry();
   }
 
-  /** Takes the connection for lost, and comes back. */
+  /** Drop the connection and reconnect. */
   drop(reason = 'the connection was cut'): void {
     this.#connection.disconnect(reason);
   }
 
-  /** Is the server still there? If it says nothing within `within_ms`, the connection is lost. */
+  /** Probe the server; reconnect if no acknowledgement arrives within `within_ms` milliseconds. */
   check(within_ms = 5000): void {
     if (this.state.value.phase !== 'open') return;
     this.#connection.startLivenessDeadline(within_ms);
@@ -220,12 +224,12 @@ export class RealtimeClient {
     );
   }
 
-  /** Leaves. The session stays for a while, and `position` leads back to it. */
+  /** Disconnect for good. The session stays resumable from `position` for a limited time. */
   leave(): void {
-    this.#connection.end(new Ended('left', 'This client has left.'));
+    this.#connection.end(new Ended('left', 'This client has disconnected.'));
   }
 
-  /** Ends the session for good. */
+  /** Close the session for good. */
   async close(): Promise<void> {
     await this.send({ type: 'session.close' }).acknowledged;
   }
@@ -258,9 +262,9 @@ export class RealtimeClient {
     }
   }
 
-  /** The server has lost the session. */
+  /** Rebuild the session in a new one, or end, because the server has lost it. */
   #onSessionLost(error: ErrorBody | null = null): void {
-    const message = error?.message ?? 'The server does not know this session any more.';
+    const message = error?.message ?? 'The server no longer has this session.';
     if (this.#options.rebuild === false) {
       this.#connection.end(new Ended(error?.code ?? 'session_not_found', message));
       return;
@@ -277,11 +281,11 @@ export class RealtimeClient {
     this.#outbox.markUnsent();
   }
 
-  // ---------------------------------------------------------------- what is heard
+  // ---------------------------------------------------------------- receiving
 
   #onEvent(event: ServerEvent): void {
     if (event.type === 'session.created' && this.#position !== null) {
-      this.#onSessionLost(); // it did not take us back, and began another one
+      this.#onSessionLost(); // the server created a new session instead of resuming
       return;
     }
     const snapshot =
@@ -323,7 +327,7 @@ export class RealtimeClient {
     }
   }
 
-  /** A new session: it is set up, and told what there was, before anything else is said. */
+  /** Configure a new session, and rebuild the conversation in it, before sending queued events. */
   #onSessionCreated(session: Session): void {
     const { resume } = session;
     const previousSettings = this.#rebuilding && this.#session ? settingsOf(this.#session) : undefined;
@@ -334,14 +338,14 @@ export class RealtimeClient {
       lastEventId: null,
       ...(resume?.token !== undefined && { token: resume.token }),
     };
-    const first: ClientEvent[] = [];
+    const setup: ClientEvent[] = [];
     if (settings && Object.keys(settings).length > 0) {
-      first.push({ type: 'session.update', session: settings });
+      setup.push({ type: 'session.update', session: settings });
     }
     const forked = this.#options.fork !== undefined && !this.#rebuilding;
     const rehydrates = !forked && this.conversation.items.length > 0;
-    if (rehydrates) first.push(...rehydrate(this.conversation, this.#outbox.events));
-    for (const event of first.reverse()) this.#sendFirst(event);
+    if (rehydrates) setup.push(...rehydrate(this.conversation, this.#outbox.events));
+    for (const event of setup.reverse()) this.#sendFirst(event);
     this.#rebuilding = false;
     this.#onOpen(rehydrates ? 'rebuilt' : 'new', null);
   }
@@ -354,9 +358,9 @@ export class RealtimeClient {
     this.#flush();
   }
 
-  /** What was missed may acknowledge what would be sent again: that waits until all of it is told.
-   * So we ask for an item that there cannot be: the answer comes behind what was missed, cannot be
-   * taken for a part of it, and changes nothing. */
+  /** Send a barrier: hold back retries until every missed event has been received, because missed
+   * events may acknowledge them. The barrier retrieves an item that cannot exist; its error reply
+   * follows the missed events, is distinguishable from them, and changes nothing. */
   #sendBarrier(): void {
     const event_id = this.#ids.next('event');
     this.#barrierId = event_id;
@@ -370,7 +374,7 @@ export class RealtimeClient {
     this.#flush();
   }
 
-  /** Before all that waits. */
+  /** Queue an event ahead of all others. */
   #sendFirst(event: ClientEvent): void {
     this.#outbox.add(this.#ids.withIds(event), undefined, true);
   }
@@ -379,7 +383,7 @@ export class RealtimeClient {
     if (!this.#connection.open) return;
     for (const event of this.#outbox.takeUnsent(Date.now(), this.#barrierId ?? undefined)) {
       if (this.#connection.send(event)) this.#sent.emit(event);
-      else this.#outbox.reject(event.event_id, 'frame_too_large', 'This is too long to be sent.');
+      else this.#outbox.reject(event.event_id, 'frame_too_large', 'This message is too long to send.');
     }
   }
 }

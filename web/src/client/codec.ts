@@ -1,10 +1,10 @@
-/** Events to frames and back. JSON is always spoken; others are offered to the server first. */
+/** Codecs between events and WebSocket frames. JSON is always offered last, after any others. */
 
 export interface Codec {
-  /** The WebSocket subprotocol that says it. */
+  /** The WebSocket subprotocol that selects this codec. */
   readonly subprotocol: string;
   encode(event: object): string | Uint8Array<ArrayBuffer>;
-  /** Throws if the frame is not of this codec. */
+  /** Throws if the frame does not belong to this codec. */
   decode(frame: string | ArrayBuffer): unknown;
 }
 
@@ -12,7 +12,7 @@ export const json: Codec = {
   subprotocol: 'realtime',
   encode: (event) => JSON.stringify(event),
   decode: (frame) => {
-    if (typeof frame !== 'string') throw new TypeError('a binary frame where JSON was agreed');
+    if (typeof frame !== 'string') throw new TypeError('binary frame although JSON was negotiated');
     return JSON.parse(frame) as unknown;
   },
 };

@@ -1,5 +1,5 @@
 /**
- * Keeps a connection: opens it, notices that it is lost, waits, opens it again.
+ * A connection that reconnects: detects losses, backs off, and opens a new socket.
  *
  *     idle ──connect──▶ connecting ──opened──▶ open
  *                        ▲      │               │
@@ -7,7 +7,7 @@
  *                        │      ▼               │        refused, replaced, finished
  *                        └── waiting ◀──────────┘        from any of them ──▶ ended
  *
- * Knows sockets and time; what is said on it is its host's.
+ * Handles sockets and timers only; the events on the wire belong to its handler.
  */
 
 import { type Backoff, defaultBackoff, delay } from './backoff.js';
@@ -16,8 +16,8 @@ import type { ClientEvent, Residency, ServerEvent } from './events.js';
 import { type Observable, Subject } from './observable.js';
 import { Ended } from './outbox.js';
 
-/** How the connection that is open began. `rebuilt`: the server had lost the session, and was told it
- * again by this client. */
+/** How the open connection began: with a new session, resumed exactly after the last event, resumed
+ * from a snapshot, or rebuilt by this client because the server had lost the session. */
 export type Begun = 'new' | 'exact' | 'snapshot' | 'rebuilt';
 
 export type ConnectionState =
@@ -28,30 +28,30 @@ export type ConnectionState =
   | { phase: 'ended'; error: Ended };
 
 export interface ConnectionOptions {
-  /** A key, asked for before each attempt: best a short-lived one. Throw Ended to give up. */
+  /** Returns the key for the next attempt, preferably a short-lived one. Throw Ended to stop retrying. */
   credentials?: () => Promise<string | undefined>;
-  /** In order of preference; JSON is always offered last. */
+  /** Codecs in order of preference; JSON is always offered last. */
   codecs?: Codec[];
   backoff?: Partial<Backoff>;
-  /** A connection is given up when something was sent and nothing is heard for so long. */
+  /** Reconnect if nothing is received for this long while an event is unacknowledged. */
   ackTimeout_ms?: number;
   connectTimeout_ms?: number;
-  /** A larger frame is not sent: the server would not read it. */
+  /** Largest frame to send; servers refuse larger ones. */
   frameMax_bytes?: number;
-  /** For where there is no global one. */
+  /** WebSocket implementation, where there is no global one. */
   WebSocket?: new (url: string, protocols: string[]) => WebSocket;
 }
 
-/** Whose connection it is. */
+/** Callbacks of a connection. */
 export interface ConnectionHandler {
-  /** Where the next attempt leads. */
+  /** Returns the URL for the next attempt. */
   url(): string;
   onEvent(event: ServerEvent): void;
-  /** The other side has closed it: `lost`, `again` or `end` is to be called. */
+  /** The server closed the socket: call `reconnectAfterBackoff`, `reconnectNow` or `end`. */
   onClose(code: number, reason: string): void;
-  /** There is no connection any more, and what went out on it may not have arrived. */
+  /** The socket is gone, and events sent on it may not have arrived. */
   onDisconnect(): void;
-  /** Milliseconds: since when something that was sent waits for its answer. */
+  /** Returns when the oldest unacknowledged event was sent, in milliseconds. */
   oldestUnacknowledgedAt(): number | null;
 }
 
@@ -66,7 +66,7 @@ export class Connection {
   #socket: WebSocket | null = null;
   #codec: Codec = json;
   #attempt = 0;
-  /** Of the attempt under way, or of the wait for the next one. */
+  /** Timer of the current attempt, or of the delay before the next one. */
   #timer: ReturnType<typeof setTimeout> | undefined;
   #timeoutTimer: ReturnType<typeof setInterval> | undefined;
   #lastReceivedAt = 0;
@@ -86,7 +86,7 @@ export class Connection {
     return this.#state.value.phase === 'open' && this.#socket?.readyState === 1;
   }
 
-  /** Whether it went out: it does not if its frame would be too large. */
+  /** Send an event. Returns false if its frame would be too large. */
   send(event: ClientEvent): boolean {
     const frame = this.#codec.encode(event);
     if (exceeds(frame, this.#options.frameMax_bytes ?? FRAME_MAX_BYTES)) return false;
@@ -98,14 +98,14 @@ export class Connection {
     if (this.#state.value.phase === 'idle') void this.#open('');
   }
 
-  /** Tries at once if it waits. */
+  /** Skip the remaining delay before the next attempt. */
   retry(): void {
     if (this.#state.value.phase !== 'waiting') return;
     clearTimeout(this.#timer);
     void this.#open(this.#state.value.reason);
   }
 
-  /** The other side has taken us in. */
+  /** Mark the connection as open, once the server has created or resumed the session. */
   markOpen(begun: Begun, kv: Residency | null): void {
     clearTimeout(this.#timer);
     clearInterval(this.#timeoutTimer);
@@ -117,36 +117,36 @@ export class Connection {
     this.#state.set({ phase: 'open', begun, kv });
   }
 
-  /** It counts as lost if nothing has settled that by then; milliseconds from now. */
+  /** Reconnect unless `clearLivenessDeadline` is called within `within_ms` milliseconds. */
   startLivenessDeadline(within_ms: number): void {
     this.#livenessDeadlineAt = Math.min(this.#livenessDeadlineAt, Date.now() + within_ms);
   }
 
-  /** The server is there. */
+  /** Cancel the liveness deadline. */
   clearLivenessDeadline(): void {
     this.#livenessDeadlineAt = Infinity;
   }
 
-  /** Opens another one after a while. */
+  /** Close the socket and open another one after the backoff delay. */
   reconnectAfterBackoff(reason: string): void {
     this.#closeSocket();
     this.#scheduleRetry(reason);
   }
 
-  /** Opens another one at once. */
+  /** Close the socket and open another one at once. */
   reconnectNow(reason: string): void {
     this.#closeSocket();
     void this.#open(reason);
   }
 
-  /** For good. */
+  /** Close the socket for good. */
   end(error: Ended): void {
     if (this.#state.value.phase === 'ended') return;
     this.#closeSocket();
     this.#state.set({ phase: 'ended', error });
   }
 
-  /** Takes it for lost, if there is one. */
+  /** Drop the current socket, if any, and reconnect. */
   disconnect(reason: string): void {
     if (this.#socket !== null) this.reconnectAfterBackoff(reason);
   }
@@ -161,7 +161,7 @@ export class Connection {
       else this.#scheduleRetry(error instanceof Error ? error.message : String(error));
       return;
     }
-    if (this.#state.value.phase !== 'connecting') return; // it was ended meanwhile
+    if (this.#state.value.phase !== 'connecting') return; // ended meanwhile
     const codecs = [...new Set([...(this.#options.codecs ?? []), json])];
     const protocols = codecs.map((codec) => codec.subprotocol);
     if (key !== undefined) protocols.push(`openai-insecure-api-key.${key}`);
@@ -169,7 +169,7 @@ export class Connection {
     socket.binaryType = 'arraybuffer';
     this.#socket = socket;
     this.#timer = setTimeout(() => {
-      if (socket === this.#socket) this.reconnectAfterBackoff('the server does not answer');
+      if (socket === this.#socket) this.reconnectAfterBackoff('the server does not respond');
     }, this.#options.connectTimeout_ms ?? 10_000);
     socket.onopen = () => {
       this.#codec = codecs.find((codec) => codec.subprotocol === socket.protocol) ?? json;
@@ -189,7 +189,7 @@ export class Connection {
     try {
       event = this.#codec.decode(frame) as ServerEvent;
     } catch {
-      this.reconnectAfterBackoff('the server sent what cannot be read');
+      this.reconnectAfterBackoff('the server sent a malformed frame');
       return;
     }
     this.#handler.onEvent(event);
@@ -199,9 +199,12 @@ export class Connection {
     const now = Date.now();
     const oldestSentAt = this.#handler.oldestUnacknowledgedAt();
     const ackTimeout_ms = this.#options.ackTimeout_ms ?? 20_000;
-    // A server that has much to do says so by doing it.
-    const late = oldestSentAt !== null && now - Math.max(oldestSentAt, this.#lastReceivedAt) > ackTimeout_ms;
-    if (late || now > this.#livenessDeadlineAt) this.reconnectAfterBackoff('the server does not answer');
+    // Any received event shows that a busy server is alive.
+    const late =
+      oldestSentAt !== null && now - Math.max(oldestSentAt, this.#lastReceivedAt) > ackTimeout_ms;
+    if (late || now > this.#livenessDeadlineAt) {
+      this.reconnectAfterBackoff('the server does not respond');
+    }
   }
 
   #scheduleRetry(reason: string): void {
@@ -225,6 +228,6 @@ export class Connection {
 
 function exceeds(frame: string | Uint8Array, max_bytes: number): boolean {
   if (typeof frame !== 'string') return frame.length > max_bytes;
-  if (frame.length * 3 <= max_bytes) return false; // so many at most, in UTF-8
+  if (frame.length * 3 <= max_bytes) return false; // UTF-8 takes at most three bytes per UTF-16 unit
   return new TextEncoder().encode(frame).length > max_bytes;
 }

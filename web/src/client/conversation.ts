@@ -1,16 +1,16 @@
 /**
- * The conversation as the server has told it: items in their order, answers as they grow.
+ * The client's copy of a conversation: items in order, and responses as they are generated.
  *
- * Pure: events go in, what changed comes out.
+ * Pure: applies server events and returns what changed.
  */
 
 import type { Item, Part, Response, ServerEvent } from './events.js';
 
-/** One answer of the model. */
+/** One response of the model. */
 export interface Turn {
   readonly id: string;
   response: Response;
-  /** Items it has made, in order. */
+  /** Ids of its output items, in order. */
   items: string[];
 }
 
@@ -29,7 +29,7 @@ export class Conversation {
   #items: Item[] = [];
   #byId = new Map<string, Item>();
   #turns = new Map<string, Turn>();
-  /** By item. */
+  /** By item id. */
   #turnOf = new Map<string, Turn>();
   #running: Turn | null = null;
 
@@ -41,12 +41,12 @@ export class Conversation {
     return [...this.#turns.values()];
   }
 
-  /** The answer that is being made in this conversation. */
+  /** The response in progress in this conversation. */
   get running(): Turn | null {
     return this.#running;
   }
 
-  /** Whether somebody has spoken, or a tool returned, and nobody answers. */
+  /** Whether the last item is a user message or a tool result, and no response is in progress. */
   get awaitsAnswer(): boolean {
     const last = this.#items.at(-1);
     const awaiting = last?.type === 'message' ? last.role === 'user' : last?.type !== 'function_call';
@@ -57,11 +57,12 @@ export class Conversation {
     return this.#byId.get(id);
   }
 
-  /** The answer an item belongs to. */
+  /** Returns the response that generated an item. */
   turnOf(itemId: string): Turn | undefined {
     return this.#turnOf.get(itemId);
   }
 
+  /** Apply a server event. Returns null if nothing changed. */
   apply(event: ServerEvent): Change {
     switch (event.type) {
       case 'session.updated':
@@ -94,7 +95,7 @@ export class Conversation {
     }
   }
 
-  /** As if this answer had never been begun. */
+  /** Remove a response and its items. */
   forget(turn: Turn): void {
     this.#items = this.#items.filter((item) => !turn.items.includes(item.id));
     for (const id of turn.items) {
@@ -113,11 +114,12 @@ export class Conversation {
     this.#running = null;
   }
 
-  /** What JSON can hold: a look at it, no copy. */
+  /** Returns a JSON-serializable view of the conversation, not a copy. */
   save(): Saved {
     return { items: this.#items, turns: [...this.#turns.values()] };
   }
 
+  /** Replace the conversation with a copy of `saved`. */
   load(saved: Saved): void {
     this.clear();
     this.#items = structuredClone(saved.items);
@@ -170,7 +172,7 @@ export class Conversation {
 
   #updateRunning(turn: Turn): void {
     const { status, conversation_id } = turn.response;
-    if (conversation_id === null) return; // beside the conversation
+    if (conversation_id === null) return; // out-of-band response
     if (status === 'in_progress') this.#running = turn;
     else if (this.#running?.id === turn.id) this.#running = null;
   }
@@ -213,19 +215,19 @@ export class Conversation {
   }
 }
 
-/** It grows here, and not in the event that brought it. */
+/** Copy an item, so that deltas do not modify the event that carried it. */
 function copyItem(item: Item): Item {
   if (item.type !== 'message') return { ...item };
   return { ...item, content: item.content.map((part) => ({ ...part })) };
 }
 
-/** What a message says. */
+/** Returns the text of a message; '' for other items. */
 export function textOf(item: Item): string {
   if (item.type !== 'message') return '';
   return item.content.map((part) => part.text ?? part.transcript ?? '').join('');
 }
 
-/** The length of a text as the server counts it. */
+/** Returns the length of a text in Unicode code points, as the server counts. */
 export function codePoints(text: string): number {
   let n = 0;
   for (const _ of text) n += 1;

@@ -1,24 +1,25 @@
 /**
- * The message that is being typed or spoken, kept in step with the server's input buffer.
+ * The message being typed or dictated, synchronized with the server's input buffer.
  *
- * The server computes the words as they come, so that the answer begins at once on commit. Only what
- * is new is sent; while a piece is on its way the next ones gather behind it.
+ * The server prefills the text as it arrives, so that generation starts at once on commit. Only the
+ * difference is sent; while one write is in flight, later changes are merged into the next.
  */
 
 import { codePoints } from './conversation.js';
 import type { ClientEvent, ServerEvent } from './events.js';
 import { type Receipt, Refused } from './outbox.js';
 
-/** Sends an event; `again` instead of it after a lost connection. */
-export type Send = (event: ClientEvent, again?: ClientEvent[]) => Receipt;
+/** Send an event; after a lost connection `retryAs` is sent instead. */
+export type Send = (event: ClientEvent, retryAs?: ClientEvent[]) => Receipt;
 
 export class Draft {
   readonly #send: Send;
   #text = '';
-  /** What the server's buffer holds when all is done that was sent; null: nobody knows. */
+  /** Content of the server's buffer once every sent event is applied; null if unknown. */
   #bufferText: string | null = '';
+  /** Id of the write that awaits its acknowledgement. */
   #inFlightId: string | null = null;
-  /** Of the last event that wrote into the buffer. */
+  /** Receipt of the last write into the buffer. */
   #lastWrite: Receipt | null = null;
   #refusal: Refused | null = null;
 
@@ -30,22 +31,22 @@ export class Draft {
     return this.#text;
   }
 
-  /** Why the server does not take the text as it is now. */
+  /** Why the server refused the current text. */
   get refusal(): Refused | null {
     return this.#refusal;
   }
 
-  /** The whole text, as it is now. */
+  /** Replace the draft with `text` and send the difference. */
   set(text: string): void {
     this.#text = text;
     if (this.#inFlightId === null) this.#push();
   }
 
-  /** It becomes a message of the user. Rejects with Refused where it is empty, or was not taken. */
+  /** Turn the draft into a user message. Rejects with Refused if the draft is empty or was refused. */
   commit(): Receipt {
     this.#push();
     const commit: ClientEvent = { type: 'input_text_buffer.commit' };
-    // A server that has lost the buffer hears it again; one that has not knows the id.
+    // A server that lost the buffer needs the text again; one that did not recognizes the event id.
     const lastWrite = this.#lastWrite;
     const replay: ClientEvent[] =
       lastWrite === null
@@ -58,20 +59,20 @@ export class Draft {
     this.#bufferText = '';
     this.#inFlightId = null;
     const settled = acknowledged.catch(async (error: unknown) => {
-      await lastWrite?.acknowledged; // why there was nothing to commit
+      await lastWrite?.acknowledged; // a refused write explains the empty buffer
       throw error;
     });
-    settled.catch(() => undefined); // who does not ask is not told
+    settled.catch(() => undefined); // receipts may be ignored without an unhandled rejection
     return { eventId, acknowledged: settled };
   }
 
-  /** The server's buffer may be another one now: say all of it the next time. */
+  /** Mark the server's buffer as unknown, so that the next write replaces all of it. */
   unsure(): void {
     this.#bufferText = null;
     this.#inFlightId = null;
   }
 
-  /** Says it again, if there is anything to say. */
+  /** Send the draft again if the server's buffer is out of date. */
   renew(): void {
     if (this.#text === '' && this.#bufferText === null) this.#bufferText = '';
     this.#push();
@@ -83,14 +84,14 @@ export class Draft {
     if (text === bufferText) return;
     this.#bufferText = text;
     this.#refusal = null;
-    const replay: ClientEvent = { type: 'input_text_buffer.replace', text };
+    const replace: ClientEvent = { type: 'input_text_buffer.replace', text };
     if (text === '') this.#track(this.#send({ type: 'input_text_buffer.clear' }));
     else if (bufferText !== null && bufferText !== '' && text.startsWith(bufferText)) {
       const suffix = text.slice(bufferText.length);
-      this.#track(this.#send({ type: 'input_text_buffer.append', text: suffix }, [replay]));
+      this.#track(this.#send({ type: 'input_text_buffer.append', text: suffix }, [replace]));
     } else if (bufferText === '') {
-      this.#track(this.#send({ type: 'input_text_buffer.append', text }, [replay]));
-    } else this.#track(this.#send(replay));
+      this.#track(this.#send({ type: 'input_text_buffer.append', text }, [replace]));
+    } else this.#track(this.#send(replace));
   }
 
   #track(receipt: Receipt): void {
@@ -107,12 +108,12 @@ export class Draft {
     );
   }
 
-  #onSettled(receipt: Receipt, agreed: boolean, refusal: Refused | null): void {
+  #onSettled(receipt: Receipt, bufferMatches: boolean, refusal: Refused | null): void {
     if (this.#inFlightId !== receipt.eventId) return;
     this.#inFlightId = null;
     this.#refusal = refusal;
     const stale = this.#text !== this.#bufferText;
-    if (!agreed) this.#bufferText = null;
+    if (!bufferMatches) this.#bufferText = null;
     if (stale) this.#push();
   }
 }

@@ -1,4 +1,4 @@
-/** Ids of a client's own, and events as the wire wants them. */
+/** Client-generated ids, added to events before they are sent. */
 
 import type { ClientEvent } from './events.js';
 import type { IdentifiedEvent } from './outbox.js';
@@ -12,7 +12,7 @@ export class EventIds {
     return `${kind}_${this.#clientId}_${this.#count}`;
   }
 
-  /** The event with an id; items have ids too, sessions a type. */
+  /** Returns the event with an event id, an item id for new items, and the session type for updates. */
   withIds(event: ClientEvent, event_id = event.event_id ?? this.next('event')): IdentifiedEvent {
     switch (event.type) {
       case 'conversation.item.create':
@@ -25,7 +25,7 @@ export class EventIds {
   }
 }
 
-/** The server wants to know what kind of session it is. */
+/** The wire requires `session.type` in every update. */
 function withSessionType<T extends object>(session: T): T {
   return { type: 'realtime', ...session };
 }

@@ -1,7 +1,7 @@
 /**
- * What is said on the wire, both ways: OpenAI's Realtime events for text, and Continuo's additions.
+ * Events of the wire in both directions: OpenAI's Realtime events for text, and Continuo's extensions.
  *
- * Fields a client may want are typed; a server may send more.
+ * Only the fields that a client needs are typed; servers may send more.
  */
 
 // ------------------------------------------------------------------ items
@@ -29,7 +29,7 @@ export interface FunctionCallItem {
   status?: ItemStatus;
   call_id: string;
   name: string;
-  /** JSON, as the model wrote it. */
+  /** JSON text as the model generated it. */
   arguments: string;
 }
 
@@ -43,7 +43,7 @@ export interface FunctionCallOutputItem {
 
 export type Item = MessageItem | FunctionCallItem | FunctionCallOutputItem;
 
-/** An item to be created: the client gives it an id if it has none. */
+/** An item to create; the client generates its id if it has none. */
 type WithOptionalId<T> = T extends Item ? Omit<T, 'id'> & { id?: string } : never;
 export type NewItem = WithOptionalId<Item>;
 
@@ -59,7 +59,7 @@ export interface Tool {
 
 export type ToolChoice = 'auto' | 'none' | 'required' | { type: 'function'; name: string };
 
-/** How tokens are drawn. `null` is the server's default again. */
+/** Sampling parameters. `null` resets one to the server's default. */
 export interface Sampling {
   temperature?: number | null;
   top_p?: number | null;
@@ -78,21 +78,21 @@ export interface SessionSettings extends Sampling {
   tool_choice?: ToolChoice | null;
   max_output_tokens?: number | 'inf' | null;
   truncation?: 'auto' | 'disabled' | { type: 'retention_ratio'; retention_ratio: number };
-  /** Events that are told only to who wants them. */
+  /** Optional events to receive. */
   include?: 'response.interrupted'[] | null;
 }
 
 export type Residency = 'hot' | 'host' | 'recomputed' | 'none';
 
-/** What a client needs to come back, and how it came back. */
+/** What a client needs to resume a session, and how it was resumed. */
 export interface ResumeInfo {
   session_id: string;
   epoch?: string;
-  /** Seconds the session waits for a client that is gone. */
+  /** How long a session without a connection can be resumed, in seconds. */
   window_s?: number;
-  /** When the connection ends, and the session with it: Unix time in seconds. */
+  /** When the connection and its session end: Unix time in seconds. */
   expires_at?: number;
-  /** Shown only by the connection it was given to; a new one comes with each return. */
+  /** Resume token; each resume issues a new one. */
   token?: string;
   resumed?: 'exact' | 'snapshot' | null;
   kv?: Residency;
@@ -109,9 +109,9 @@ export interface Usage {
   input_tokens: number;
   output_tokens: number;
   input_token_details: { cached_tokens: number };
-  /** Seconds: in the queue, then to the first token; of the device's work. */
+  /** Seconds in the queue, from there to the first token, and of computation on the device. */
   timing?: { queued_s: number; prefill_s: number; model_s: number };
-  /** Where the KV of what was said before was found. */
+  /** Where the KV of the conversation so far was found. */
   residency?: Residency;
 }
 
@@ -146,7 +146,7 @@ export interface ErrorBody {
   code: string | null;
   message: string;
   param: string | null;
-  /** The client event it is about. */
+  /** Id of the client event that caused the error. */
   event_id: string | null;
 }
 
@@ -160,7 +160,7 @@ interface ClientEvents {
   'conversation.item.truncate': {
     item_id: string;
     content_index: number;
-    /** Code points that were heard. */
+    /** Number of code points to keep. */
     text_end: number;
   };
   'conversation.item.delete': { item_id: string };
@@ -172,7 +172,7 @@ interface ClientEvents {
   'input_text_buffer.commit': object;
 }
 
-/** What an edit did to what the model had read. */
+/** Effect of an edit on the session's KV. */
 export interface Rewind {
   kept_tokens: number;
   prefill_tokens: number;
@@ -200,7 +200,7 @@ interface ServerEvents {
   };
   'response.created': { response: Response };
   'response.done': { response: Response };
-  /** Its engine has died; `upto` characters of the item were sent, and the next delta follows them. */
+  /** The engine was lost. `upto` characters of the item were sent; the next delta follows them. */
   'response.interrupted': { response_id: string; item_id: string; upto: number };
   'response.output_item.added': { response_id: string; output_index: number; item: Item };
   'response.output_item.done': { response_id: string; output_index: number; item: Item };

@@ -1,11 +1,11 @@
-/** Who listens to which events. */
+/** Event listeners by type. */
 
 import type { Unsubscribe } from './observable.js';
 
 export class Listeners<Event extends { type: string }> {
   readonly #listeners = new Map<string, Set<(event: Event) => void>>();
 
-  /** `'*'` hears all. */
+  /** Register `listener` for one event type, or for all with `'*'`. */
   add(type: string, listener: (event: Event) => void): Unsubscribe {
     const registered = this.#listeners.get(type) ?? new Set();
     this.#listeners.set(type, registered);

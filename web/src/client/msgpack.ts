@@ -1,4 +1,4 @@
-/** The same events as MessagePack, in binary frames. Apart, so that who speaks JSON loads none of it. */
+/** MessagePack codec in binary frames; a separate module, so that JSON-only clients do not load it. */
 
 import { decode, encode } from '@msgpack/msgpack';
 import type { Codec } from './codec.js';
@@ -7,7 +7,7 @@ export const msgpack: Codec = {
   subprotocol: 'realtime.msgpack',
   encode: (event) => encode(event, { ignoreUndefined: true }),
   decode: (frame) => {
-    if (typeof frame === 'string') throw new TypeError('a text frame where MessagePack was agreed');
+    if (typeof frame === 'string') throw new TypeError('text frame although MessagePack was negotiated');
     return decode(frame);
   },
 };

@@ -1,14 +1,14 @@
-/** A value that can be watched, and events that can be listened to. */
+/** Observable values. */
 
 export type Unsubscribe = () => void;
 
 export interface Observable<T> {
   readonly value: T;
-  /** Called with every later value. */
+  /** Call `listener` with every later value. */
   subscribe(listener: (value: T) => void): Unsubscribe;
 }
 
-/** The writing end of an Observable. */
+/** Writable side of an Observable. */
 export class Subject<T> implements Observable<T> {
   readonly #listeners = new Set<(value: T) => void>();
   #value: T;

@@ -1,17 +1,17 @@
 /**
- * What has been sent and not acknowledged. Pure bookkeeping: knows no socket and no clock.
+ * Outbox of unacknowledged events. Pure bookkeeping, without sockets or clocks.
  *
- * Every event that the server acknowledges is kept until it does, and sent again, in order and with
- * the same event_id, when the connection has been lost meanwhile: the server does each id once.
+ * An event stays in the outbox until the server acknowledges it. After a lost connection it is sent
+ * again, in order and with the same event_id, which the server uses as an idempotency key.
  */
 
 import type { ClientEvent, ErrorBody, ServerEvent } from './events.js';
 import type { Closing } from './close_codes.js';
 
-/** The server refused one event. Nothing has changed, and the connection is good. */
+/** The server refused one event. The session is unchanged and the connection stays open. */
 export class Refused extends Error {
   readonly code: string | null;
-  /** The field it is about. */
+  /** The field that the error is about. */
   readonly param: string | null;
 
   constructor(error: ErrorBody) {
@@ -22,9 +22,9 @@ export class Refused extends Error {
   }
 }
 
-/** The conversation with the server is over, and trying again by itself makes no sense. */
+/** The connection has ended for good; the client does not reconnect by itself. */
 export class Ended extends Error {
-  /** The code of the server's last error, or `close_CODE`. */
+  /** Code of the server's last error, or `close_CODE`. */
   readonly code: string;
   readonly closing: Closing | null;
 
@@ -40,15 +40,15 @@ export type IdentifiedEvent = ClientEvent & { event_id: string };
 
 export interface Receipt {
   readonly eventId: string;
-  /** The event that acknowledges it. Rejects with Refused, or Ended. */
+  /** Resolves with the acknowledging event; rejects with Refused or Ended. */
   readonly acknowledged: Promise<ServerEvent>;
 }
 
 interface PendingEvent {
   event: IdentifiedEvent;
-  /** What to send when the connection was lost meanwhile. */
+  /** The events to send instead after a lost connection. */
   retryAs: IdentifiedEvent[];
-  /** When it went out on this connection, milliseconds; null: it has not. */
+  /** Time at which the event was sent on this connection, in milliseconds; null if it was not. */
   sentAt: number | null;
   resolve: (event: ServerEvent) => void;
   reject: (error: Error) => void;
@@ -60,21 +60,21 @@ const SEEN_RESPONSES_MAX = 64;
 
 export class Outbox {
   #pending: PendingEvent[] = [];
-  /** Responses that have been announced: to hear of one again acknowledges nothing. */
+  /** Responses already announced; a repeated `response.created` acknowledges nothing. */
   readonly #seenResponses = new Set<string>();
 
-  /** `again` is what to send instead of `event` after a loss; the last of it has the same id. */
+  /** Queue `event`. After a lost connection `retryAs` is sent instead; its last event has the same id. */
   add(event: IdentifiedEvent, retryAs: IdentifiedEvent[] = [event], atFront = false): Receipt {
     const acknowledged = new Promise<ServerEvent>((resolve, reject) => {
-      const pendingEvent = { event, retryAs: retryAs, sentAt: null, resolve, reject };
+      const pendingEvent = { event, retryAs, sentAt: null, resolve, reject };
       if (atFront) this.#pending.unshift(pendingEvent);
       else this.#pending.push(pendingEvent);
     });
-    acknowledged.catch(() => undefined); // who does not ask is not told
+    acknowledged.catch(() => undefined); // receipts may be ignored without an unhandled rejection
     return { eventId: event.event_id, acknowledged };
   }
 
-  /** Those that have not gone out on this connection, which they now do; `only` one of them. */
+  /** Returns the events not yet sent on this connection and marks them as sent; `only` limits to one id. */
   takeUnsent(now: number, only?: string): IdentifiedEvent[] {
     const unsent = this.#pending.filter(
       ({ sentAt, event }) => sentAt === null && (only ?? event.event_id) === event.event_id,
@@ -83,19 +83,20 @@ export class Outbox {
     return unsent.map((pendingEvent) => pendingEvent.event);
   }
 
-  /** Nobody waits for this one any more. */
+  /** Remove an event without resolving its receipt. */
   remove(eventId: string): void {
     this.#pending = this.#pending.filter(({ event }) => event.event_id !== eventId);
   }
 
-  /** The connection is lost: all that is not acknowledged goes out again. */
+  /** Mark every unacknowledged event as unsent, because the connection was lost. */
   markUnsent(): void {
     this.#pending = this.#pending.flatMap((pendingEvent) => {
       if (pendingEvent.sentAt === null) return [pendingEvent];
-      const [before, last] = [pendingEvent.retryAs.slice(0, -1), pendingEvent.retryAs.at(-1) ?? pendingEvent.event];
+      const { event, retryAs } = pendingEvent;
+      const [before, last] = [retryAs.slice(0, -1), retryAs.at(-1) ?? event];
       const unobserved = { sentAt: null, resolve: noop, reject: noop };
       return [
-        ...before.map((event) => ({ event, again: [event], ...unobserved })),
+        ...before.map((event) => ({ event, retryAs: [event], ...unobserved })),
         { ...pendingEvent, event: last, retryAs: [last], sentAt: null },
       ];
     });
@@ -112,7 +113,7 @@ export class Outbox {
     if (at >= 0) this.#pending.splice(at, 1)[0]?.resolve(event);
   }
 
-  /** Milliseconds: when the oldest of those under way was sent. */
+  /** Time at which the oldest unacknowledged event was sent, in milliseconds. */
   get oldestSentAt(): number | null {
     return this.#pending.find((pendingEvent) => pendingEvent.sentAt !== null)?.sentAt ?? null;
   }
@@ -121,17 +122,17 @@ export class Outbox {
     return this.#pending.length;
   }
 
-  /** What no one has confirmed, in order. */
+  /** Unacknowledged events in order, as they would be sent again. */
   get events(): IdentifiedEvent[] {
     return this.#pending.flatMap((pendingEvent) => pendingEvent.retryAs);
   }
 
-  /** Nothing more will be sent; what waited can still be looked at. */
+  /** Reject every receipt. The events stay readable in `events`. */
   rejectAll(error: Error): void {
     for (const pendingEvent of this.#pending) pendingEvent.reject(error);
   }
 
-  /** It is not sent at all. */
+  /** Reject an event that cannot be sent. */
   reject(event_id: string, code: string, message: string): void {
     this.#rejectWith({ type: 'invalid_request_error', code, message, param: null, event_id });
   }
@@ -142,17 +143,17 @@ export class Outbox {
   }
 
   #seenBefore(id: string): boolean {
-    const known = this.#seenResponses.has(id);
+    const seen = this.#seenResponses.has(id);
     this.#seenResponses.add(id);
     const [oldest] = this.#seenResponses;
     if (this.#seenResponses.size > SEEN_RESPONSES_MAX && oldest !== undefined) {
       this.#seenResponses.delete(oldest);
     }
-    return known;
+    return seen;
   }
 }
 
-/** Whether `got` is the server's word that it has done `sent`. */
+/** Returns whether `received` acknowledges `sent`. */
 function acknowledges(sent: ClientEvent, received: ServerEvent): boolean {
   switch (sent.type) {
     case 'session.update':

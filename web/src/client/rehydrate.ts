@@ -1,4 +1,4 @@
-/** What a server that has lost a session is told of it. Pure. */
+/** Rehydration: the events that rebuild a lost session on the server from the client's copy. Pure. */
 
 import type { Conversation } from './conversation.js';
 import type { ClientEvent, Item, NewItem, Session, SessionSettings } from './events.js';
@@ -21,14 +21,14 @@ const SETTING_KEYS = [
   'frequency_penalty',
 ] as const satisfies readonly (keyof SessionSettings)[];
 
-/** What of a session a client may set. */
+/** Returns the part of a session that a client can set. */
 export function settingsOf(session: Session): SessionSettings {
   const defined = SETTING_KEYS.filter((key) => session[key] !== undefined);
   return Object.fromEntries(defined.map((key) => [key, session[key]]));
 }
 
-/** All that was said, but what will be told anyway (`waiting`). An answer that was being made is
- * forgotten, and asked for anew. */
+/** Returns the events that recreate `conversation`, except items whose creation is still `pending`.
+ * An unfinished response is removed from `conversation` and requested again. */
 export function rehydrate(conversation: Conversation, pending: readonly ClientEvent[]): ClientEvent[] {
   const unfinished = conversation.running;
   if (unfinished) conversation.forget(unfinished);
@@ -44,7 +44,7 @@ function itemIdOf(event: ClientEvent): string | undefined {
   return event.type === 'conversation.item.create' ? event.item.id : undefined;
 }
 
-/** An item without what only the server says. */
+/** Returns an item without the fields that only the server sets. */
 function withoutStatus(item: Item): NewItem {
   const { status: _, ...rest } = item;
   return rest;

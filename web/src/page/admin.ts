@@ -1,27 +1,34 @@
-/** The server, for who runs it. Looks, and touches nothing. */
+/** Admin page: a read-only view of the server for its operator. */
 
 import './style.css';
-import { Denied, key, type ServerStats, sessions, type SessionStatus, stats } from './api.js';
+import {
+  ApiError,
+  apiKey,
+  fetchSessions,
+  fetchStats,
+  type ServerStats,
+  type SessionStatus,
+} from './api.js';
+import { askApiKey } from './dialogs.js';
 import { h, iconButton } from './dom.js';
-import { drawPages, facts } from './kv_bars.js';
-import { askKey } from './dialogs.js';
+import { formatCount, formatDuration, formatShare, formatTime } from './format.js';
+import { drawFacts, drawPageBar } from './kv_bars.js';
 import { applyTheme, switchTheme } from './theme.js';
-import { clock, count, duration, share } from './format.js';
 
 const POLL_MS = 2000;
 
-class Admin {
-  readonly #note = h('p', { class: 'banner', role: 'status', hidden: true });
-  readonly #pages = h('div', { class: 'bar pages', role: 'img' });
-  readonly #held = h('dl', { class: 'facts' });
-  readonly #work = h('dl', { class: 'facts' });
-  readonly #server = h('dl', { class: 'facts' });
+class AdminPage {
+  readonly #notice = h('p', { class: 'banner', role: 'status', hidden: true });
+  readonly #pageBar = h('div', { class: 'bar pages', role: 'img' });
+  readonly #pageFacts = h('dl', { class: 'facts' });
+  readonly #workFacts = h('dl', { class: 'facts' });
+  readonly #serverFacts = h('dl', { class: 'facts' });
   readonly #rows = h('tbody');
   readonly #warnings = h('ol', { class: 'warnings' });
-  #before: { at: number; stats: ServerStats } | null = null;
+  #previous: { at: number; stats: ServerStats } | null = null;
 
   build(root: HTMLElement): void {
-    const columns = ['Session', 'State', 'Items', 'Tokens', 'KV tokens', 'Pages', 'On host'];
+    const columns = ['Session', 'State', 'Items', 'Tokens', 'KV tokens', 'Pages', 'Host pages'];
     const heads = columns.map((name) => h('th', { scope: 'col' }, name));
     const card = (title: string, ...inside: Node[]): HTMLElement =>
       h('section', {}, h('h2', {}, title), ...inside);
@@ -32,18 +39,18 @@ class Admin {
         { class: 'top' },
         h('a', { class: 'brand', href: '/' }, 'Continuo'),
         h('h1', { class: 'title' }, 'Server'),
-        iconButton('sun', 'Light or dark', switchTheme),
+        iconButton('sun', 'Switch between light and dark', switchTheme),
       ),
       h(
         'main',
         {},
-        this.#note,
+        this.#notice,
         h(
           'div',
           { class: 'cards' },
-          card('Pages by owner', this.#pages, this.#held),
-          card('Work', this.#work),
-          card('Process', this.#server),
+          card('Pages by owner', this.#pageBar, this.#pageFacts),
+          card('Throughput', this.#workFacts),
+          card('Process', this.#serverFacts),
         ),
         card(
           'Sessions',
@@ -53,24 +60,24 @@ class Admin {
             h('table', {}, h('thead', {}, h('tr', {}, ...heads)), this.#rows),
           ),
         ),
-        card('Last warnings', this.#warnings),
+        card('Recent warnings', this.#warnings),
       ),
     );
   }
 
   async poll(): Promise<void> {
     try {
-      const [now, open] = await Promise.all([stats(), sessions()]);
-      this.#note.hidden = true;
+      const [now, open] = await Promise.all([fetchStats(), fetchSessions()]);
+      this.#notice.hidden = true;
       this.#draw(now);
       this.#drawSessions(open.data, open.has_more);
     } catch (error) {
-      if (error instanceof Denied && error.status === 401) {
-        key.set((await askKey(error.message)) ?? '');
+      if (error instanceof ApiError && error.status === 401) {
+        apiKey.set((await askApiKey(error.message)) ?? '');
       }
-      const shown = this.#before ? 'These are the last figures' : 'Nothing to show';
-      this.#note.textContent = error instanceof Error ? `${shown}: ${error.message}` : '';
-      this.#note.hidden = false;
+      const status = this.#previous ? 'Showing the last values' : 'No data';
+      this.#notice.textContent = error instanceof Error ? `${status}: ${error.message}` : '';
+      this.#notice.hidden = false;
     }
     setTimeout(() => void this.poll(), POLL_MS);
   }
@@ -79,49 +86,54 @@ class Admin {
     const { engine } = now;
     const rates = this.#rates(now);
     if (engine) {
-      drawPages(this.#pages, engine);
-      const pages = (n: number): string => `${count(n)} (${share(n, engine.pages_total)})`;
-      facts(this.#held, [
-        ['Held by conversations', pages(engine.pages_leased)],
-        ['Kept to be shared', pages(engine.pages_tree)],
+      drawPageBar(this.#pageBar, engine);
+      const pages = (n: number): string => `${formatCount(n)} (${formatShare(n, engine.pages_total)})`;
+      const pair = (a: number, b: number): string => `${formatCount(a)}, ${formatCount(b)}`;
+      const hostPages = [engine.host_pages_used, engine.host_pages_total].map(formatCount);
+      drawFacts(this.#pageFacts, [
+        ['Leased by sessions', pages(engine.pages_leased)],
+        ['Cached for sharing', pages(engine.pages_tree)],
         ['Free', pages(engine.pages_free)],
-        ['In host memory', `${count(engine.host_pages_used)} of ${count(engine.host_pages_total)}`],
+        ['In host memory', hostPages.join(' of ')],
       ]);
-      facts(this.#work, [
-        ['Tokens drawn', `${rates.drawn} a second`],
-        ['Tokens computed', `${rates.computed} a second`],
-        ['Answering, waiting', `${count(engine.active_turns)}, ${count(engine.queued_turns)}`],
+      drawFacts(this.#workFacts, [
+        ['Tokens sampled', `${rates.sampled} per second`],
+        ['Tokens computed', `${rates.computed} per second`],
+        ['Active, queued turns', pair(engine.active_turns, engine.queued_turns)],
         ['Device busy', rates.busy],
-        ['Retracted, evicted pages', `${count(engine.retractions)}, ${count(engine.evicted_pages)}`],
-        ['Failed steps', count(engine.failed_steps)],
+        ['Retractions, evicted pages', pair(engine.retractions, engine.evicted_pages)],
+        ['Failed steps', formatCount(engine.failed_steps)],
       ]);
-    } else facts(this.#work, [['Engine', 'starts again']]);
-    facts(this.#server, [
+    } else drawFacts(this.#workFacts, [['Engine', 'restarting']]);
+    drawFacts(this.#serverFacts, [
       ['Model', now.model],
-      ['Runs on', `${now.device}, ${now.dtype}`],
-      ['Context', `${count(now.max_model_len)} tokens`],
-      ['Up for', duration(now.up_s)],
-      ['Connected now', count(now.sessions)],
+      ['Device', `${now.device}, ${now.dtype}`],
+      ['Context', `${formatCount(now.max_model_len)} tokens`],
+      ['Uptime', formatDuration(now.up_s)],
+      ['Connections', formatCount(now.sessions)],
     ]);
-    const lines = now.warnings.map(({ at, level, message }) =>
-      h('li', {}, h('time', {}, clock(at * 1000)), h('span', { class: level }, level), message),
+    const warnings = now.warnings.map(({ at, level, message }) =>
+      h('li', {}, h('time', {}, formatTime(at * 1000)), h('span', { class: level }, level), message),
     );
-    this.#warnings.replaceChildren(...(lines.length ? lines : [h('li', { class: 'none' }, 'None.')]));
+    const none = h('li', { class: 'none' }, 'None.');
+    this.#warnings.replaceChildren(...(warnings.length ? warnings : [none]));
   }
 
-  /** Since the last look. */
-  #rates(now: ServerStats): { drawn: string; computed: string; busy: string } {
-    const before = this.#before;
+  /** Returns rates since the last poll. */
+  #rates(now: ServerStats): { sampled: string; computed: string; busy: string } {
+    const previous = this.#previous;
     const at = performance.now();
-    this.#before = { at, stats: now };
-    const [old, young] = [before?.stats.engine, now.engine];
-    if (!before || !old || !young) return { drawn: '–', computed: '–', busy: '–' };
-    const s = (at - before.at) / 1000;
-    const rate = (was: number, is: number): string => count(Math.max(0, Math.round((is - was) / s)));
+    this.#previous = { at, stats: now };
+    const [old, current] = [previous?.stats.engine, now.engine];
+    if (!previous || !old || !current) return { sampled: '–', computed: '–', busy: '–' };
+    const elapsed_s = (at - previous.at) / 1000;
+    const busy = Math.round((100 * (current.model_s - old.model_s)) / elapsed_s);
+    const rate = (earlier: number, later: number): string =>
+      formatCount(Math.max(0, Math.round((later - earlier) / elapsed_s)));
     return {
-      drawn: rate(old.tokens_drawn, young.tokens_drawn),
-      computed: rate(old.tokens_computed, young.tokens_computed),
-      busy: `${Math.max(0, Math.min(100, Math.round((100 * (young.model_s - old.model_s)) / s)))} %`,
+      sampled: rate(old.tokens_drawn, current.tokens_drawn),
+      computed: rate(old.tokens_computed, current.tokens_computed),
+      busy: `${Math.max(0, Math.min(100, busy))}%`,
     };
   }
 
@@ -133,19 +145,19 @@ class Admin {
         h('td', {}, h('code', {}, id)),
         h('td', { class: state }, state),
         ...[items, tokens, kv.tokens, kv.pages, kv.host_pages].map((n) =>
-          h('td', { class: 'number' }, count(n)),
+          h('td', { class: 'number' }, formatCount(n)),
         ),
       ),
     );
-    const rest = more ? 'There are more; the youngest are shown.' : 'Nobody is talking.';
+    const note = more ? 'Only the most recent sessions are shown.' : 'No sessions.';
     if (more || rows.length === 0) {
-      rows.push(h('tr', {}, h('td', { colspan: '7', class: 'none' }, rest)));
+      rows.push(h('tr', {}, h('td', { colspan: '7', class: 'none' }, note)));
     }
     this.#rows.replaceChildren(...rows);
   }
 }
 
 applyTheme();
-const admin = new Admin();
+const admin = new AdminPage();
 admin.build(document.getElementById('app') ?? document.body);
 void admin.poll();

@@ -1,4 +1,4 @@
-/** What the server answers over HTTP, and what goes wrong there, in plain words. */
+/** HTTP requests of the page, and their errors. */
 
 import { Ended } from '../client/index.js';
 
@@ -7,7 +7,7 @@ export interface Model {
   max_model_len: number;
 }
 
-export interface EngineBooks {
+export interface EngineStats {
   pages_total: number;
   pages_free: number;
   pages_tree: number;
@@ -34,18 +34,18 @@ export interface ServerStats {
   page_size: number;
   up_s: number;
   sessions: number;
-  engine: EngineBooks | null;
+  engine: EngineStats | null;
   warnings: { at: number; level: string; message: string }[];
 }
 
-/** Tokens, and pages of the engine. */
+/** Where a session's KV is, in tokens and in pages. */
 export interface SessionKV {
   place: 'device' | 'host' | 'none';
   tokens: number;
   pages: number;
   host_tokens: number;
   host_pages: number;
-  /** Their KV was there, and is computed again. */
+  /** Tokens whose KV was evicted and has to be recomputed. */
   lost_tokens: number;
 }
 
@@ -58,80 +58,81 @@ export interface SessionStatus {
   kv: SessionKV;
 }
 
-/** The server answered, and refused. */
-export class Denied extends Error {
+/** An error response of the server. */
+export class ApiError extends Error {
   readonly status: number;
   readonly code: string;
 
   constructor(status: number, code: string, message: string) {
     super(message);
-    this.name = 'Denied';
+    this.name = 'ApiError';
     this.status = status;
     this.code = code;
   }
 }
 
-const KEY = 'continuo.key';
-/** The server's own words are for developers. */
-const NO_KEY = 'This server wants a key. Whoever runs it can give you one.';
+const KEY_STORAGE = 'continuo.key';
+/** Replaces the server's message, which is written for developers. */
+const MISSING_KEY_MESSAGE = 'This server requires an API key. Ask its operator for one.';
 
-/** Kept for this tab alone, until it is closed. */
-export const key = {
-  get: (): string => sessionStorage.getItem(KEY) ?? '',
+/** The API key, stored for this tab only, until it is closed. */
+export const apiKey = {
+  get: (): string => sessionStorage.getItem(KEY_STORAGE) ?? '',
   set: (value: string): void => {
-    if (value) sessionStorage.setItem(KEY, value);
-    else sessionStorage.removeItem(KEY);
+    if (value) sessionStorage.setItem(KEY_STORAGE, value);
+    else sessionStorage.removeItem(KEY_STORAGE);
   },
 };
 
-export async function ask<T>(path: string, init: RequestInit = {}): Promise<T> {
+/** Send a request and return its JSON body. Throws ApiError for an error response. */
+export async function request<T>(path: string, init: RequestInit = {}): Promise<T> {
   const headers: Record<string, string> = { Accept: 'application/json' };
-  if (key.get()) headers.Authorization = `Bearer ${key.get()}`;
-  let answer: Response;
+  if (apiKey.get()) headers.Authorization = `Bearer ${apiKey.get()}`;
+  let response: Response;
   try {
-    answer = await fetch(path, { ...init, headers });
+    response = await fetch(path, { ...init, headers });
   } catch {
     throw new Error('the server cannot be reached');
   }
-  const body = (await answer.json().catch(() => null)) as {
+  const body = (await response.json().catch(() => null)) as {
     error?: { code: string; message: string };
   } | null;
-  if (answer.ok) return body as T;
-  const { code, message } = body?.error ?? { code: `http_${answer.status}`, message: '' };
-  const words = code === 'missing_api_key' ? NO_KEY : message;
-  throw new Denied(answer.status, code, words || `The server answered ${answer.status}.`);
+  if (response.ok) return body as T;
+  const { code, message } = body?.error ?? { code: `http_${response.status}`, message: '' };
+  const text = code === 'missing_api_key' ? MISSING_KEY_MESSAGE : message;
+  throw new ApiError(response.status, code, text || `The server returned status ${response.status}.`);
 }
 
-export const models = async (): Promise<Model[]> =>
-  (await ask<{ data: Model[] }>('/v1/models')).data;
+export const fetchModels = async (): Promise<Model[]> =>
+  (await request<{ data: Model[] }>('/v1/models')).data;
 
-export const stats = (): Promise<ServerStats> => ask('/v1/stats');
+export const fetchStats = (): Promise<ServerStats> => request('/v1/stats');
 
-export const sessions = (): Promise<{ data: SessionStatus[]; has_more: boolean }> =>
-  ask('/v1/realtime/sessions');
+export const fetchSessions = (): Promise<{ data: SessionStatus[]; has_more: boolean }> =>
+  request('/v1/realtime/sessions');
 
-export const session = (id: string): Promise<SessionStatus> =>
-  ask(`/v1/realtime/sessions/${encodeURIComponent(id)}`);
+export const fetchSession = (id: string): Promise<SessionStatus> =>
+  request(`/v1/realtime/sessions/${encodeURIComponent(id)}`);
 
-/** Also when the page is just being left. */
-export const endSession = (id: string): Promise<unknown> =>
-  ask(`/v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
+/** Delete a session; completes even while the page is being closed. */
+export const deleteSession = (id: string): Promise<unknown> =>
+  request(`/v1/realtime/sessions/${encodeURIComponent(id)}`, { method: 'DELETE', keepalive: true });
 
-/** A short-lived key for one connection, where the server wants keys at all. */
-export async function credentials(): Promise<string | undefined> {
+/** Returns a short-lived key for one connection, or undefined if the server requires no key. */
+export async function fetchClientSecret(): Promise<string | undefined> {
   try {
-    if (!key.get()) {
-      await models();
+    if (!apiKey.get()) {
+      await fetchModels();
       return undefined;
     }
     const body = JSON.stringify({ session: { type: 'realtime' } });
-    const minted = await ask<{ value: string }>('/v1/realtime/client_secrets', {
+    const secret = await request<{ value: string }>('/v1/realtime/client_secrets', {
       method: 'POST',
       body,
     });
-    return minted.value;
+    return secret.value;
   } catch (error) {
-    if (error instanceof Denied && (error.status === 401 || error.status === 403)) {
+    if (error instanceof ApiError && (error.status === 401 || error.status === 403)) {
       throw new Ended(error.code, error.message);
     }
     throw error;

@@ -1,26 +1,34 @@
-/** The page: one conversation at a time, those beside it, and what is seen of them. */
+/** Chat page: shows one conversation, switches between those stored in this browser, and connects the
+ * parts of the page. */
 
 import type { ConnectionState, Refused } from '../client/index.js';
-import { key, type Model, models } from './api.js';
-import { Banner } from './connection_banner.js';
-import { Bin } from './undo_delete.js';
+import { apiKey, fetchModels, type Model } from './api.js';
 import { Composer } from './composer.js';
-import { h, type Icon, iconButton } from './dom.js';
-import { Panel } from './metrics_panel.js';
-import { askKey, type Chosen, openSettings } from './dialogs.js';
+import { ConnectionBanner } from './connection_banner.js';
+import { ConversationController } from './conversation_controller.js';
+import { askApiKey, type ChosenSettings, openSettings } from './dialogs.js';
+import { h, iconButton } from './dom.js';
+import { MetricsPanel } from './metrics_panel.js';
 import { Sidebar } from './sidebar.js';
 import { Speech } from './speech.js';
-import { all, defaults, fresh, type Kept, load } from './storage.js';
-import { Talk } from './conversation_controller.js';
+import {
+  defaultSettings,
+  listConversations,
+  loadConversation,
+  newConversation,
+  type StoredConversation,
+} from './storage.js';
 import { switchTheme } from './theme.js';
 import { Transcript } from './transcript.js';
+import { UndoDelete } from './undo_delete.js';
 
 const SUGGESTIONS = ['Tell me a short story.', 'Count from one to ten.', 'What can you do?'];
-const PANEL = 'continuo.panel';
+const PANEL_STORAGE = 'continuo.panel';
 const NOTICE_MS = 8000;
-/** There is room beside the conversation for the others, and for the figures too. */
-const WIDE = matchMedia('(min-width: 900px)');
-const WIDEST = matchMedia('(min-width: 1180px)');
+/** Whether the sidebar fits beside the conversation. */
+const FITS_SIDEBAR = matchMedia('(min-width: 900px)');
+/** Whether the metrics panel fits as well. */
+const FITS_PANEL = matchMedia('(min-width: 1180px)');
 
 export class App {
   readonly #root: HTMLElement;
@@ -28,67 +36,67 @@ export class App {
   readonly #status = h('span', { class: 'status' });
   readonly #scroller = h('div', { class: 'scroller', tabindex: '-1' });
   readonly #notice = h('div', { class: 'notice', role: 'alert', hidden: true });
-  readonly #banner: Banner;
+  readonly #banner: ConnectionBanner;
   readonly #composer: Composer;
   readonly #sidebar: Sidebar;
-  readonly #bin: Bin;
+  readonly #deletedConversations: UndoDelete;
   readonly #speech: Speech;
   readonly #main = h('main', {});
-  #talk: Talk | null = null;
-  /** What was deleted while it was shown, and what has been shown instead. */
-  #instead: { id: string; talk: Talk | null } | null = null;
+  #conversation: ConversationController | null = null;
+  /** The last conversation deleted while it was open, and the one opened in its place. */
+  #replacement: { id: string; conversation: ConversationController | null } | null = null;
   #transcript: Transcript | null = null;
-  #panel: Panel | null = null;
+  #panel: MetricsPanel | null = null;
   #models: Model[] = [];
-  #noticing: ReturnType<typeof setTimeout> | undefined;
-  #askingKey = false;
+  #noticeTimer: ReturnType<typeof setTimeout> | undefined;
+  #askingApiKey = false;
 
   constructor(root: HTMLElement) {
     this.#root = root;
-    this.#banner = new Banner({
-      retry: () => this.#talk?.client.retry(),
-      goOn: () => this.#goOn(),
-      askKey: (message) => void this.#askKey(message),
+    this.#banner = new ConnectionBanner({
+      retry: () => this.#conversation?.client.retry(),
+      reconnect: () => this.#reconnect(),
+      askKey: (message) => void this.#askApiKey(message),
     });
     this.#composer = new Composer({
-      type: (text) => this.#talk?.type(text),
+      input: (text) => this.#conversation?.setDraft(text),
       send: () => void this.#send(),
-      stop: () => void this.#talk?.stop(),
+      stop: () => void this.#conversation?.cancelResponse(),
       editLast: () => {
         const edits = root.querySelectorAll<HTMLElement>('.message.user [aria-label^="Edit"]');
         [...edits].at(-1)?.click();
       },
     });
     this.#sidebar = new Sidebar({
-      chosen: () => {
-        this.#uncover();
+      select: () => {
+        this.#closeOverlays();
       },
-      begin: () => {
-        this.#begin();
-        this.#uncover();
+      create: () => {
+        this.#startConversation();
+        this.#closeOverlays();
       },
-      remove: (id) => {
-        this.#remove(id);
+      delete: (id) => {
+        this.#delete(id);
       },
       restore: (id) => {
-        this.#restore(id);
+        this.#undoDelete(id);
       },
     });
-    this.#bin = new Bin({
-      held: (id) => this.#sidebar.held(id),
-      gone: () => {
-        this.#list();
+    this.#deletedConversations = new UndoDelete({
+      inUse: (id) => this.#sidebar.inUse(id),
+      deleted: () => {
+        this.#drawSidebar();
       },
     });
     this.#speech = new Speech({
-      talk: () => this.#talk,
-      heard: (text) => {
+      conversation: () => this.#conversation,
+      interim: (text) => {
         this.#composer.text = text;
-        this.#talk?.type(text);
+        this.#conversation?.setDraft(text);
       },
-      said: () => void this.#send(),
-      failed: (why) => {
-        this.#notify(why);
+      final: () => void this.#send(),
+      failed: (reason) => {
+        this.#showNotice(reason);
       },
     });
   }
@@ -99,7 +107,7 @@ export class App {
       this.#route();
     });
     addEventListener('keydown', (event) => {
-      this.#key(event);
+      this.#handleKey(event);
     });
     this.#route();
     void this.#loadModels();
@@ -107,186 +115,190 @@ export class App {
 
   // ---------------------------------------------------------------- conversations
 
+  /** Open the conversation named in the URL's fragment, or a new one. */
   #route(): void {
     const id = location.hash.slice(1);
-    if (id && id === this.#talk?.kept.id) return;
-    const kept = id ? load(id) : null;
-    if (kept) this.#show(new Talk(kept));
-    else this.#begin();
+    if (id && id === this.#conversation?.record.id) return;
+    const stored = id ? loadConversation(id) : null;
+    if (stored) this.#openConversation(new ConversationController(stored));
+    else this.#startConversation();
   }
 
-  #begin(settings = defaults.get(), model: string | null = null): void {
-    if (this.#talk?.empty && !this.#talk.kept.draft && !this.#talk.over && model === null) {
+  #startConversation(settings = defaultSettings.get(), model: string | null = null): void {
+    const open = this.#conversation;
+    if (open?.empty && !open.record.draft && !open.ended && model === null) {
       this.#composer.field.focus();
       return;
     }
-    this.#show(new Talk({ ...fresh(), settings, model }));
+    this.#openConversation(new ConversationController({ ...newConversation(), settings, model }));
   }
 
-  #show(talk: Talk, leaveAfter?: Promise<unknown>): void {
-    const before = this.#talk;
-    if (before && leaveAfter) void leaveAfter.then(() => before.leave());
-    else before?.leave();
-    this.#panel?.stop();
+  /** Show `conversation` instead of the open one, which is closed at once or after `closeAfter`. */
+  #openConversation(conversation: ConversationController, closeAfter?: Promise<unknown>): void {
+    const previous = this.#conversation;
+    if (previous && closeAfter) void closeAfter.then(() => previous.close());
+    else previous?.close();
+    this.#panel?.stopPolling();
     this.#speech.stop();
     this.#notice.hidden = true;
-    this.#talk = talk;
-    const { client } = talk;
-    history.replaceState(null, '', `#${talk.kept.id}`);
+    this.#conversation = conversation;
+    const { client } = conversation;
+    history.replaceState(null, '', `#${conversation.record.id}`);
     this.#transcript = new Transcript(
-      talk,
+      conversation,
       {
-        edit: (id, text) => void this.#live().then((live) => live?.edit(id, text)),
+        edit: (id, text) => void this.#connected().then((connected) => connected?.editMessage(id, text)),
         branch: (id) => {
           this.#branch(id);
         },
-        regenerate: () => void this.#live().then((live) => live?.regenerate()),
-        answer: (call, output) => void this.#live().then((live) => live?.answer(call, output)),
+        regenerate: () => void this.#connected().then((connected) => connected?.regenerate()),
+        submitToolResult: (call, output) =>
+          void this.#connected().then((connected) => connected?.submitToolResult(call, output)),
       },
       this.#scroller,
     );
-    this.#scroller.replaceChildren(this.#welcome(talk), this.#transcript.element);
-    const panel = new Panel(talk);
+    this.#scroller.replaceChildren(this.#welcome(conversation), this.#transcript.element);
+    const panel = new MetricsPanel(conversation);
     this.#root.querySelector('.panel')?.replaceWith(panel.element);
     this.#panel = panel;
-    this.#composer.waits = false;
-    this.#composer.text = talk.kept.draft;
-    talk.onRefused = (refused) => {
-      this.#refused(refused);
+    this.#composer.queued = false;
+    this.#composer.text = conversation.record.draft;
+    conversation.onRefused = (refused) => {
+      this.#showRefusal(refused);
     };
-    talk.onAnswered = () => {
+    conversation.onResponseStatus = () => {
       this.#transcript?.draw();
     };
-    talk.onDraft = () => {
-      this.#composer.text = talk.kept.draft;
+    conversation.onDraft = () => {
+      this.#composer.text = conversation.record.draft;
     };
-    talk.onTitle = () => {
-      this.#names();
+    conversation.onTitle = () => {
+      this.#drawTitle();
     };
     client.state.subscribe((state) => {
-      if (talk === this.#talk) this.#connection(state);
+      if (conversation === this.#conversation) this.#connectionChanged(state);
     });
     client.onChange(() => {
-      if (talk === this.#talk) this.#changed(talk);
+      if (conversation === this.#conversation) this.#conversationChanged(conversation);
     });
-    this.#names();
-    this.#changed(talk);
-    this.#transcript.follow();
+    this.#drawTitle();
+    this.#conversationChanged(conversation);
+    this.#transcript.scrollToEnd();
     panel.rebuild();
     client.connect();
-    this.#connection(client.state.value);
+    this.#connectionChanged(client.state.value);
     if (matchMedia('(pointer: fine)').matches) this.#composer.field.focus();
   }
 
-  /** The same conversation over another connection, with what this one could not say any more. */
-  #goOn(): void {
-    if (this.#talk) this.#show(new Talk(this.#talk.whatNext()));
+  /** Reopen an ended conversation on a new connection, with its unacknowledged events. */
+  #reconnect(): void {
+    if (!this.#conversation) return;
+    this.#openConversation(new ConversationController(this.#conversation.recordForReconnect()));
   }
 
-  /** The conversation; one that had ended goes on, and has heard what was said meanwhile. */
-  async #live(): Promise<Talk | null> {
-    if (!this.#talk?.over) return this.#talk;
-    this.#goOn();
-    await this.#talk.caughtUp();
-    return this.#talk;
+  /** Returns the open conversation; if it had ended, reconnects and synchronizes it first. */
+  async #connected(): Promise<ConversationController | null> {
+    if (!this.#conversation?.ended) return this.#conversation;
+    this.#reconnect();
+    await this.#conversation.synchronize();
+    return this.#conversation;
   }
 
-  /** A conversation of its own that begins as this one was after an item. */
+  /** Open a new conversation that shares the current one up to the item `at`. */
   #branch(at: string): void {
-    const talk = this.#talk;
-    if (!talk) return;
-    talk.save();
-    const { kept, client } = talk;
+    const conversation = this.#conversation;
+    if (!conversation) return;
+    conversation.save();
+    const { record, client } = conversation;
     const { items, turns } = client.conversation.save();
-    const shared = items.slice(0, items.findIndex((item) => item.id === at) + 1);
-    const ids = new Set(shared.map((item) => item.id));
-    const own = turns.filter((turn) => turn.items.some((id) => ids.has(id)));
-    const branch: Kept = {
-      ...fresh(kept),
-      title: kept.title,
-      saved: { items: shared, turns: own },
-      metrics: kept.metrics.filter((metrics) => own.some((turn) => turn.id === metrics.id)),
+    const sharedItems = items.slice(0, items.findIndex((item) => item.id === at) + 1);
+    const ids = new Set(sharedItems.map((item) => item.id));
+    const sharedTurns = turns.filter((turn) => turn.items.some((id) => ids.has(id)));
+    const branch: StoredConversation = {
+      ...newConversation(record),
+      title: record.title,
+      saved: { items: sharedItems, turns: sharedTurns },
+      metrics: record.metrics.filter((metrics) => sharedTurns.some((turn) => turn.id === metrics.id)),
     };
     const { position } = client;
-    const child = new Talk(
+    const child = new ConversationController(
       branch,
       position === null
         ? undefined
         : { session: position.sessionId, at, ...(position.token && { token: position.token }) },
     );
-    // The other session must be there until its history is shared.
+    // The parent session must stay open until the server has forked it.
     const settled = new Promise<void>((resolve) => {
       child.client.state.subscribe(({ phase }) => {
         if (phase === 'open' || phase === 'ended') resolve();
       });
     });
-    this.#show(child, settled);
-    this.#notify('A branch: what was said up to here is shared, what follows is its own.');
+    this.#openConversation(child, settled);
+    this.#showNotice('New branch. It shares the conversation up to this message.');
   }
 
-  #remove(id: string): void {
-    const talk = this.#talk;
-    if (id === talk?.kept.id) {
-      talk.leave();
-      this.#talk = null;
-      this.#bin.add(id);
-      const next = all()[0];
-      const kept = next && load(next.id);
-      if (kept) this.#show(new Talk(kept));
-      else this.#begin();
-      this.#instead = { id, talk: this.#talk };
-    } else this.#bin.add(id);
-    this.#list();
+  #delete(id: string): void {
+    const conversation = this.#conversation;
+    if (id === conversation?.record.id) {
+      conversation.close();
+      this.#conversation = null;
+      this.#deletedConversations.delete(id);
+      const next = listConversations()[0];
+      const stored = next && loadConversation(next.id);
+      if (stored) this.#openConversation(new ConversationController(stored));
+      else this.#startConversation();
+      this.#replacement = { id, conversation: this.#conversation };
+    } else this.#deletedConversations.delete(id);
+    this.#drawSidebar();
     this.#sidebar.focus(id);
   }
 
-  #restore(id: string): void {
-    this.#bin.restore(id);
-    this.#list();
+  #undoDelete(id: string): void {
+    this.#deletedConversations.restore(id);
+    this.#drawSidebar();
     this.#sidebar.focus(id);
-    if (id === this.#instead?.id && this.#talk === this.#instead.talk) location.hash = id;
+    const replacement = this.#replacement;
+    if (id === replacement?.id && this.#conversation === replacement.conversation) location.hash = id;
   }
 
   async #send(): Promise<void> {
-    if (this.#talk?.over) this.#goOn();
-    const talk = this.#talk;
-    if (!talk) return;
-    this.#transcript?.follow();
-    this.#composer.waits = true;
-    await talk.send();
-    if (talk !== this.#talk) return;
-    this.#composer.waits = false;
-    this.#composer.text = talk.kept.draft;
+    if (this.#conversation?.ended) this.#reconnect();
+    const conversation = this.#conversation;
+    if (!conversation) return;
+    this.#transcript?.scrollToEnd();
+    this.#composer.queued = true;
+    await conversation.send();
+    if (conversation !== this.#conversation) return;
+    this.#composer.queued = false;
+    this.#composer.text = conversation.record.draft;
     this.#transcript?.draw();
   }
 
-  // ---------------------------------------------------------------- what is shown
+  // ---------------------------------------------------------------- drawing
 
   #build(): void {
-    const act = (name: Icon, label: string, run: () => void): HTMLElement =>
-      iconButton(name, label, run);
     const header = h(
       'header',
       { class: 'top' },
-      act('list', 'Conversations', () => {
+      iconButton('list', 'Conversations', () => {
         this.#root.classList.toggle('with-sidebar');
       }),
-      h('a', { class: 'brand', href: '/', 'aria-label': 'Continuo, a new conversation' }, 'Continuo'),
+      h('a', { class: 'brand', href: '/', 'aria-label': 'Continuo: new conversation' }, 'Continuo'),
       this.#title,
       this.#status,
-      act('cut', 'Cut the connection, to see it come back', () => {
-        this.#talk?.client.drop('you cut the connection');
+      iconButton('cut', 'Drop the connection to test recovery', () => {
+        this.#conversation?.client.drop('you dropped the connection');
       }),
-      act('settings', 'Settings', () => {
-        this.#settings();
+      iconButton('settings', 'Settings', () => {
+        this.#openSettings();
       }),
-      act('sun', 'Light or dark', () => {
+      iconButton('sun', 'Switch between light and dark', () => {
         switchTheme();
         this.#panel?.rebuild();
       }),
-      act('panel', 'Live figures', () => {
+      iconButton('panel', 'Live metrics', () => {
         const shown = this.#root.classList.toggle('with-panel');
-        localStorage.setItem(PANEL, shown ? 'shown' : 'hidden');
+        localStorage.setItem(PANEL_STORAGE, shown ? 'shown' : 'hidden');
         this.#panel?.rebuild();
       }),
     );
@@ -294,98 +306,98 @@ export class App {
     const foot = h('div', { class: 'foot' }, this.#banner.element, this.#notice, this.#composer.element);
     this.#main.append(this.#scroller, foot);
     this.#main.addEventListener('click', () => {
-      this.#uncover();
+      this.#closeOverlays();
     });
     this.#root.className = 'app';
-    const wished = localStorage.getItem(PANEL);
-    this.#root.classList.toggle('with-panel', WIDEST.matches && wished !== 'hidden');
-    this.#root.classList.toggle('with-sidebar', WIDE.matches);
+    const preference = localStorage.getItem(PANEL_STORAGE);
+    this.#root.classList.toggle('with-panel', FITS_PANEL.matches && preference !== 'hidden');
+    this.#root.classList.toggle('with-sidebar', FITS_SIDEBAR.matches);
     this.#root.append(header, this.#sidebar.element, this.#main, h('aside', { class: 'panel' }));
   }
 
-  /** On a small screen, what lies over the conversation goes. */
-  #uncover(): void {
-    if (!WIDE.matches) this.#root.classList.remove('with-sidebar');
-    if (!WIDEST.matches) this.#root.classList.remove('with-panel');
+  /** On a small screen, hide the sidebar and the panel, which cover the conversation. */
+  #closeOverlays(): void {
+    if (!FITS_SIDEBAR.matches) this.#root.classList.remove('with-sidebar');
+    if (!FITS_PANEL.matches) this.#root.classList.remove('with-panel');
   }
 
-  #welcome(talk: Talk): HTMLElement {
-    const say = (text: string): void => {
+  #welcome(conversation: ConversationController): HTMLElement {
+    const sendSuggestion = (text: string): void => {
       this.#composer.text = text;
-      talk.type(text);
+      conversation.setDraft(text);
       void this.#send();
     };
     const buttons = SUGGESTIONS.map((text) =>
-      h('button', { type: 'button', onclick: () => say(text) }, text),
+      h('button', { type: 'button', onclick: () => sendSuggestion(text) }, text),
     );
     return h(
       'section',
       { class: 'welcome', 'aria-label': 'Welcome' },
-      h('h2', {}, 'Talk. It listens while you type.'),
+      h('h2', {}, 'Your message is processed as you type.'),
       h(
         'p',
         {},
-        'Each word is computed as it comes, and what was said need not be computed again. ' +
-          'Reload, go offline, restart the server: the conversation goes on.',
+        'Text is prefilled while you type, and earlier turns are reused from the KV cache. ' +
+          'Reload, go offline or restart the server: the conversation continues.',
       ),
       h('div', { class: 'row' }, ...buttons),
     );
   }
 
-  #changed(talk: Talk): void {
-    this.#composer.running = talk.running;
-    this.#root.classList.toggle('empty', talk.empty && talk.unsent.length === 0);
-    this.#speech.changed();
+  #conversationChanged(conversation: ConversationController): void {
+    this.#composer.running = conversation.running;
+    this.#root.classList.toggle('empty', conversation.empty && conversation.unsent.length === 0);
+    this.#speech.conversationChanged();
   }
 
-  #connection(state: ConnectionState): void {
+  #connectionChanged(state: ConnectionState): void {
     this.#banner.show(state);
-    const words = {
+    const labels = {
       idle: 'Not connected',
       connecting: 'Connecting',
       open: 'Connected',
       waiting: 'Not connected',
       ended: 'Not connected',
     };
-    this.#status.textContent = words[state.phase];
+    this.#status.textContent = labels[state.phase];
     this.#status.dataset.phase = state.phase;
     this.#transcript?.draw();
     if (state.phase === 'open' && this.#models.length === 0) void this.#loadModels();
   }
 
-  #names(): void {
-    const title = this.#talk?.kept.title ?? '';
+  #drawTitle(): void {
+    const title = this.#conversation?.record.title ?? '';
     this.#title.textContent = title;
     document.title = title ? `${title} · Continuo` : 'Continuo';
-    this.#talk?.save();
-    this.#list();
+    this.#conversation?.save();
+    this.#drawSidebar();
   }
 
-  #list(): void {
-    this.#sidebar.draw(this.#talk?.kept.id ?? '', this.#bin.listed);
+  #drawSidebar(): void {
+    this.#sidebar.draw(this.#conversation?.record.id ?? '', this.#deletedConversations.summaries);
   }
 
-  #refused(refused: Refused): void {
+  #showRefusal(refused: Refused): void {
     const harmless = ['response_cancel_not_active', 'input_text_buffer_commit_empty'];
-    if (!harmless.includes(refused.code ?? '')) this.#notify(refused.message);
+    if (!harmless.includes(refused.code ?? '')) this.#showNotice(refused.message);
   }
 
-  #notify(words: string): void {
-    clearTimeout(this.#noticing);
-    this.#notice.textContent = words;
+  #showNotice(text: string): void {
+    clearTimeout(this.#noticeTimer);
+    this.#notice.textContent = text;
     this.#notice.hidden = false;
-    this.#noticing = setTimeout(() => {
+    this.#noticeTimer = setTimeout(() => {
       this.#notice.hidden = true;
     }, NOTICE_MS);
   }
 
-  #key(event: KeyboardEvent): void {
+  #handleKey(event: KeyboardEvent): void {
     if (document.querySelector('dialog[open]')) return;
     const typing = event.target instanceof HTMLTextAreaElement || event.target instanceof HTMLInputElement;
-    if (event.key === 'Escape' && this.#talk?.running) {
+    if (event.key === 'Escape' && this.#conversation?.running) {
       event.preventDefault();
-      this.#speech.hush();
-      void this.#talk.stop();
+      this.#speech.stopSpeaking();
+      void this.#conversation.cancelResponse();
     } else if (event.key === '/' && !typing) {
       event.preventDefault();
       this.#composer.field.focus();
@@ -394,38 +406,44 @@ export class App {
 
   // ---------------------------------------------------------------- settings and keys
 
-  #settings(): void {
-    const talk = this.#talk;
-    if (!talk) return;
+  #openSettings(): void {
+    const conversation = this.#conversation;
+    if (!conversation) return;
     openSettings({
-      now: talk.client.session ?? talk.kept.settings,
-      model: talk.kept.model ?? talk.client.session?.model ?? null,
+      current: conversation.client.session ?? conversation.record.settings,
+      model: conversation.record.model ?? conversation.client.session?.model ?? null,
       models: this.#models,
-      apply: (chosen) => this.#apply(talk, chosen),
+      apply: (chosen) => this.#applySettings(conversation, chosen),
     });
   }
 
-  async #apply(talk: Talk, { settings, model }: Chosen): Promise<void> {
-    await talk.configure(settings);
-    defaults.set(settings);
-    const used = talk.kept.model ?? talk.client.session?.model;
-    if (model !== null && used !== undefined && model !== used) this.#begin(settings, model);
+  /** Apply changed settings; another model begins a new conversation. */
+  async #applySettings(
+    conversation: ConversationController,
+    { settings, model }: ChosenSettings,
+  ): Promise<void> {
+    await conversation.updateSettings(settings);
+    defaultSettings.set(settings);
+    const currentModel = conversation.record.model ?? conversation.client.session?.model;
+    if (model !== null && currentModel !== undefined && model !== currentModel) {
+      this.#startConversation(settings, model);
+    }
   }
 
-  async #askKey(message: string): Promise<void> {
-    if (this.#askingKey) return;
-    this.#askingKey = true;
-    key.set('');
-    const given = await askKey(message);
-    this.#askingKey = false;
-    if (given === null) return;
-    key.set(given);
-    this.#goOn();
+  async #askApiKey(message: string): Promise<void> {
+    if (this.#askingApiKey) return;
+    this.#askingApiKey = true;
+    apiKey.set('');
+    const entered = await askApiKey(message);
+    this.#askingApiKey = false;
+    if (entered === null) return;
+    apiKey.set(entered);
+    this.#reconnect();
     void this.#loadModels();
   }
 
   async #loadModels(): Promise<void> {
-    this.#models = await models().catch(() => []);
+    this.#models = await fetchModels().catch(() => []);
   }
 }
 

@@ -1,10 +1,10 @@
-/** Two plots over the turns of a conversation: how long they took, and what was computed for them. */
+/** Charts over the turns of a conversation: latency, and tokens prefilled or reused. */
 
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { h } from './dom.js';
 import type { TurnMetrics } from './storage.js';
-import { count, ms, WHERE } from './format.js';
+import { formatCount, formatMs, RESIDENCY_TEXT } from './format.js';
 
 const HEIGHT = 120;
 
@@ -55,20 +55,20 @@ class Chart {
 
   draw(data: uPlot.AlignedData): void {
     this.#data = data;
-    this.#plot.classList.toggle('nothing', data[0].length === 0);
+    this.#plot.classList.toggle('no-data', data[0].length === 0);
     if (this.#chart === null) this.rebuild();
     else this.#chart.setData(data);
-    this.#say(data[0].length - 1);
+    this.#showCaption(data[0].length - 1);
   }
 
-  /** Again, with the colours as they are now. */
+  /** Draw the chart again in the current colors. */
   rebuild(): void {
     this.#chart?.destroy();
     this.#chart = null;
     if (this.#plot.clientWidth === 0) return;
     const color = (name: string): string => {
       this.#plot.style.color = `var(${name})`;
-      return getComputedStyle(this.#plot).color; // as the canvas can read it
+      return getComputedStyle(this.#plot).color; // resolved to a color that the canvas accepts
     };
     const line = { stroke: color('--faint'), width: 1 };
     const axis: uPlot.Axis = {
@@ -103,7 +103,7 @@ class Chart {
         hooks: {
           setCursor: [
             (chart) => {
-              this.#say(chart.cursor.idx ?? this.#data[0].length - 1);
+              this.#showCaption(chart.cursor.idx ?? this.#data[0].length - 1);
             },
           ],
         },
@@ -113,10 +113,10 @@ class Chart {
     );
   }
 
-  #say(at: number): void {
-    const words = at >= 0 ? this.#summary(at) : 'Nothing was said yet.';
-    this.#caption.textContent = words;
-    this.#plot.setAttribute('aria-label', words);
+  #showCaption(at: number): void {
+    const caption = at >= 0 ? this.#summary(at) : 'No turns yet.';
+    this.#caption.textContent = caption;
+    this.#plot.setAttribute('aria-label', caption);
   }
 }
 
@@ -132,30 +132,32 @@ export class Charts {
       'Latency per turn',
       [
         { label: 'first token', color: '--accent' },
-        { label: 'each next token', color: '--second' },
+        { label: 'per output token', color: '--second' },
       ],
-      ms,
+      formatMs,
       (index) => {
         const turn = at(index);
         if (!turn) return '';
-        if (turn.ttft === null) return `Turn ${index + 1}: not timed, the page was not there all along`;
-        return `Turn ${index + 1}: first token ${ms(turn.ttft)}, then ${ms(turn.itl)} each`;
+        const name = `Turn ${index + 1}`;
+        if (turn.ttft === null) return `${name}: not timed, because the page was reloaded`;
+        return `${name}: first token ${formatMs(turn.ttft)}, then ${formatMs(turn.itl)} per token`;
       },
     );
     this.#tokens = new Chart(
       'Tokens per turn',
       [
-        { label: 'reused from KV', color: '--reused', bars: true },
+        { label: 'reused from the KV cache', color: '--reused', bars: true },
         { label: 'prefilled', color: '--accent', bars: true },
       ],
-      count,
+      formatCount,
       (index) => {
         const turn = at(index);
         if (!turn) return '';
         const { prefilled, reused, residency } = turn;
         const moved = residency === 'host' || residency === 'recomputed';
-        const where = moved ? `; KV ${WHERE[residency]}` : '';
-        return `Turn ${index + 1}: ${count(prefilled)} prefilled, ${count(reused)} reused${where}`;
+        const where = moved ? `; KV ${RESIDENCY_TEXT[residency]}` : '';
+        const tokens = `${formatCount(prefilled)} prefilled, ${formatCount(reused)} reused`;
+        return `Turn ${index + 1}: ${tokens}${where}`;
       },
     );
     this.element = h('div', {}, this.#latency.element, this.#tokens.element);
@@ -165,12 +167,12 @@ export class Charts {
     this.#metrics = metrics;
     const turns = metrics.map((_, index) => index + 1);
     this.#latency.draw([turns, metrics.map((turn) => turn.ttft), metrics.map((turn) => turn.itl)]);
-    // The lower bar hides what of the higher one is its own.
-    const whole = metrics.map((turn) => turn.prefilled + turn.reused);
-    this.#tokens.draw([turns, whole, metrics.map((turn) => turn.prefilled)]);
+    // The bar of prefilled tokens is drawn over the bar of all tokens, whose visible rest is reused.
+    const totals = metrics.map((turn) => turn.prefilled + turn.reused);
+    this.#tokens.draw([turns, totals, metrics.map((turn) => turn.prefilled)]);
   }
 
-  /** With the colours and the room there are now. */
+  /** Draw both charts again in the current colors and size. */
   rebuild(): void {
     this.#latency.rebuild();
     this.#tokens.rebuild();

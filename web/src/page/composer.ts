@@ -1,14 +1,14 @@
-/** Where the next message is written. Every key goes to the server at once. */
+/** Composer for the next message; every keystroke updates the draft on the server. */
 
 import { h, icon } from './dom.js';
 
 const LINES_MAX = 9;
 
-export interface Writing {
-  type(text: string): void;
+export interface ComposerHandler {
+  input(text: string): void;
   send(): void;
   stop(): void;
-  /** Edit the last message of the user. */
+  /** Edit the last user message. */
   editLast(): void;
 }
 
@@ -16,75 +16,75 @@ export class Composer {
   readonly element: HTMLFormElement;
   readonly field = h('textarea', {
     'aria-label': 'Message',
-    placeholder: 'Say something',
+    placeholder: 'Type a message',
     rows: '1',
     enterkeyhint: 'send',
   });
-  /** Beside the field, as the microphone. */
+  /** Buttons beside the field, such as voice input. */
   readonly tools = h('div', { class: 'composer-tools' });
   readonly #button = h('button', { class: 'send', type: 'submit' });
   #running: boolean | null = null;
-  #waits = false;
+  #queued = false;
 
-  constructor(writing: Writing) {
+  constructor(handler: ComposerHandler) {
     const { field } = this;
     const submit = (event: Event): void => {
       event.preventDefault();
-      if (this.#running && !field.value.trim()) writing.stop();
-      else writing.send();
+      if (this.#running && !field.value.trim()) handler.stop();
+      else handler.send();
     };
     this.element = h('form', { class: 'composer', onsubmit: submit }, field, this.tools, this.#button);
     field.addEventListener('input', () => {
-      this.waits = false;
-      writing.type(field.value);
-      this.#fit();
-      this.#show();
+      this.queued = false;
+      handler.input(field.value);
+      this.#resize();
+      this.#updateButton();
     });
     field.addEventListener('keydown', (event) => {
       if (event.isComposing) return;
       if (event.key === 'Enter' && !event.shiftKey) {
         event.preventDefault();
-        if (field.value.trim()) writing.send();
+        if (field.value.trim()) handler.send();
       } else if (event.key === 'ArrowUp' && field.value === '') {
         event.preventDefault();
-        writing.editLast();
+        handler.editLast();
       }
     });
     this.running = false;
   }
 
-  /** Whether an answer is being made: the button stops it. */
+  /** Whether a response is in progress, which the button cancels. */
   set running(running: boolean) {
     if (running === this.#running) return;
     this.#running = running;
-    this.#show();
+    this.#updateButton();
   }
 
-  /** Whether what is written is sent as soon as it can be. */
-  set waits(waits: boolean) {
-    this.#waits = waits;
-    this.#button.classList.toggle('waits', waits);
-    this.#show();
+  /** Whether the text is queued to be sent. */
+  set queued(queued: boolean) {
+    this.#queued = queued;
+    this.#button.classList.toggle('queued', queued);
+    this.#updateButton();
   }
 
   set text(text: string) {
     if (this.field.value !== text) this.field.value = text;
-    this.#fit();
-    this.#show();
+    this.#resize();
+    this.#updateButton();
   }
 
-  #show(): void {
-    const stops = this.#running === true && !this.field.value.trim();
-    const sends = this.#waits ? 'Being sent' : 'Send (Enter)';
-    const label = stops ? 'Stop (Escape)' : sends;
+  #updateButton(): void {
+    const stop = this.#running === true && !this.field.value.trim();
+    const sendLabel = this.#queued ? 'Sending' : 'Send (Enter)';
+    const label = stop ? 'Stop (Escape)' : sendLabel;
     if (this.#button.title === label) return;
     this.#button.title = label;
     this.#button.setAttribute('aria-label', label);
-    this.#button.classList.toggle('stops', stops);
-    this.#button.replaceChildren(icon(stops ? 'stop' : 'send'));
+    this.#button.classList.toggle('stop', stop);
+    this.#button.replaceChildren(icon(stop ? 'stop' : 'send'));
   }
 
-  #fit(): void {
+  #resize(): void {
     const lines = this.field.value.split('\n').length;
     this.field.rows = Math.min(LINES_MAX, Math.max(lines, Math.ceil(this.field.value.length / 72)));
   }

@@ -1,38 +1,38 @@
-/** A calm line that says what happens to the connection, and what to do about it if anything. */
+/** Banner with the state of the connection, and the action the user can take. */
 
 import type { ConnectionState } from '../client/index.js';
 import { h } from './dom.js';
 
-const BACK_MS = 5000;
-/** What is over sooner is not worth a word. */
-const SOON_MS = 400;
+const RESTORED_MESSAGE_MS = 5000;
+/** Connection attempts shorter than this show no message. */
+const CONNECTING_DELAY_MS = 400;
 
-export interface Ways {
-  /** Do not wait for the next attempt. */
+export interface BannerActions {
+  /** Retry now. */
   retry(): void;
-  /** After its end: this tab takes the conversation over, or tells it to the server again. */
-  goOn(): void;
+  /** After the end: take the conversation over in this tab, or rebuild it in a new session. */
+  reconnect(): void;
   askKey(message: string): void;
 }
 
-const BEGUN: Record<string, string> = {
-  exact: 'Back. Nothing was lost.',
-  snapshot: 'Back. The conversation was read again from the server.',
-  rebuilt: 'Back. The server had lost this conversation and was told it again.',
+const OPENED_MESSAGES: Record<string, string> = {
+  exact: 'Reconnected. Nothing was lost.',
+  snapshot: 'Reconnected. The conversation was reloaded from the server.',
+  rebuilt: 'Reconnected. The server had lost this conversation; it was restored from this browser.',
 };
 
-export class Banner {
+export class ConnectionBanner {
   readonly element = h('div', { class: 'banner', role: 'status', hidden: true });
-  readonly #words = h('span');
-  readonly #button = h('button', { type: 'button', onclick: () => this.#act?.() });
-  readonly #ways: Ways;
-  #act: (() => void) | undefined;
+  readonly #message = h('span');
+  readonly #button = h('button', { type: 'button', onclick: () => this.#action?.() });
+  readonly #actions: BannerActions;
+  #action: (() => void) | undefined;
   #timer: ReturnType<typeof setTimeout> | undefined;
   #interrupted = false;
 
-  constructor(ways: Ways) {
-    this.#ways = ways;
-    this.element.append(this.#words, this.#button);
+  constructor(actions: BannerActions) {
+    this.#actions = actions;
+    this.element.append(this.#message, this.#button);
   }
 
   show(state: ConnectionState): void {
@@ -43,75 +43,76 @@ export class Banner {
         this.#hide();
         break;
       case 'connecting':
-        if (this.#interrupted) this.#say(`Coming back: ${state.reason}.`);
-        else this.#later('Connecting …');
+        if (this.#interrupted) this.#showMessage(`Reconnecting: ${state.reason}.`);
+        else this.#showLater('Connecting …');
         break;
       case 'waiting':
         this.#interrupted = true;
-        this.#count(state.reason, state.retryAt);
+        this.#showCountdown(state.reason, state.retryAt);
         break;
       case 'open':
-        if (this.#interrupted || state.begun === 'rebuilt') this.#say(BEGUN[state.begun] ?? 'Back.');
-        else this.#hide();
+        if (this.#interrupted || state.begun === 'rebuilt') {
+          this.#showMessage(OPENED_MESSAGES[state.begun] ?? 'Reconnected.');
+        } else this.#hide();
         this.#interrupted = false;
         this.#timer = setTimeout(() => {
           this.#hide();
-        }, BACK_MS);
+        }, RESTORED_MESSAGE_MS);
         break;
       case 'ended':
-        this.#end(state.error.code, state.error.message);
+        this.#showEnded(state.error.code, state.error.message);
         break;
     }
   }
 
-  #end(code: string, message: string): void {
+  #showEnded(code: string, message: string): void {
     switch (code) {
       case 'left':
         this.#hide();
         break;
       case 'close_4001':
-        this.#say('This conversation goes on in another tab.', 'Continue here', () => {
-          this.#ways.goOn();
+        this.#showMessage('This conversation is open in another tab.', 'Continue here', () => {
+          this.#actions.reconnect();
         });
         break;
       case 'missing_api_key':
       case 'invalid_api_key':
-        this.#ways.askKey(message);
-        this.#say(message, 'Enter a key', () => {
-          this.#ways.askKey(message);
+        this.#actions.askKey(message);
+        this.#showMessage(message, 'Enter API key', () => {
+          this.#actions.askKey(message);
         });
         break;
       default: {
-        const words = message.endsWith('.') ? message : `${message}.`;
-        this.#say(`${words} What was said is still here.`, 'Go on in a new session', () => {
-          this.#ways.goOn();
+        const text = message.endsWith('.') ? message : `${message}.`;
+        this.#showMessage(`${text} The conversation is still here.`, 'Continue in a new session', () => {
+          this.#actions.reconnect();
         });
       }
     }
   }
 
-  #count(reason: string, retryAt: number): void {
-    const left = Math.ceil((retryAt - Date.now()) / 1000);
-    const when = left > 0 ? `Trying again in ${left} s.` : 'Trying again.';
-    this.#say(`Not connected: ${reason}. ${when}`, 'Try now', () => {
-      this.#ways.retry();
+  #showCountdown(reason: string, retryAt: number): void {
+    const left_s = Math.ceil((retryAt - Date.now()) / 1000);
+    const when = left_s > 0 ? `Retrying in ${left_s} s.` : 'Retrying.';
+    this.#showMessage(`Not connected: ${reason}. ${when}`, 'Retry now', () => {
+      this.#actions.retry();
     });
     this.#timer = setTimeout(() => {
-      this.#count(reason, retryAt);
+      this.#showCountdown(reason, retryAt);
     }, 1000);
   }
 
-  #later(words: string): void {
+  #showLater(text: string): void {
     this.#timer = setTimeout(() => {
-      this.#say(words);
-    }, SOON_MS);
+      this.#showMessage(text);
+    }, CONNECTING_DELAY_MS);
   }
 
-  #say(words: string, label?: string, act?: () => void): void {
-    this.#words.textContent = words;
+  #showMessage(text: string, label?: string, action?: () => void): void {
+    this.#message.textContent = text;
     this.#button.hidden = label === undefined;
     this.#button.textContent = label ?? '';
-    this.#act = act;
+    this.#action = action;
     this.element.hidden = false;
   }
 

@@ -1,4 +1,5 @@
-/** One conversation on the page: the client, what people do to it, what it costs. Draws nothing. */
+/** Controller of one conversation: its client, the user's actions, and the metrics of its turns. Draws
+ * nothing. */
 
 import {
   type ClientEvent,
@@ -13,16 +14,21 @@ import {
   type SessionSettings,
   textOf,
 } from '../client/index.js';
-import { credentials } from './api.js';
-import { type Unanswered, unanswered } from './response_status.js';
-import { type Kept, keep, load, type TurnMetrics } from './storage.js';
-import { TurnClock } from './turn_timing.js';
+import { fetchClientSecret } from './api.js';
+import { type MissingResponse, missingResponse } from './response_status.js';
+import {
+  loadConversation,
+  saveConversation,
+  type StoredConversation,
+  type TurnMetrics,
+} from './storage.js';
+import { TurnTiming } from './turn_timing.js';
 
-/** A regenerated answer differs, also where answers are greedy. */
-const ANOTHER_TEMPERATURE = 0.8;
+/** Minimum temperature of a regenerated response, so that it differs even with greedy sampling. */
+const REGENERATE_TEMPERATURE_MIN = 0.8;
 const SAVE_MS = 2000;
-/** Ends that another key undoes. */
-const KEYS = new Set(['missing_api_key', 'invalid_api_key']);
+/** Error codes that a valid API key resolves. */
+const KEY_ERRORS = new Set(['missing_api_key', 'invalid_api_key']);
 
 export interface LoggedEvent {
   at: number;
@@ -32,59 +38,59 @@ export interface LoggedEvent {
 
 const LOG_MAX = 5000;
 
-export class Talk {
-  readonly kept: Kept;
+export class ConversationController {
+  readonly record: StoredConversation;
   readonly client: RealtimeClient;
   readonly log: LoggedEvent[] = [];
-  /** Called with what a receipt was refused for. */
+  /** Called with the reason when the server refuses an event. */
   onRefused: (refused: Refused) => void = () => undefined;
   onLogged: (logged: LoggedEvent) => void = () => undefined;
   onMetrics: () => void = () => undefined;
   onTitle: () => void = () => undefined;
-  /** Called when there is more, or less, to say of the last answer than the conversation does. */
-  onAnswered: () => void = () => undefined;
-  /** Called when the draft has become another one here. */
+  /** Called when the status of the last response changes without a change of the conversation. */
+  onResponseStatus: () => void = () => undefined;
+  /** Called when the controller itself changes the draft. */
   onDraft: () => void = () => undefined;
-  readonly #unfollow: () => void;
-  readonly #saving: ReturnType<typeof setInterval>;
-  readonly #leaving = new AbortController();
-  readonly #clock = new TurnClock();
+  readonly #stopFollowingBrowser: () => void;
+  readonly #saveTimer: ReturnType<typeof setInterval>;
+  readonly #disposal = new AbortController();
+  readonly #timing = new TurnTiming();
   #dirty = false;
-  /** What is said once nothing is being answered any more. */
-  #sending: string | null = null;
-  #left = false;
+  /** Message to send once the response in progress has been cancelled. */
+  #queuedText: string | null = null;
+  #closed = false;
   #interrupted = false;
-  /** Why no answer was begun when one was asked for. */
+  /** Why the last request for a response was refused. */
   #refusal = '';
 
-  /** `fork`: begin as a session of the server was after an item. */
-  constructor(kept: Kept, fork?: { session: string; at?: string; token?: string }) {
-    this.kept = kept;
+  /** `fork`: begin as a fork of another session on the server. */
+  constructor(record: StoredConversation, fork?: { session: string; at?: string; token?: string }) {
+    this.record = record;
     const base = location.origin.replace(/^http/, 'ws');
     this.client = new RealtimeClient({
       url: `${base}/v1/realtime`,
-      session: { ...kept.settings, include: ['response.interrupted'] },
-      credentials,
-      ...(kept.model !== null && { model: kept.model }),
-      ...(kept.position !== null && { resume: { ...kept.position } }),
+      session: { ...record.settings, include: ['response.interrupted'] },
+      credentials: fetchClientSecret,
+      ...(record.model !== null && { model: record.model }),
+      ...(record.position !== null && { resume: { ...record.position } }),
       ...(fork && { fork }),
     });
     const { client } = this;
-    client.conversation.load(kept.saved);
+    client.conversation.load(record.saved);
     client.on('*', (event) => {
-      this.#heard(event);
+      this.#onEvent(event);
     });
     client.onSent((event) => {
-      this.#note(true, event);
+      this.#logEvent(true, event);
     });
-    for (const event of kept.pending) this.#watch(client.send(event));
-    if (kept.position !== null || kept.pending.length > 0) client.draft.unsure();
-    client.draft.set(kept.draft);
-    this.#unfollow = followBrowser(client);
-    this.#saving = setInterval(() => {
+    for (const event of record.pending) this.#reportRefusal(client.send(event));
+    if (record.position !== null || record.pending.length > 0) client.draft.unsure();
+    client.draft.set(record.draft);
+    this.#stopFollowingBrowser = followBrowser(client);
+    this.#saveTimer = setInterval(() => {
       if (this.#dirty) this.save();
     }, SAVE_MS);
-    addEventListener('pagehide', () => this.save(), this.#leaving);
+    addEventListener('pagehide', () => this.save(), this.#disposal);
   }
 
   get empty(): boolean {
@@ -95,57 +101,58 @@ export class Talk {
     return this.client.conversation.running !== null;
   }
 
-  /** The answer waits for an engine to go on. */
+  /** Whether the response in progress waits for an engine to continue it. */
   get interrupted(): boolean {
     return this.running && this.#interrupted;
   }
 
-  get over(): boolean {
-    return this.#endedBy !== null;
+  /** Whether the client has disconnected for good. */
+  get ended(): boolean {
+    return this.#endCode !== null;
   }
 
-  get #endedBy(): string | null {
+  get #endCode(): string | null {
     const { value } = this.client.state;
     return value.phase === 'ended' ? value.error.code : null;
   }
 
-  /** Another tab has it: what is kept is that one's. */
-  get #elsewhere(): boolean {
-    return this.#endedBy === 'close_4001';
+  /** Whether another tab has taken over the session; the stored conversation is then that tab's. */
+  get #inAnotherTab(): boolean {
+    return this.#endCode === 'close_4001';
   }
 
-  // ---------------------------------------------------------------- talking
+  // ---------------------------------------------------------------- actions of the user
 
-  /** The text of the composer, with every key. */
-  type(text: string): void {
-    if (text.trim() !== this.#sending) this.#sending = null;
-    this.kept.draft = text;
+  /** Update the draft; called on every keystroke. */
+  setDraft(text: string): void {
+    if (text.trim() !== this.#queuedText) this.#queuedText = null;
+    this.record.draft = text;
     this.#dirty = true;
-    if (!this.over) this.client.draft.set(text);
+    if (!this.ended) this.client.draft.set(text);
   }
 
-  /** Says the draft, and asks for an answer; one that is being given is stopped first, which can wait
-   * for a connection: whoever changes the draft meanwhile says it when they send it again. */
+  /** Send the draft and request a response. A response in progress is cancelled first, which may have to
+   * wait for a connection; if the draft changes meanwhile, it is not sent. */
   async send(): Promise<void> {
-    const text = this.kept.draft.trim();
-    if (!text || this.#sending === text) return;
+    const text = this.record.draft.trim();
+    if (!text || this.#queuedText === text) return;
     const { refusal } = this.client.draft;
     if (refusal) {
       this.onRefused(refusal);
       return;
     }
-    this.#sending = text;
-    await this.stop();
-    if (this.#sending !== text) return;
-    this.#sending = null;
-    if (this.over) return;
-    this.#name(text);
-    this.kept.draft = '';
-    this.#ask(this.client.draft.commit(), text);
+    this.#queuedText = text;
+    await this.cancelResponse();
+    if (this.#queuedText !== text) return;
+    this.#queuedText = null;
+    if (this.ended) return;
+    this.#setTitle(text);
+    this.record.draft = '';
+    this.#requestResponseTo(this.client.draft.commit(), text);
     this.save();
   }
 
-  /** Messages of the user that the server has not confirmed. */
+  /** Texts of the user messages that the server has not acknowledged. */
   get unsent(): string[] {
     const texts: string[] = [];
     let buffer = '';
@@ -161,213 +168,216 @@ export class Talk {
     return texts;
   }
 
-  /** Resolves when nothing is being answered any more. */
-  async stop(): Promise<void> {
+  /** Cancel the response in progress, if any, and wait until it has ended. */
+  async cancelResponse(): Promise<void> {
     if (!this.running) return;
     await this.client.cancel().acknowledged.catch(() => undefined);
   }
 
-  /** What was spoken aloud stays; the rest was never said. `spoken`: UTF-16 units of the item. */
-  async interrupt(item: Item, spoken: number): Promise<void> {
-    await this.stop();
-    this.#watch(this.client.truncate(item.id, codePoints(textOf(item).slice(0, spoken))));
+  /** Cancel the response and truncate `item` to its first `spoken` UTF-16 units, those read aloud. */
+  async truncateToSpoken(item: Item, spoken: number): Promise<void> {
+    await this.cancelResponse();
+    this.#reportRefusal(this.client.truncate(item.id, codePoints(textOf(item).slice(0, spoken))));
   }
 
-  /** Resolves when it is connected and has heard all it had missed, or has ended. */
-  async caughtUp(): Promise<void> {
+  /** Wait until the client is connected and has received all missed events, or has ended. */
+  async synchronize(): Promise<void> {
     await this.client.update({}).acknowledged.catch(() => undefined);
   }
 
-  /** An earlier message becomes another one; what followed it is taken back. */
-  async edit(id: string, text: string): Promise<void> {
-    if (this.over) {
-      this.#giveBack(text);
+  /** Replace a user message, delete everything after it, and request a response. */
+  async editMessage(id: string, text: string): Promise<void> {
+    if (this.ended) {
+      this.#restoreDraft(text);
       return;
     }
-    await this.stop();
-    this.#rewind(this.client.conversation.items.findIndex((item) => item.id === id));
-    this.#ask(this.client.say(text), text);
+    await this.cancelResponse();
+    this.#deleteFrom(this.client.conversation.items.findIndex((item) => item.id === id));
+    this.#requestResponseTo(this.client.say(text), text);
   }
 
-  /** The last answer is given again. */
+  /** Delete the last response and request another one. */
   async regenerate(): Promise<void> {
-    if (this.over) return;
-    await this.stop();
+    if (this.ended) return;
+    await this.cancelResponse();
     const { items } = this.client.conversation;
-    const asked = items.findLastIndex((item) => item.type === 'message' && item.role === 'user');
-    this.#rewind(asked + 1);
-    const temperature = Math.max(this.client.session?.temperature ?? 0, ANOTHER_TEMPERATURE);
-    this.#respond({ temperature, seed: null });
+    const question = items.findLastIndex((item) => item.type === 'message' && item.role === 'user');
+    this.#deleteFrom(question + 1);
+    const temperature = Math.max(this.client.session?.temperature ?? 0, REGENERATE_TEMPERATURE_MIN);
+    this.#requestResponse({ temperature, seed: null });
   }
 
-  /** null: the last message has its answer, or there will be one. */
-  get unanswered(): Unanswered | null {
+  /** Why the last message has no response; null if it has one or one is pending. */
+  get missingResponse(): MissingResponse | null {
     const { conversation, pending } = this.client;
-    const asked = pending.some((event) => event.type === 'response.create');
-    if (this.over || this.running || asked) return null;
-    return unanswered(conversation, this.openCalls.length > 0, this.#refusal);
+    const requested = pending.some((event) => event.type === 'response.create');
+    if (this.ended || this.running || requested) return null;
+    return missingResponse(conversation, this.pendingCalls.length > 0, this.#refusal);
   }
 
-  /** Asks for that answer again; what came of it is taken back. */
-  retry(): void {
+  /** Delete what was generated of the failed response and request it again. */
+  retryResponse(): void {
     const { conversation } = this.client;
     const last = conversation.items.at(-1)?.id ?? '';
-    const broken = conversation.turnOf(last)?.items[0];
-    if (broken) this.#rewind(conversation.items.findIndex((item) => item.id === broken));
-    this.#respond();
+    const failedItem = conversation.turnOf(last)?.items[0];
+    if (failedItem) this.#deleteFrom(conversation.items.findIndex((item) => item.id === failedItem));
+    this.#requestResponse();
   }
 
-  /** What a tool has returned; the model goes on when all that were called have. */
-  answer(call: FunctionCallItem, output: string): void {
-    if (this.over) return;
+  /** Send a tool result; once every call has one, request a response. */
+  submitToolResult(call: FunctionCallItem, output: string): void {
+    if (this.ended) return;
     const { call_id } = call;
-    this.#watch(this.client.create({ type: 'function_call_output', call_id, output }));
-    const open = this.openCalls.filter((one) => one.call_id !== call_id);
-    if (open.length === 0) this.#respond();
+    this.#reportRefusal(this.client.create({ type: 'function_call_output', call_id, output }));
+    const open = this.pendingCalls.filter((one) => one.call_id !== call_id);
+    if (open.length === 0) this.#requestResponse();
   }
 
-  /** Calls whose results are awaited. */
-  get openCalls(): FunctionCallItem[] {
+  /** Tool calls without a result. */
+  get pendingCalls(): FunctionCallItem[] {
     const { items } = this.client.conversation;
     const done = new Set(
       items.filter((item) => item.type === 'function_call_output').map((item) => item.call_id),
     );
     return items.filter(
       (item): item is FunctionCallItem =>
-        item.type === 'function_call' && !done.has(item.call_id) && isWhole(item),
+        item.type === 'function_call' && !done.has(item.call_id) && isComplete(item),
     );
   }
 
-  /** Rejects with Refused, which names the field. */
-  async configure(settings: SessionSettings): Promise<void> {
+  /** Update the session's settings. Rejects with Refused, which names the field. */
+  async updateSettings(settings: SessionSettings): Promise<void> {
     await this.client.update(settings).acknowledged;
-    this.kept.settings = { ...this.kept.settings, ...settings };
+    this.record.settings = { ...this.record.settings, ...settings };
     this.save();
   }
 
-  // ---------------------------------------------------------------- coming and going
+  // ---------------------------------------------------------------- storage and connection
 
+  /** Store the conversation in this browser. */
   save(): void {
-    if (this.#left) return;
+    if (this.#closed) return;
     this.#dirty = false;
-    const { client, kept } = this;
-    if (this.#elsewhere) return;
+    const { client, record } = this;
+    if (this.#inAnotherTab) return;
     const pending = client.pending.filter((event) => !event.type.startsWith('session.'));
-    if (this.empty && !kept.draft && pending.length === 0) return;
-    if (this.over) {
-      keep(this.whatNext());
+    if (this.empty && !record.draft && pending.length === 0) return;
+    if (this.ended) {
+      saveConversation(this.recordForReconnect());
       return;
     }
-    kept.position = client.position && { ...client.position };
-    kept.saved = client.conversation.save();
-    kept.pending = pending;
-    keep(kept);
+    record.position = client.position && { ...client.position };
+    record.saved = client.conversation.save();
+    record.pending = pending;
+    saveConversation(record);
   }
 
-  /** As it goes on after its end: where another tab or the server has it, or else in a session of its
-   * own. What was written here and nobody has confirmed comes along. */
-  whatNext(): Kept {
-    const { kept, client } = this;
+  /** Returns the record from which an ended conversation reconnects: the one stored by the tab that took
+   * over, the same session with another key, or else a new session. Unacknowledged events are kept. */
+  recordForReconnect(): StoredConversation {
+    const { record, client } = this;
     const pending = client.pending.filter((event) => !event.type.startsWith('session.'));
-    if (this.#elsewhere) {
-      const theirs = load(kept.id) ?? kept;
-      return { ...theirs, draft: kept.draft || theirs.draft, pending: union(theirs.pending, pending) };
+    if (this.#inAnotherTab) {
+      const otherTab = loadConversation(record.id) ?? record;
+      const draft = record.draft || otherTab.draft;
+      return { ...otherTab, draft, pending: mergeById(otherTab.pending, pending) };
     }
-    if (KEYS.has(this.#endedBy ?? '')) return { ...kept, pending };
-    return { ...kept, pending, saved: client.conversation.save(), position: null };
+    if (KEY_ERRORS.has(this.#endCode ?? '')) return { ...record, pending };
+    return { ...record, pending, saved: client.conversation.save(), position: null };
   }
 
-  /** The session stays on the server for a while. */
-  leave(): void {
+  /** Disconnect and release resources. The session stays resumable on the server for a limited time. */
+  close(): void {
     this.save();
-    this.#left = true;
-    this.#leaving.abort();
-    this.#unfollow();
-    clearInterval(this.#saving);
+    this.#closed = true;
+    this.#disposal.abort();
+    this.#stopFollowingBrowser();
+    clearInterval(this.#saveTimer);
     this.client.leave();
   }
 
-  /** The answer to a message. One that the server does not take goes back to where it was written. */
-  #ask(message: Receipt, text: string): void {
-    const answer = this.#respond();
-    this.#watch(message, (refused) => {
+  /** Request a response to a message. If the server refuses the message, its text returns to the draft. */
+  #requestResponseTo(message: Receipt, text: string): void {
+    const response = this.#requestResponse();
+    this.#reportRefusal(message, (refused) => {
       this.onRefused(refused);
-      this.#giveBack(text);
-      void this.#unask(answer);
+      this.#restoreDraft(text);
+      void this.#withdrawResponse(response);
     });
   }
 
-  /** To where it can be sent from again. */
-  #giveBack(text: string): void {
-    this.type([text, this.kept.draft].filter(Boolean).join('\n'));
+  /** Put a text back in front of the draft. */
+  #restoreDraft(text: string): void {
+    this.setDraft([text, this.record.draft].filter(Boolean).join('\n'));
     this.onDraft();
   }
 
-  /** An answer to nothing: as if it had never been asked for. */
-  async #unask(answer: Receipt): Promise<void> {
-    const begun = await answer.acknowledged.catch(() => null);
-    if (begun?.type !== 'response.created') return;
-    await this.stop();
+  /** Cancel a response whose message was refused, and delete its items. */
+  async #withdrawResponse(response: Receipt): Promise<void> {
+    const created = await response.acknowledged.catch(() => null);
+    if (created?.type !== 'response.created') return;
+    await this.cancelResponse();
     const { turns } = this.client.conversation;
-    const turn = turns.find(({ id }) => id === begun.response.id);
-    for (const id of turn?.items.toReversed() ?? []) this.#watch(this.client.delete(id));
+    const turn = turns.find(({ id }) => id === created.response.id);
+    for (const id of turn?.items.toReversed() ?? []) this.#reportRefusal(this.client.delete(id));
   }
 
-  #respond(response?: Parameters<RealtimeClient['respond']>[0]): Receipt {
-    this.#clock.ask();
+  #requestResponse(response?: Parameters<RealtimeClient['respond']>[0]): Receipt {
+    this.#timing.markRequested();
     this.#refusal = '';
     const receipt = this.client.respond(response);
-    this.#watch(receipt, (refused) => {
+    this.#reportRefusal(receipt, (refused) => {
       this.#refusal = refused.message;
-      this.onAnswered();
+      this.onResponseStatus();
     });
     return receipt;
   }
 
-  /** Takes back all from an item on; -1: it is gone already. */
-  #rewind(to: number): void {
-    const after = to < 0 ? [] : this.client.conversation.items.slice(to);
-    for (const item of after.reverse()) this.#watch(this.client.delete(item.id));
+  /** Delete the items from `index` on; none if it is negative. */
+  #deleteFrom(index: number): void {
+    const after = index < 0 ? [] : this.client.conversation.items.slice(index);
+    for (const item of after.reverse()) this.#reportRefusal(this.client.delete(item.id));
   }
 
-  #watch(receipt: Receipt, refused = (error: Refused) => this.onRefused(error)): void {
+  /** Call `onRefused` if the server refuses the event of `receipt`. */
+  #reportRefusal(receipt: Receipt, onRefused = (error: Refused) => this.onRefused(error)): void {
     this.#dirty = true;
     receipt.acknowledged.catch((error: unknown) => {
-      if (error instanceof Refused) refused(error);
+      if (error instanceof Refused) onRefused(error);
     });
   }
 
-  #name(text: string): void {
-    if (this.kept.title) return;
-    this.kept.title = text.length > 60 ? `${text.slice(0, 59).trimEnd()}…` : text;
+  #setTitle(text: string): void {
+    if (this.record.title) return;
+    this.record.title = text.length > 60 ? `${text.slice(0, 59).trimEnd()}…` : text;
     this.onTitle();
   }
 
-  // ---------------------------------------------------------------- what is heard
+  // ---------------------------------------------------------------- server events
 
-  #heard(event: ServerEvent): void {
+  #onEvent(event: ServerEvent): void {
     this.#dirty = true;
-    this.kept.updated = Date.now();
-    this.#note(false, event);
+    this.record.updated = Date.now();
+    this.#logEvent(false, event);
     const interrupted = event.type === 'response.interrupted';
-    if (event.type.startsWith('response.')) this.#interrupt(interrupted);
-    const metrics = this.#clock.hear(event);
+    if (event.type.startsWith('response.')) this.#setInterrupted(interrupted);
+    const metrics = this.#timing.receive(event);
     if (!metrics || this.metricsOf(metrics.id)) return;
-    this.kept.metrics.push(metrics);
+    this.record.metrics.push(metrics);
     this.onMetrics();
   }
 
-  #interrupt(interrupted: boolean): void {
+  #setInterrupted(interrupted: boolean): void {
     if (interrupted === this.#interrupted) return;
     this.#interrupted = interrupted;
-    this.onAnswered();
+    this.onResponseStatus();
   }
 
   metricsOf(turnId: string): TurnMetrics | undefined {
-    return this.kept.metrics.findLast((metrics) => metrics.id === turnId);
+    return this.record.metrics.findLast((metrics) => metrics.id === turnId);
   }
 
-  #note(sent: boolean, event: ClientEvent | ServerEvent): void {
+  #logEvent(sent: boolean, event: ClientEvent | ServerEvent): void {
     const logged = { at: Date.now(), sent, event };
     this.log.push(logged);
     if (this.log.length > LOG_MAX) this.log.splice(0, LOG_MAX / 10);
@@ -375,12 +385,12 @@ export class Talk {
   }
 }
 
-function isWhole(item: Item): boolean {
+function isComplete(item: Item): boolean {
   return item.status !== 'in_progress' && item.status !== 'incomplete';
 }
 
-/** Each event once. */
-function union(some: ClientEvent[], others: ClientEvent[]): ClientEvent[] {
+/** Returns both lists without duplicate event ids. */
+function mergeById(some: ClientEvent[], others: ClientEvent[]): ClientEvent[] {
   const known = new Set(some.map((event) => event.event_id));
   return [...some, ...others.filter((event) => !known.has(event.event_id))];
 }

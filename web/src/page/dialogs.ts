@@ -1,4 +1,5 @@
-/** How the model is asked: instructions, sampling, tools. Refusals stand beside what they are about. */
+/** Dialogs: the settings of a conversation (instructions, sampling, tools), with each refusal shown beside
+ * its field, and the API key. */
 
 import { Refused, type SessionSettings, type Tool } from '../client/index.js';
 import type { Model } from './api.js';
@@ -14,25 +15,25 @@ type NumberKey =
   | 'seed';
 
 const NUMBERS: [key: NumberKey, label: string, hint: string, step: string][] = [
-  ['temperature', 'Temperature', '0 takes the likeliest token, up to 2', '0.1'],
+  ['temperature', 'Temperature', '0 to 2; 0 always selects the most likely token', '0.1'],
   ['top_p', 'Top p', 'above 0, up to 1', '0.05'],
   ['top_k', 'Top k', '0 for no limit', '1'],
   ['repetition_penalty', 'Repetition penalty', '1 for none', '0.05'],
-  ['max_output_tokens', 'Longest answer, in tokens', 'empty for no limit', '1'],
-  ['seed', 'Seed', 'empty for another one each time', '1'],
+  ['max_output_tokens', 'Maximum response tokens', 'empty for no limit', '1'],
+  ['seed', 'Seed', 'empty for a random seed', '1'],
 ];
 
-export interface Chosen {
+export interface ChosenSettings {
   settings: SessionSettings;
   model: string | null;
 }
 
-export interface Asked {
-  now: SessionSettings;
+export interface SettingsDialogOptions {
+  current: SessionSettings;
   model: string | null;
   models: Model[];
-  /** Rejects with Refused. */
-  apply(chosen: Chosen): Promise<void>;
+  /** Apply the chosen settings. Rejects with Refused. */
+  apply(chosen: ChosenSettings): Promise<void>;
 }
 
 interface Field {
@@ -41,7 +42,7 @@ interface Field {
   error: HTMLElement;
 }
 
-export function openSettings(asked: Asked): void {
+export function openSettings(options: SettingsDialogOptions): void {
   const fields = new Map<string, Field>();
   const add = (key: string, label: string, hint: string, input: Field['input']): HTMLElement => {
     const id = `field-${key}`;
@@ -60,21 +61,21 @@ export function openSettings(asked: Asked): void {
     return element;
   };
   const value = (key: string): string => fields.get(key)?.input.value.trim() ?? '';
-  const { now } = asked;
+  const { current: current } = options;
 
-  const names = asked.models.map((model) => h('option', { value: model.id }, model.id));
-  const picker = h('select', {}, ...names);
-  picker.value = asked.model ?? asked.models[0]?.id ?? '';
+  const modelOptions = options.models.map((model) => h('option', { value: model.id }, model.id));
+  const picker = h('select', {}, ...modelOptions);
+  picker.value = options.model ?? options.models[0]?.id ?? '';
   const instructions = h('textarea', { rows: '3' });
-  instructions.value = now.instructions ?? '';
-  const numbers = NUMBERS.map(([key, label, hint, step]) => {
+  instructions.value = current.instructions ?? '';
+  const numberInputs = NUMBERS.map(([key, label, hint, step]) => {
     const input = h('input', { type: 'number', step, inputmode: 'decimal' });
-    const given = now[key];
-    input.value = typeof given === 'number' ? String(given) : '';
+    const initial = current[key];
+    input.value = typeof initial === 'number' ? String(initial) : '';
     return add(key, label, hint, input);
   });
   const tools = h('textarea', { rows: '5', spellcheck: 'false', class: 'code' });
-  tools.value = now.tools?.length ? JSON.stringify(now.tools, null, 2) : '';
+  tools.value = current.tools?.length ? JSON.stringify(current.tools, null, 2) : '';
   const example = h(
     'button',
     {
@@ -83,7 +84,7 @@ export function openSettings(asked: Asked): void {
         tools.value = JSON.stringify(EXAMPLE_TOOLS, null, 2);
       },
     },
-    'Put an example in',
+    'Insert example',
   );
 
   const dialog = h('dialog', { class: 'settings', 'aria-labelledby': 'settings-title' });
@@ -95,26 +96,27 @@ export function openSettings(asked: Asked): void {
   const submit = async (): Promise<void> => {
     for (const field of fields.values()) field.error.textContent = '';
     general.textContent = '';
-    const toolbox = parseTools(value('tools'));
-    if (typeof toolbox === 'string') {
-      (fields.get('tools')?.error ?? general).textContent = toolbox;
+    const parsedTools = parseTools(value('tools'));
+    if (typeof parsedTools === 'string') {
+      (fields.get('tools')?.error ?? general).textContent = parsedTools;
       return;
     }
-    const numbered = NUMBERS.map(([key]) => [key, value(key) === '' ? null : Number(value(key))]);
+    const numberSettings = NUMBERS.map(([key]) => [key, value(key) === '' ? null : Number(value(key))]);
     const settings: SessionSettings = {
       instructions: value('instructions') || null,
-      tools: toolbox,
-      ...(Object.fromEntries(numbered) as SessionSettings),
+      tools: parsedTools,
+      ...(Object.fromEntries(numberSettings) as SessionSettings),
     };
     save.disabled = true;
-    save.textContent = 'Saving …'; // which takes as long as there is no connection
+    save.textContent = 'Saving …'; // lasts until the server acknowledges the settings
     try {
-      await asked.apply({ settings, model: picker.value || null });
+      await options.apply({ settings, model: picker.value || null });
       close();
     } catch (error) {
-      const key = error instanceof Refused ? (/^session\.(\w+)/.exec(error.param ?? '')?.[1] ?? '') : '';
-      const place = fields.get(key)?.error ?? general;
-      place.textContent = error instanceof Error ? error.message : String(error);
+      const param = error instanceof Refused ? (error.param ?? '') : '';
+      const key = /^session\.(\w+)/.exec(param)?.[1] ?? '';
+      const errorElement = fields.get(key)?.error ?? general;
+      errorElement.textContent = error instanceof Error ? error.message : String(error);
       fields.get(key)?.input.focus();
     }
     save.disabled = false;
@@ -128,11 +130,11 @@ export function openSettings(asked: Asked): void {
         void submit();
       },
     },
-    h('h2', { id: 'settings-title' }, 'Settings of this conversation'),
-    add('model', 'Model', 'another one begins a new conversation', picker),
-    add('instructions', 'Instructions', 'what the model is told first', instructions),
-    h('div', { class: 'numbers' }, ...numbers),
-    add('tools', 'Tools', 'a JSON list, as OpenAI has it; you answer the calls yourself', tools),
+    h('h2', { id: 'settings-title' }, 'Conversation settings'),
+    add('model', 'Model', 'another model begins a new conversation', picker),
+    add('instructions', 'Instructions', 'system instructions for the model', instructions),
+    h('div', { class: 'numbers' }, ...numberInputs),
+    add('tools', 'Tools', 'a JSON list in OpenAI’s format; you submit the results yourself', tools),
     example,
     general,
     h('div', { class: 'row end' }, h('button', { type: 'button', onclick: close }, 'Cancel'), save),
@@ -145,19 +147,19 @@ export function openSettings(asked: Asked): void {
   dialog.showModal();
 }
 
-/** The tools, or what is wrong with them. */
+/** Returns the tools, or an error message. */
 function parseTools(text: string): Tool[] | string {
   if (!text) return [];
   try {
     const parsed = JSON.parse(text) as unknown;
-    return Array.isArray(parsed) ? (parsed as Tool[]) : 'A list is expected: [ … ]';
+    return Array.isArray(parsed) ? (parsed as Tool[]) : 'Expected a JSON list: [ … ]';
   } catch (error) {
-    return `This is not JSON: ${error instanceof Error ? error.message : ''}`;
+    return `Invalid JSON: ${error instanceof Error ? error.message : ''}`;
   }
 }
 
-/** Asks for a key; `null` if none was given. */
-export function askKey(message: string): Promise<string | null> {
+/** Ask the user for an API key. Resolves with null if the dialog is cancelled. */
+export function askApiKey(message: string): Promise<string | null> {
   return new Promise((resolve) => {
     const input = h('input', {
       type: 'password',
@@ -167,17 +169,17 @@ export function askKey(message: string): Promise<string | null> {
       'aria-describedby': 'key-hint',
     });
     const dialog = h('dialog', { class: 'settings narrow', 'aria-labelledby': 'key-title' });
-    let given: string | null = null;
+    let entered: string | null = null;
     const form = h(
       'form',
       {
         onsubmit: (event: Event) => {
           event.preventDefault();
-          given = input.value.trim();
+          entered = input.value.trim();
           dialog.close();
         },
       },
-      h('h2', { id: 'key-title' }, 'Enter your key'),
+      h('h2', { id: 'key-title' }, 'Enter your API key'),
       h('p', {}, message),
       h(
         'div',
@@ -187,16 +189,16 @@ export function askKey(message: string): Promise<string | null> {
         h(
           'p',
           { class: 'hint', id: 'key-hint' },
-          'Kept in this tab until you close it, and shown only to this server, ' +
-            'which gives a short-lived one for each connection.',
+          'Stored in this tab until you close it, and sent only to this server, ' +
+            'which issues a short-lived key for each connection.',
         ),
       ),
-      h('div', { class: 'row end' }, h('button', { type: 'submit', class: 'primary' }, 'Enter')),
+      h('div', { class: 'row end' }, h('button', { type: 'submit', class: 'primary' }, 'Continue')),
     );
     dialog.append(form);
     dialog.addEventListener('close', () => {
       dialog.remove();
-      resolve(given);
+      resolve(entered);
     });
     document.body.append(dialog);
     dialog.showModal();

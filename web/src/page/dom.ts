@@ -1,9 +1,9 @@
-/** Elements from words. */
+/** DOM helpers: element creation, icons, clipboard, and redraws per frame. */
 
 type Child = Node | string | null | undefined | false;
 type Props = Record<string, string | boolean | ((event: never) => void) | null | undefined>;
 
-/** `on…` are listeners, booleans are attributes that are there or not. */
+/** Create an element. Props named `on…` are event listeners; boolean props set or omit an attribute. */
 export function h<K extends keyof HTMLElementTagNameMap>(
   tag: K,
   props: Props = {},
@@ -53,19 +53,19 @@ export function icon(name: Icon): SVGElement {
   return svg;
 }
 
-/** A button with an icon, whose label is read out and shown on hover. */
-export function iconButton(name: Icon, label: string, act: () => void): HTMLButtonElement {
+/** Create an icon button; its label is the accessible name and the tooltip. */
+export function iconButton(name: Icon, label: string, onClick: () => void): HTMLButtonElement {
   return h(
     'button',
-    { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick: act },
+    { type: 'button', class: 'icon-button', 'aria-label': label, title: label, onclick: onClick },
     icon(name),
   );
 }
 
-const TICK_MS = 1200;
+const DONE_MS = 1200;
 
-/** The button shows for a moment that it has done it. */
-export function tick(button: HTMLElement): void {
+/** Show a check mark on the button for a moment. */
+export function flashDone(button: HTMLElement): void {
   const before = [...button.childNodes];
   if (button.classList.contains('done')) return;
   button.classList.add('done');
@@ -73,10 +73,10 @@ export function tick(button: HTMLElement): void {
   setTimeout(() => {
     button.classList.remove('done');
     button.replaceChildren(...before);
-  }, TICK_MS);
+  }, DONE_MS);
 }
 
-/** Also where the page came over plain HTTP, and browsers give it no clipboard. */
+/** Copy a text, also over plain HTTP, where browsers provide no clipboard API. */
 export async function copyText(text: string): Promise<void> {
   try {
     await navigator.clipboard.writeText(text);
@@ -91,15 +91,15 @@ export async function copyText(text: string): Promise<void> {
   }
 }
 
-/** Runs `draw` once before the next frame, however often it is asked for. */
+/** Returns a function that schedules `draw` for the next frame, once per frame. */
 export function perFrame(draw: () => void): () => void {
-  let asked = false;
+  let scheduled = false;
   return () => {
-    if (asked) return;
-    asked = true;
-    // A hidden page draws no frames; it draws when it is looked at again.
+    if (scheduled) return;
+    scheduled = true;
+    // A hidden page has no frames; it draws when it becomes visible.
     requestAnimationFrame(() => {
-      asked = false;
+      scheduled = false;
       draw();
     });
   };

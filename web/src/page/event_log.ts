@@ -1,8 +1,8 @@
-/** What went over the wire, both ways: filtered, looked into, exported. */
+/** Log of the events on the wire in both directions, with a filter and an export. */
 
+import type { ConversationController, LoggedEvent } from './conversation_controller.js';
 import { h, perFrame } from './dom.js';
-import type { LoggedEvent, Talk } from './conversation_controller.js';
-import { clock } from './format.js';
+import { formatTime } from './format.js';
 
 const ROWS_MAX = 200;
 
@@ -11,65 +11,65 @@ export class EventLog {
   readonly #rows = h('ol', { class: 'events' });
   readonly #filter = h('input', {
     type: 'search',
-    placeholder: 'Filter, as delta or error',
+    placeholder: 'Filter, such as delta or error',
     'aria-label': 'Filter events',
   });
-  readonly #talk: Talk;
-  readonly #ask = perFrame(() => {
+  readonly #conversation: ConversationController;
+  readonly #scheduleDraw = perFrame(() => {
     this.#draw();
   });
-  #drawn: { logged: LoggedEvent; row: HTMLElement; times: number } | null = null;
-  #next = 0;
+  #lastRow: { logged: LoggedEvent; row: HTMLElement; times: number } | null = null;
+  #undrawnCount = 0;
 
-  constructor(talk: Talk) {
-    this.#talk = talk;
+  constructor(conversation: ConversationController) {
+    this.#conversation = conversation;
     const save = h('button', { type: 'button', onclick: () => this.#export() }, 'Export');
     const head = h('div', { class: 'row' }, this.#filter, save);
     this.element = h('details', { class: 'log' }, h('summary', {}, 'Events'), head, this.#rows);
     this.element.addEventListener('toggle', () => this.#restart());
     this.#filter.addEventListener('input', () => this.#restart());
-    talk.onLogged = () => {
-      this.#next += 1;
-      if (this.element.open) this.#ask();
+    conversation.onLogged = () => {
+      this.#undrawnCount += 1;
+      if (this.element.open) this.#scheduleDraw();
     };
   }
 
   #restart(): void {
     this.#rows.replaceChildren();
-    this.#drawn = null;
-    this.#next = this.#talk.log.length;
-    this.#ask();
+    this.#lastRow = null;
+    this.#undrawnCount = this.#conversation.log.length;
+    this.#scheduleDraw();
   }
 
   #draw(): void {
     if (!this.element.open) return;
-    const { log } = this.#talk;
-    const wanted = this.#filter.value.trim().toLowerCase();
-    const following =
+    const { log } = this.#conversation;
+    const filter = this.#filter.value.trim().toLowerCase();
+    const atEnd =
       this.#rows.scrollHeight - this.#rows.scrollTop - this.#rows.clientHeight < 40;
-    for (const logged of log.slice(-Math.min(this.#next, ROWS_MAX * 2))) {
-      if (wanted && !JSON.stringify(logged.event).toLowerCase().includes(wanted)) continue;
-      this.#add(logged);
+    for (const logged of log.slice(-Math.min(this.#undrawnCount, ROWS_MAX * 2))) {
+      if (filter && !JSON.stringify(logged.event).toLowerCase().includes(filter)) continue;
+      this.#drawEvent(logged);
     }
-    this.#next = 0;
+    this.#undrawnCount = 0;
     while (this.#rows.childElementCount > ROWS_MAX) this.#rows.firstElementChild?.remove();
-    if (following) this.#rows.scrollTop = this.#rows.scrollHeight;
+    if (atEnd) this.#rows.scrollTop = this.#rows.scrollHeight;
   }
 
-  /** A row of its own, or one more of the deltas before it. */
-  #add(logged: LoggedEvent): void {
+  /** Add a row for an event, or count it in the row of the same deltas before. */
+  #drawEvent(logged: LoggedEvent): void {
     const { event, sent, at } = logged;
-    const drawn = this.#drawn;
-    if (drawn && event.type.endsWith('.delta') && drawn.logged.event.type === event.type) {
-      drawn.times += 1;
-      const times = drawn.row.querySelector('.times');
-      if (times) times.textContent = `× ${drawn.times}`;
+    const lastRow = this.#lastRow;
+    if (lastRow && event.type.endsWith('.delta') && lastRow.logged.event.type === event.type) {
+      lastRow.times += 1;
+      const times = lastRow.row.querySelector('.times');
+      if (times) times.textContent = `× ${lastRow.times}`;
       return;
     }
     const body = h('pre', { tabindex: '0' });
     const row = h(
       'li',
-      { class: event.type === 'error' ? 'error' : sent ? 'sent' : 'got' },
+      { class: event.type === 'error' ? 'error' : sent ? 'sent' : 'received' },
       h(
         'details',
         {
@@ -80,21 +80,21 @@ export class EventLog {
         h(
           'summary',
           {},
-          h('span', { class: 'way', 'aria-label': sent ? 'sent' : 'received' }, sent ? '↑' : '↓'),
+          h('span', { class: 'direction', 'aria-label': sent ? 'sent' : 'received' }, sent ? '↑' : '↓'),
           h('span', { class: 'type' }, event.type),
           h('span', { class: 'times' }),
-          h('time', {}, clock(at)),
+          h('time', {}, formatTime(at)),
         ),
         body,
       ),
     );
     this.#rows.append(row);
-    this.#drawn = { logged, row, times: 1 };
+    this.#lastRow = { logged, row, times: 1 };
   }
 
-  /** One JSON object a line. */
+  /** Download the log as JSON Lines. */
   #export(): void {
-    const lines = this.#talk.log.map((logged) => JSON.stringify(logged)).join('\n');
+    const lines = this.#conversation.log.map((logged) => JSON.stringify(logged)).join('\n');
     const url = URL.createObjectURL(new Blob([lines], { type: 'application/jsonl' }));
     h('a', { href: url, download: 'continuo-events.jsonl' }).click();
     setTimeout(() => {

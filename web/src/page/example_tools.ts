@@ -1,4 +1,4 @@
-/** A tool to begin with, and what it might return. */
+/** Example tool, and sample results of tool calls. */
 
 import type { FunctionCallItem, Tool } from '../client/index.js';
 

@@ -1,33 +1,33 @@
-/** Numbers, and what they are about, as people read them. */
+/** Formatting of numbers, durations and KV residency for display. */
 
 import type { Residency } from '../client/index.js';
 
-/** Where an answer has found the KV of what was said before. */
-export const WHERE: Record<Residency, string> = {
-  hot: 'was on the device',
-  host: 'came back from host memory',
-  recomputed: 'was computed again',
-  none: 'was not there before',
+/** Where the KV of the conversation so far was found at the last turn. */
+export const RESIDENCY_TEXT: Record<Residency, string> = {
+  hot: 'already on device',
+  host: 'restored from host memory',
+  recomputed: 'recomputed',
+  none: 'not cached',
 };
 
-export function ms(value: number | null | undefined): string {
+export function formatMs(value: number | null | undefined): string {
   if (value === null || value === undefined || !Number.isFinite(value)) return '–';
   if (value >= 10_000) return `${(value / 1000).toFixed(0)} s`;
   if (value >= 1000) return `${Number((value / 1000).toFixed(1))} s`;
   return `${Number(value.toFixed(value < 10 ? 1 : 0))} ms`;
 }
 
-export function count(value: number): string {
+export function formatCount(value: number): string {
   return value.toLocaleString('en');
 }
 
-/** Of a whole, rounded; never 0 for what is there. */
-export function share(part: number, whole: number): string {
+/** Returns a rounded percentage; at least '< 1%' if `part` is not 0. */
+export function formatShare(part: number, whole: number): string {
   const percent = (100 * part) / whole;
-  return part > 0 && percent < 1 ? '< 1 %' : `${Math.round(percent)} %`;
+  return part > 0 && percent < 1 ? '< 1%' : `${Math.round(percent)}%`;
 }
 
-export function duration(s: number): string {
+export function formatDuration(s: number): string {
   const parts: [number, string][] = [
     [86_400, 'd'],
     [3600, 'h'],
@@ -37,6 +37,6 @@ export function duration(s: number): string {
   return `${Math.floor(s / size)} ${unit}`;
 }
 
-export function clock(at: number): string {
+export function formatTime(at: number): string {
   return new Date(at).toLocaleTimeString('en-GB');
 }

@@ -1,14 +1,14 @@
-/** Figures of the server that both pages show. */
+/** KV usage bars and lists of facts, used by both pages. */
 
-import type { EngineBooks, SessionKV } from './api.js';
+import type { EngineStats, SessionKV } from './api.js';
 import { h } from './dom.js';
-import { count } from './format.js';
+import { formatCount } from './format.js';
 
-/** A name, what is so called, and the colour of it in the bar above if it has one. */
+/** A name, its value, and the color of its part in the bar above, if any. */
 type Fact = [name: string, value: string, color?: Color];
 type Color = 'accent' | 'second' | 'lost';
 
-export function facts(list: HTMLElement, rows: Fact[]): void {
+export function drawFacts(list: HTMLElement, rows: Fact[]): void {
   list.replaceChildren(
     ...rows.map(([name, value, color]) => {
       const term = color === undefined ? h('dt', {}, name) : h('dt', { class: `key ${color}` }, name);
@@ -17,31 +17,32 @@ export function facts(list: HTMLElement, rows: Fact[]): void {
   );
 }
 
-/** Pages held by conversations, pages kept to be shared, and the rest. */
-export function drawPages(bar: HTMLElement, pages: EngineBooks): void {
+/** Draw the engine's pages: leased by sessions, cached for sharing, and free. */
+export function drawPageBar(bar: HTMLElement, pages: EngineStats): void {
   const { pages_total, pages_tree, pages_leased } = pages;
-  fill(bar, pages_total, { accent: pages_leased, second: pages_tree });
-  say(bar, `Pages: ${count(pages_leased)} held, ${count(pages_tree)} kept to be shared`);
+  drawParts(bar, pages_total, { accent: pages_leased, second: pages_tree });
+  const [leased, cached] = [formatCount(pages_leased), formatCount(pages_tree)];
+  setLabel(bar, `Pages: ${leased} leased, ${cached} cached for sharing`);
 }
 
-/** Tokens of one conversation, `whole` in all, by where their KV is. */
-export function drawKV(bar: HTMLElement, kv: SessionKV, whole: number): void {
-  fill(bar, whole, { accent: kv.tokens, second: kv.host_tokens, lost: kv.lost_tokens });
-  const words = [`${count(kv.tokens)} on the device`, `${count(kv.host_tokens)} in host memory`];
-  say(bar, `Tokens: ${words.join(', ')}, ${count(kv.lost_tokens)} to be computed again`);
+/** Draw the `total` tokens of a conversation by where their KV is. */
+export function drawTokenBar(bar: HTMLElement, kv: SessionKV, total: number): void {
+  drawParts(bar, total, { accent: kv.tokens, second: kv.host_tokens, lost: kv.lost_tokens });
+  const [device, host, lost] = [kv.tokens, kv.host_tokens, kv.lost_tokens].map(formatCount);
+  setLabel(bar, `Tokens: ${device} on the device, ${host} in host memory, ${lost} to be recomputed`);
 }
 
-function fill(bar: HTMLElement, whole: number, parts: Partial<Record<Color, number>>): void {
+function drawParts(bar: HTMLElement, total: number, parts: Partial<Record<Color, number>>): void {
   bar.replaceChildren(
     ...Object.entries(parts).map(([color, n]) => {
       const part = h('span', { class: color });
-      part.style.width = `${whole > 0 ? (100 * n) / whole : 0}%`;
+      part.style.width = `${total > 0 ? (100 * n) / total : 0}%`;
       return part;
     }),
   );
 }
 
-function say(bar: HTMLElement, words: string): void {
-  bar.setAttribute('aria-label', words);
-  bar.title = words;
+function setLabel(bar: HTMLElement, label: string): void {
+  bar.setAttribute('aria-label', label);
+  bar.title = label;
 }

@@ -1,4 +1,5 @@
-/** What the model writes, as safe elements: Markdown without raw HTML, sanitised all the same. */
+/** Rendering of the model's Markdown as safe HTML elements: raw HTML is disabled, and the output is
+ * sanitized as well. */
 
 import DOMPurify from 'dompurify';
 import MarkdownIt from 'markdown-it';
@@ -20,52 +21,52 @@ function render(text: string): DocumentFragment {
 }
 
 /**
- * A text that grows. Blocks that a blank line has ended are drawn once; only the last one is drawn
- * again with every piece, so that a long answer costs no more than a short one.
+ * Incremental rendering of streamed Markdown. Blocks ended by a blank line are rendered once; only the
+ * last block is rendered again for each delta, so that the cost does not grow with the text.
  */
-export class Growing {
-  readonly #into: HTMLElement;
-  readonly #open = document.createElement('div');
+export class StreamingMarkdown {
+  readonly #container: HTMLElement;
+  readonly #openBlock = document.createElement('div');
   #text = '';
-  /** Characters that are drawn for good. */
-  #settled = 0;
+  /** Characters whose rendering is final. */
+  #renderedEnd = 0;
 
-  constructor(into: HTMLElement) {
-    this.#into = into;
-    this.#open.className = 'open-block';
+  constructor(container: HTMLElement) {
+    this.#container = container;
+    this.#openBlock.className = 'open-block';
   }
 
-  /** Draws the text as it is now; `done` when nothing follows. */
+  /** Render the current text; `done` if nothing follows. */
   draw(text: string, done: boolean): void {
     if (done || !text.startsWith(this.#text)) {
-      this.#settled = 0;
-      this.#into.replaceChildren();
+      this.#renderedEnd = 0;
+      this.#container.replaceChildren();
     }
     this.#text = text;
     if (done) {
-      this.#into.replaceChildren(render(text));
+      this.#container.replaceChildren(render(text));
       return;
     }
-    const border = lastBorder(text);
-    if (border > this.#settled) {
-      const block = render(text.slice(this.#settled, border));
-      if (this.#open.parentNode === this.#into) this.#open.before(block);
-      else this.#into.append(block);
-      this.#settled = border;
+    const blockStart = lastBlockStart(text);
+    if (blockStart > this.#renderedEnd) {
+      const block = render(text.slice(this.#renderedEnd, blockStart));
+      if (this.#openBlock.parentNode === this.#container) this.#openBlock.before(block);
+      else this.#container.append(block);
+      this.#renderedEnd = blockStart;
     }
-    this.#open.replaceChildren(render(text.slice(this.#settled)));
-    this.#into.append(this.#open);
+    this.#openBlock.replaceChildren(render(text.slice(this.#renderedEnd)));
+    this.#container.append(this.#openBlock);
   }
 }
 
-/** Where the last block begins that may still change: behind a blank line outside of fences, before
- * a line that cannot belong to what stands above it. */
-function lastBorder(text: string): number {
-  let border = 0;
+/** Returns where the last block that may still change begins: after a blank line outside code fences,
+ * before a line that cannot continue the block above. */
+function lastBlockStart(text: string): number {
+  let blockStart = 0;
   let fenced = false;
   for (const match of text.matchAll(/^(```|~~~)|\n\n(?=[^\s\-*+>\d|])/gm)) {
     if (match[1] !== undefined) fenced = !fenced;
-    else if (!fenced) border = match.index + match[0].length;
+    else if (!fenced) blockStart = match.index + match[0].length;
   }
-  return border;
+  return blockStart;
 }

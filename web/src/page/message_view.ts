@@ -1,113 +1,114 @@
-/** One message of the transcript, and what can be done with it. */
+/** Views of the transcript's items: messages with their actions, and tool calls. */
 
 import { type FunctionCallItem, type Item, type MessageItem, textOf } from '../client/index.js';
-import { copyText, h, icon, iconButton, tick } from './dom.js';
-import { Growing } from './markdown.js';
-import type { Unanswered } from './response_status.js';
-import type { TurnMetrics } from './storage.js';
-import { count, ms } from './format.js';
+import { copyText, flashDone, h, icon, iconButton } from './dom.js';
 import { sampleResult } from './example_tools.js';
+import { formatCount, formatMs } from './format.js';
+import { StreamingMarkdown } from './markdown.js';
+import type { MissingResponse } from './response_status.js';
+import type { TurnMetrics } from './storage.js';
 
-export interface Acts {
+export interface MessageActions {
   edit(id: string, text: string): void;
   branch(id: string): void;
   regenerate(): void;
-  answer(call: FunctionCallItem, output: string): void;
+  submitToolResult(call: FunctionCallItem, output: string): void;
 }
 
-/** What a message looks like besides its text. */
-export interface Look {
-  /** Whether text may still come. */
+/** State of a message that its view draws besides the text. */
+export interface MessageState {
+  /** Whether the message is still being generated. */
   open: boolean;
   metrics: TurnMetrics | null;
-  /** The last answer of the conversation. */
+  /** Whether this is the last item of the conversation. */
   last: boolean;
-  /** Why there is no more of it; empty: it is whole, or there may be. */
-  cut: string;
-  /** What a tool has returned. */
+  /** Why the message is incomplete; empty if it is complete or still being generated. */
+  endNote: string;
+  /** Result of a tool call; null if there is none yet. */
   output: string | null;
 }
 
-export interface View {
+export interface ItemView {
   readonly element: HTMLElement;
-  draw(item: Item, look: Look): void;
+  draw(item: Item, state: MessageState): void;
 }
 
-export function viewOf(item: Item, acts: Acts): View {
-  return item.type === 'function_call' ? new CallView(acts) : new MessageView(acts);
+export function createView(item: Item, actions: MessageActions): ItemView {
+  return item.type === 'function_call' ? new ToolCallView(actions) : new MessageView(actions);
 }
 
-class MessageView implements View {
+class MessageView implements ItemView {
   readonly element: HTMLElement;
-  readonly #acts: Acts;
-  readonly #who = h('span', { class: 'who' });
-  readonly #cost = h('span', { class: 'cost' });
+  readonly #actions: MessageActions;
+  readonly #role = h('span', { class: 'role' });
+  readonly #usage = h('span', { class: 'usage' });
   readonly #body = h('div', { class: 'body' });
-  readonly #cut = h('p', { class: 'ending note' });
-  readonly #actions = h('div', { class: 'actions' });
-  readonly #growing = new Growing(this.#body);
+  readonly #endNote = h('p', { class: 'ending note' });
+  readonly #buttonRow = h('div', { class: 'actions' });
+  readonly #markdown = new StreamingMarkdown(this.#body);
   #item: MessageItem | null = null;
-  #drawn = '';
-  #shape = '';
+  #drawnText = '';
+  #drawnFrame = '';
   #editing = false;
 
-  constructor(acts: Acts) {
-    this.#acts = acts;
-    const margin = h('div', { class: 'margin' }, this.#who, this.#cost);
-    this.element = h('article', {}, margin, h('div', { class: 'said' }, this.#body, this.#cut, this.#actions));
+  constructor(actions: MessageActions) {
+    this.#actions = actions;
+    const margin = h('div', { class: 'margin' }, this.#role, this.#usage);
+    const content = h('div', { class: 'content' }, this.#body, this.#endNote, this.#buttonRow);
+    this.element = h('article', {}, margin, content);
   }
 
-  draw(item: Item, look: Look): void {
+  draw(item: Item, state: MessageState): void {
     if (item.type !== 'message') return;
     this.#item = item;
-    this.#frame(item, look);
+    this.#drawFrame(item, state);
     if (this.#editing) return;
     const text = textOf(item);
-    const drawn = `${String(look.open)}${text.length}${text.slice(-16)}`;
-    if (drawn === this.#drawn) return;
-    this.#drawn = drawn;
+    const drawn = `${String(state.open)}${text.length}${text.slice(-16)}`;
+    if (drawn === this.#drawnText) return;
+    this.#drawnText = drawn;
     if (item.role === 'assistant') {
-      this.#growing.draw(text, !look.open);
-      this.#body.classList.toggle('waiting', look.open && !text);
+      this.#markdown.draw(text, !state.open);
+      this.#body.classList.toggle('waiting', state.open && !text);
     } else this.#body.textContent = text;
   }
 
-  #frame(item: MessageItem, look: Look): void {
-    const { metrics } = look;
-    const shape = JSON.stringify([item.role, look.cut, look.open, look.last, metrics?.id]);
-    if (shape === this.#shape) return;
-    this.#shape = shape;
+  #drawFrame(item: MessageItem, state: MessageState): void {
+    const { metrics } = state;
+    const frame = JSON.stringify([item.role, state.endNote, state.open, state.last, metrics?.id]);
+    if (frame === this.#drawnFrame) return;
+    this.#drawnFrame = frame;
     this.element.className = `message ${item.role}`;
-    this.element.classList.toggle('open', look.open);
+    this.element.classList.toggle('open', state.open);
     const names = { user: 'You', assistant: 'Model', system: 'System' };
-    this.#who.textContent = names[item.role];
+    this.#role.textContent = names[item.role];
     this.element.setAttribute('aria-label', names[item.role]);
-    this.#cost.textContent = metrics && metrics.ttft !== null ? ms(metrics.ttft) : '';
-    this.#cost.title = metrics ? costOf(metrics) : '';
-    this.#cut.textContent = look.cut;
-    this.#cut.hidden = !look.cut;
-    this.element.classList.toggle('cut', look.cut !== '');
-    this.#actions.replaceChildren(...this.#buttons(item, look));
-    this.#actions.hidden = look.open;
+    this.#usage.textContent = metrics && metrics.ttft !== null ? formatMs(metrics.ttft) : '';
+    this.#usage.title = metrics ? usageTitle(metrics) : '';
+    this.#endNote.textContent = state.endNote;
+    this.#endNote.hidden = !state.endNote;
+    this.element.classList.toggle('cut', state.endNote !== '');
+    this.#buttonRow.replaceChildren(...this.#buttons(item, state));
+    this.#buttonRow.hidden = state.open;
   }
 
-  #buttons(item: MessageItem, look: Look): Node[] {
+  #buttons(item: MessageItem, state: MessageState): Node[] {
     const copy = iconButton('copy', 'Copy', () => {
       void copyText(this.#item ? textOf(this.#item) : '').then(() => {
-        tick(copy);
+        flashDone(copy);
       });
     });
     const branch = iconButton('branch', 'Branch from here', () => {
-      this.#acts.branch(item.id);
+      this.#actions.branch(item.id);
     });
-    const edit = iconButton('edit', 'Edit and ask again', () => {
+    const edit = iconButton('edit', 'Edit and resend', () => {
       this.#edit();
     });
-    const again = iconButton('again', 'Answer again', () => {
-      this.#acts.regenerate();
+    const regenerate = iconButton('again', 'Regenerate', () => {
+      this.#actions.regenerate();
     });
     if (item.role === 'user') return [edit, branch, copy];
-    return look.last ? [again, branch, copy] : [branch, copy];
+    return state.last ? [regenerate, branch, copy] : [branch, copy];
   }
 
   #edit(): void {
@@ -118,14 +119,14 @@ class MessageView implements View {
     field.value = textOf(item);
     const done = (): void => {
       this.#editing = false;
-      this.#drawn = '';
+      this.#drawnText = '';
       this.#body.textContent = textOf(this.#item ?? item);
-      this.#actions.hidden = false;
+      this.#buttonRow.hidden = false;
     };
     const save = (): void => {
       const text = field.value.trim();
       done();
-      if (text && text !== textOf(item)) this.#acts.edit(item.id, text);
+      if (text && text !== textOf(item)) this.#actions.edit(item.id, text);
     };
     field.addEventListener('keydown', (event) => {
       if (event.key === 'Escape') {
@@ -136,92 +137,92 @@ class MessageView implements View {
         save();
       }
     });
-    const saving = h('button', { type: 'button', class: 'primary', onclick: save }, 'Ask again');
-    const leaving = h('button', { type: 'button', onclick: done }, 'Keep it');
-    const note = h('span', { class: 'note' }, 'What follows it is taken back.');
-    this.#body.replaceChildren(field, h('div', { class: 'row' }, saving, leaving, note));
-    this.#actions.hidden = true;
+    const saveButton = h('button', { type: 'button', class: 'primary', onclick: save }, 'Send');
+    const cancelButton = h('button', { type: 'button', onclick: done }, 'Cancel');
+    const note = h('span', { class: 'note' }, 'Later messages will be deleted.');
+    this.#body.replaceChildren(field, h('div', { class: 'row' }, saveButton, cancelButton, note));
+    this.#buttonRow.hidden = true;
     field.focus();
   }
 }
 
-class CallView implements View {
+class ToolCallView implements ItemView {
   readonly element: HTMLElement;
-  readonly #acts: Acts;
+  readonly #actions: MessageActions;
   readonly #name = h('code', { class: 'tool-name' });
   readonly #arguments = h('pre', { class: 'arguments', tabindex: '0', 'aria-label': 'Arguments' });
   readonly #result = h('div', { class: 'result' });
-  #shape = '';
+  #drawnFrame = '';
 
-  constructor(acts: Acts) {
-    this.#acts = acts;
-    const head = h('div', { class: 'tool-head' }, 'calls ', this.#name);
-    const margin = h('div', { class: 'margin' }, h('span', { class: 'who' }, 'Tool'));
-    const said = h('div', { class: 'said' }, head, this.#arguments, this.#result);
-    this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, margin, said);
+  constructor(actions: MessageActions) {
+    this.#actions = actions;
+    const head = h('div', { class: 'tool-head' }, 'called ', this.#name);
+    const margin = h('div', { class: 'margin' }, h('span', { class: 'role' }, 'Tool'));
+    const content = h('div', { class: 'content' }, head, this.#arguments, this.#result);
+    this.element = h('article', { class: 'message call', 'aria-label': 'Tool call' }, margin, content);
   }
 
-  draw(item: Item, look: Look): void {
+  draw(item: Item, state: MessageState): void {
     if (item.type !== 'function_call') return;
     this.#name.textContent = item.name;
-    this.#arguments.textContent = pretty(item.arguments);
+    this.#arguments.textContent = prettyJson(item.arguments);
     const open = item.status === 'in_progress';
     this.element.classList.toggle('open', open);
-    const shape = JSON.stringify([open, look.cut, look.output]);
-    if (shape === this.#shape) return;
-    this.#shape = shape;
+    const frame = JSON.stringify([open, state.endNote, state.output]);
+    if (frame === this.#drawnFrame) return;
+    this.#drawnFrame = frame;
     if (open) this.#result.replaceChildren();
-    else if (look.cut) this.#result.replaceChildren(h('p', { class: 'ending note' }, look.cut));
-    else if (look.output === null) this.#ask(item);
+    else if (state.endNote) this.#result.replaceChildren(h('p', { class: 'ending note' }, state.endNote));
+    else if (state.output === null) this.#drawResultForm(item);
     else {
-      const head = h('div', { class: 'tool-head' }, 'which returned');
-      this.#result.replaceChildren(head, h('pre', { class: 'output' }, pretty(look.output)));
+      const head = h('div', { class: 'tool-head' }, 'result');
+      this.#result.replaceChildren(head, h('pre', { class: 'output' }, prettyJson(state.output)));
     }
   }
 
-  #ask(call: FunctionCallItem): void {
+  #drawResultForm(call: FunctionCallItem): void {
     const label = `Result of ${call.name}`;
     const field = h('textarea', { 'aria-label': label, rows: '3', spellcheck: 'false' });
     field.value = sampleResult(call);
     const send = (): void => {
-      this.#acts.answer(call, field.value);
+      this.#actions.submitToolResult(call, field.value);
     };
     field.addEventListener('keydown', (event) => {
       if (event.key !== 'Enter' || !(event.ctrlKey || event.metaKey)) return;
       event.preventDefault();
       send();
     });
-    const button = h('button', { type: 'button', class: 'primary', onclick: send }, 'Return this');
-    const note = h('span', { class: 'note' }, 'You are the tool: change it as you like.');
+    const button = h('button', { type: 'button', class: 'primary', onclick: send }, 'Submit result');
+    const note = h('span', { class: 'note' }, 'You act as the tool: edit this result as you like.');
     this.#result.replaceChildren(field, h('div', { class: 'row' }, button, note));
   }
 }
 
-/** A message that the server has not confirmed. */
+/** View of a message that the server has not acknowledged. */
 export function unsentView(text: string): HTMLElement {
-  const margin = h('div', { class: 'margin' }, h('span', { class: 'who' }, 'You'));
-  const note = h('span', { class: 'note' }, icon('again'), ' being sent');
-  const said = h('div', { class: 'said' }, h('div', { class: 'body' }, text), note);
-  return h('article', { class: 'message user unsent', 'aria-label': 'You' }, margin, said);
+  const margin = h('div', { class: 'margin' }, h('span', { class: 'role' }, 'You'));
+  const note = h('span', { class: 'note' }, icon('again'), ' sending');
+  const content = h('div', { class: 'content' }, h('div', { class: 'body' }, text), note);
+  return h('article', { class: 'message user unsent', 'aria-label': 'You' }, margin, content);
 }
 
-/** Why there is no answer, or only a part of one, and the way to another. */
-export function unansweredView({ why, way }: Unanswered, ask: () => void): HTMLElement {
-  const button = h('button', { type: 'button', onclick: ask }, way);
-  return h('div', { class: 'unanswered', role: 'alert' }, h('span', {}, why), button);
+/** Why a response is missing or incomplete, and a button that requests it. */
+export function missingResponseView(missing: MissingResponse, retry: () => void): HTMLElement {
+  const button = h('button', { type: 'button', onclick: retry }, missing.action);
+  return h('div', { class: 'missing-response', role: 'alert' }, h('span', {}, missing.reason), button);
 }
 
-function costOf(metrics: TurnMetrics): string {
+function usageTitle(metrics: TurnMetrics): string {
   const { ttft, itl, tokens, prefilled, reused } = metrics;
-  const after = itl === null ? '' : `, then ${ms(itl)} a token`;
-  const time = ttft === null ? '' : `First token after ${ms(ttft)}${after}. `;
+  const after = itl === null ? '' : `, then ${formatMs(itl)} per token`;
+  const time = ttft === null ? '' : `First token after ${formatMs(ttft)}${after}. `;
   return (
-    `${time}${count(tokens)} tokens; ` +
-    `${count(prefilled)} prefilled, ${count(reused)} reused from KV.`
+    `${time}${formatCount(tokens)} tokens; ` +
+    `${formatCount(prefilled)} prefilled, ${formatCount(reused)} reused from the KV cache.`
   );
 }
 
-function pretty(json: string): string {
+function prettyJson(json: string): string {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {

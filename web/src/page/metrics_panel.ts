@@ -1,40 +1,40 @@
-/** What happens behind the conversation: latency, tokens, KV, the server, the events. */
+/** Live metrics of a conversation: latency, tokens, KV usage, server status and the event log. */
 
-import { type ServerStats, session, type SessionStatus, stats } from './api.js';
+import { fetchSession, fetchStats, type ServerStats, type SessionStatus } from './api.js';
 import { Charts } from './charts.js';
+import type { ConversationController } from './conversation_controller.js';
 import { h } from './dom.js';
 import { EventLog } from './event_log.js';
-import { drawKV, drawPages, facts } from './kv_bars.js';
-import type { Talk } from './conversation_controller.js';
-import { count, WHERE } from './format.js';
+import { formatCount, RESIDENCY_TEXT } from './format.js';
+import { drawFacts, drawPageBar, drawTokenBar } from './kv_bars.js';
 
 const POLL_MS = 2000;
 
-export class Panel {
+export class MetricsPanel {
   readonly element: HTMLElement;
-  readonly #talk: Talk;
+  readonly #conversation: ConversationController;
   readonly #charts = new Charts();
-  readonly #where = h('div', { class: 'bar kv', role: 'img', hidden: true });
+  readonly #tokenBar = h('div', { class: 'bar kv', role: 'img', hidden: true });
   readonly #kv = h('dl', { class: 'facts' });
   readonly #server = h('dl', { class: 'facts' });
-  readonly #pages = h('div', { class: 'bar pages', role: 'img' });
-  readonly #polling: ReturnType<typeof setInterval>;
+  readonly #pageBar = h('div', { class: 'bar pages', role: 'img' });
+  readonly #pollTimer: ReturnType<typeof setInterval>;
 
-  constructor(talk: Talk) {
-    this.#talk = talk;
+  constructor(conversation: ConversationController) {
+    this.#conversation = conversation;
     this.element = h(
       'aside',
-      { class: 'panel', 'aria-label': 'Live figures' },
+      { class: 'panel', 'aria-label': 'Live metrics' },
       this.#charts.element,
-      h('section', {}, h('h3', {}, 'This conversation’s KV'), this.#where, this.#kv),
-      h('section', {}, h('h3', {}, 'Server'), this.#pages, this.#server),
-      new EventLog(talk).element,
+      h('section', {}, h('h3', {}, 'KV cache of this conversation'), this.#tokenBar, this.#kv),
+      h('section', {}, h('h3', {}, 'Server'), this.#pageBar, this.#server),
+      new EventLog(conversation).element,
     );
-    talk.onMetrics = () => {
+    conversation.onMetrics = () => {
       this.draw();
       void this.#poll();
     };
-    this.#polling = setInterval(() => {
+    this.#pollTimer = setInterval(() => {
       if (document.visibilityState === 'visible' && this.#shown) void this.#poll();
     }, POLL_MS);
   }
@@ -45,67 +45,67 @@ export class Panel {
 
   draw(): void {
     if (!this.#shown) return;
-    this.#charts.draw(this.#talk.kept.metrics);
+    this.#charts.draw(this.#conversation.record.metrics);
   }
 
-  /** When it has become visible, or the colours have changed. */
+  /** Redraw everything after the panel became visible or the theme changed. */
   rebuild(): void {
     this.#charts.rebuild();
     this.draw();
     void this.#poll();
   }
 
-  stop(): void {
-    clearInterval(this.#polling);
+  stopPolling(): void {
+    clearInterval(this.#pollTimer);
   }
 
   async #poll(): Promise<void> {
-    const id = this.#talk.client.position?.sessionId;
-    const nothing = (): null => null;
-    const [books, own] = await Promise.all([
-      stats().catch(nothing),
-      id === undefined ? null : session(id).catch(nothing),
+    const id = this.#conversation.client.position?.sessionId;
+    const ignore = (): null => null;
+    const [stats, status] = await Promise.all([
+      fetchStats().catch(ignore),
+      id === undefined ? null : fetchSession(id).catch(ignore),
     ]);
-    this.#drawKV(own);
-    this.#drawServer(books);
+    this.#drawKV(status);
+    this.#drawServer(stats);
   }
 
-  #drawKV(own: SessionStatus | null): void {
-    const last = this.#talk.kept.metrics.at(-1)?.residency;
-    const where = last ? WHERE[last] : '–';
-    this.#where.hidden = own === null;
-    if (!own) {
-      facts(this.#kv, [['At the last turn', where]]);
+  #drawKV(status: SessionStatus | null): void {
+    const last = this.#conversation.record.metrics.at(-1)?.residency;
+    const where = last ? RESIDENCY_TEXT[last] : '–';
+    this.#tokenBar.hidden = status === null;
+    if (!status) {
+      drawFacts(this.#kv, [['At the last turn', where]]);
       return;
     }
-    const { kv } = own;
-    // An answer that is being made is counted there first.
-    const whole = Math.max(kv.tokens + kv.host_tokens + kv.lost_tokens, own.tokens);
-    const some = (n: number): string => (n > 0 ? `${count(n)} tokens` : 'none');
-    drawKV(this.#where, kv, whole);
-    facts(this.#kv, [
+    const { kv } = status;
+    // Tokens of a response in progress are counted in `kv` first.
+    const total = Math.max(kv.tokens + kv.host_tokens + kv.lost_tokens, status.tokens);
+    const describe = (n: number): string => (n > 0 ? `${formatCount(n)} tokens` : 'none');
+    drawTokenBar(this.#tokenBar, kv, total);
+    drawFacts(this.#kv, [
       ['At the last turn', where],
-      ['On the device', `${count(kv.tokens)} of ${count(whole)} tokens`, 'accent'],
-      ['In host memory', some(kv.host_tokens), 'second'],
-      ['To be computed again', some(kv.lost_tokens), 'lost'],
-      ['Pages', count(kv.pages)],
+      ['On the device', `${formatCount(kv.tokens)} of ${formatCount(total)} tokens`, 'accent'],
+      ['In host memory', describe(kv.host_tokens), 'second'],
+      ['To be recomputed', describe(kv.lost_tokens), 'lost'],
+      ['Pages', formatCount(kv.pages)],
     ]);
   }
 
-  #drawServer(books: ServerStats | null): void {
-    const engine = books?.engine;
-    if (!books || !engine) {
-      this.#pages.replaceChildren();
-      facts(this.#server, [['Engine', books ? 'starts again' : 'cannot be asked']]);
+  #drawServer(stats: ServerStats | null): void {
+    const engine = stats?.engine;
+    if (!stats || !engine) {
+      this.#pageBar.replaceChildren();
+      drawFacts(this.#server, [['Engine', stats ? 'restarting' : 'unavailable']]);
       return;
     }
-    drawPages(this.#pages, engine);
-    facts(this.#server, [
-      ['Pages', `${count(engine.pages_free)} of ${count(engine.pages_total)} free`],
-      ['Answering', count(engine.active_turns)],
-      ['Waiting', count(engine.queued_turns)],
-      ['Connected now', count(books.sessions)],
-      ['Model', `${books.model}, ${books.dtype} on ${books.device}`],
+    drawPageBar(this.#pageBar, engine);
+    drawFacts(this.#server, [
+      ['Pages', `${formatCount(engine.pages_free)} of ${formatCount(engine.pages_total)} free`],
+      ['Active turns', formatCount(engine.active_turns)],
+      ['Queued turns', formatCount(engine.queued_turns)],
+      ['Connections', formatCount(stats.sessions)],
+      ['Model', `${stats.model}, ${stats.dtype} on ${stats.device}`],
     ]);
   }
 }

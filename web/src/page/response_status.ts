@@ -1,60 +1,61 @@
-/** How answers ended that are not whole, in plain words. Pure. */
+/** Descriptions of incomplete and missing responses. Pure. */
 
 import type { Conversation, Turn } from '../client/index.js';
 
-/** Why the last message has no answer, or none that is whole, and what can be done about it. */
-export interface Unanswered {
-  why: string;
-  way: string;
+/** Why the last message has no complete response, and the label of the button that requests one. */
+export interface MissingResponse {
+  reason: string;
+  action: string;
 }
 
-/** By the code of what went wrong. */
-const WHO: Record<string, string> = {
+/** Failed component by error code. */
+const FAILED_COMPONENT: Record<string, string> = {
   turn_failed: 'The model failed',
   model_error: 'The model failed',
   engine_lost: 'The engine was lost',
   server_error: 'The server failed',
 };
 
-/** What is written below the words that came. */
-export function cutBecause(turn: Turn | undefined): string {
+/** Returns the note below a response that is not complete. */
+export function endNote(turn: Turn | undefined): string {
   switch (turn?.response.status) {
     case 'failed':
-      return 'broke off';
+      return 'interrupted by an error';
     case 'incomplete':
-      return 'ends here: no longer answer is allowed';
+      return 'maximum response length reached';
     default:
       return 'stopped';
   }
 }
 
-/** null: the last message has its answer, or a tool is called (`calling`) and may return.
- * `refusal`: why no answer was begun. */
-export function unanswered(
+/** Describe the missing response to the last message. Returns null if it has a response, or while a tool
+ * result is awaited. `refusal`: why the last request for a response was refused. */
+export function missingResponse(
   conversation: Conversation,
-  calling: boolean,
+  awaitingTool: boolean,
   refusal: string,
-): Unanswered | null {
+): MissingResponse | null {
   const last = conversation.turns.findLast((turn) => turn.response.conversation_id !== null);
   const failed = last?.response.status === 'failed' ? last : undefined;
-  if (conversation.awaitsAnswer && !calling) {
-    if (refusal) return { why: `No answer. ${sentence(refusal)}`, way: 'Try again' };
-    if (failed?.items.length === 0) return { why: failure(failed), way: 'Try again' };
-    return { why: 'This has no answer yet.', way: 'Ask for one' };
+  if (conversation.awaitsAnswer && !awaitingTool) {
+    if (refusal) return { reason: `No response. ${asSentence(refusal)}`, action: 'Try again' };
+    if (failed?.items.length === 0) return { reason: failure(failed), action: 'Try again' };
+    return { reason: 'This message has no response yet.', action: 'Generate response' };
   }
-  const broken = failed?.items.includes(conversation.items.at(-1)?.id ?? '');
-  return failed && broken ? { why: failure(failed), way: 'Try again' } : null;
+  const incomplete = failed?.items.includes(conversation.items.at(-1)?.id ?? '');
+  return failed && incomplete ? { reason: failure(failed), action: 'Try again' } : null;
 }
 
 function failure(turn: Turn): string {
   const { code, message } = turn.response.status_details?.error ?? { code: '', message: '' };
-  const when = turn.items.length > 0 ? 'while it answered' : 'before it answered';
-  const who = WHO[code];
-  return [who ? `${who} ${when}.` : 'The answer failed.', sentence(message)].join(' ').trim();
+  const when = turn.items.length > 0 ? 'during the response' : 'before the response';
+  const component = FAILED_COMPONENT[code];
+  const summary = component ? `${component} ${when}.` : 'The response failed.';
+  return [summary, asSentence(message)].join(' ').trim();
 }
 
-/** With a capital and a full stop. */
-function sentence(words: string): string {
-  const capital = words.charAt(0).toUpperCase() + words.slice(1);
+/** Returns the text with a capital and a full stop. */
+function asSentence(text: string): string {
+  const capital = text.charAt(0).toUpperCase() + text.slice(1);
   return /[.!?]$|^$/.test(capital) ? capital : `${capital}.`;
 }

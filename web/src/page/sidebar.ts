@@ -1,106 +1,106 @@
-/** The conversations of this browser, branches below what they were branched from; those just deleted
- * in their places, to be had back. */
+/** Sidebar with the conversations stored in this browser: branches below their parents, and recently
+ * deleted ones in place, with an undo button. */
 
 import { h, icon, iconButton } from './dom.js';
-import { all, type Listed } from './storage.js';
+import { type ConversationSummary, listConversations } from './storage.js';
 
-export interface Choosing {
-  /** A link was followed. */
-  chosen(): void;
-  begin(): void;
-  remove(id: string): void;
-  /** What was deleted comes back. */
+export interface SidebarHandler {
+  /** A conversation's link was clicked. */
+  select(): void;
+  create(): void;
+  delete(id: string): void;
+  /** Undo a deletion. */
   restore(id: string): void;
 }
 
 export class Sidebar {
   readonly element: HTMLElement;
-  readonly #list = h('ul', { class: 'talks' });
-  readonly #choosing: Choosing;
+  readonly #list = h('ul', { class: 'conversations' });
+  readonly #handler: SidebarHandler;
 
-  constructor(choosing: Choosing) {
-    this.#choosing = choosing;
-    const begin = h(
+  constructor(handler: SidebarHandler) {
+    this.#handler = handler;
+    const create = h(
       'button',
-      { type: 'button', class: 'begin', onclick: () => choosing.begin() },
+      { type: 'button', class: 'new-conversation', onclick: () => handler.create() },
       icon('plus'),
       'New conversation',
     );
-    this.element = h('nav', { class: 'sidebar', 'aria-label': 'Conversations' }, begin, this.#list);
+    this.element = h('nav', { class: 'sidebar', 'aria-label': 'Conversations' }, create, this.#list);
   }
 
-  /** `deleted`: those that can still be had back. */
-  draw(current: string, deleted: Listed[]): void {
-    const gone = new Set(deleted);
-    const listed = [...all(), ...deleted].sort((a, b) => b.updated - a.updated);
-    const known = new Set(listed.map((one) => one.id));
-    const row = (one: Listed, depth: number): Node =>
-      gone.has(one) ? this.#deleted(one, depth) : this.#row(one, current, depth);
-    const rows = (one: Listed, depth: number): Node[] => {
-      const branches = listed.filter((other) => other.parent === one.id).reverse();
-      return [row(one, depth), ...branches.flatMap((branch) => rows(branch, depth + 1))];
+  /** Draw all conversations. `deleted` are those whose deletion can be undone. */
+  draw(current: string, deleted: ConversationSummary[]): void {
+    const deletedSet = new Set(deleted);
+    const listed = [...listConversations(), ...deleted].sort((a, b) => b.updated - a.updated);
+    const knownIds = new Set(listed.map((summary) => summary.id));
+    const row = (summary: ConversationSummary, depth: number): Node =>
+      deletedSet.has(summary) ? this.#deleted(summary, depth) : this.#row(summary, current, depth);
+    const rows = (summary: ConversationSummary, depth: number): Node[] => {
+      const branches = listed.filter((other) => other.parent === summary.id).reverse();
+      return [row(summary, depth), ...branches.flatMap((branch) => rows(branch, depth + 1))];
     };
-    const roots = listed.filter((one) => one.parent === null || !known.has(one.parent));
+    const roots = listed.filter((summary) => summary.parent === null || !knownIds.has(summary.parent));
     const focused = this.#focused;
     this.#list.replaceChildren(...roots.flatMap((root) => rows(root, 0)));
     if (focused !== null) this.focus(focused);
   }
 
-  /** Its link, or what brings it back. */
+  /** Focus a conversation's link, or the undo button of a deleted one. */
   focus(id: string): void {
-    this.#of(id)?.querySelector<HTMLElement>('a, .undo')?.focus();
+    this.#rowOf(id)?.querySelector<HTMLElement>('a, .undo')?.focus();
   }
 
-  /** Whether somebody is at it, by pointer or keyboard. */
-  held(id: string): boolean {
-    return this.#of(id)?.matches(':hover, :has(:focus-visible)') ?? false;
+  /** Returns whether the pointer or the keyboard focus is on a conversation's row. */
+  inUse(id: string): boolean {
+    return this.#rowOf(id)?.matches(':hover, :has(:focus-visible)') ?? false;
   }
 
-  #of(id: string): HTMLElement | null {
+  #rowOf(id: string): HTMLElement | null {
     return this.#list.querySelector(`[data-id="${id}"]`);
   }
 
   get #focused(): string | null {
-    return document.activeElement?.closest<HTMLElement>('.talks li')?.dataset.id ?? null;
+    return document.activeElement?.closest<HTMLElement>('.conversations li')?.dataset.id ?? null;
   }
 
-  #row(one: Listed, current: string, depth: number): Node {
+  #row(summary: ConversationSummary, current: string, depth: number): Node {
     const open = h(
       'a',
       {
-        href: `#${one.id}`,
-        'aria-current': one.id === current && 'page',
-        title: one.title,
-        onclick: () => this.#choosing.chosen(),
+        href: `#${summary.id}`,
+        'aria-current': summary.id === current && 'page',
+        title: summary.title,
+        onclick: () => this.#handler.select(),
       },
       depth > 0 && icon('branch'),
-      h('span', {}, named(one)),
+      h('span', {}, titleOf(summary)),
     );
-    const remove = iconButton('trash', `Delete “${named(one)}”`, () => {
-      this.#choosing.remove(one.id);
+    const remove = iconButton('trash', `Delete “${titleOf(summary)}”`, () => {
+      this.#handler.delete(summary.id);
     });
-    return h('li', { class: indent(depth), 'data-id': one.id }, open, remove);
+    return h('li', { class: indent(depth), 'data-id': summary.id }, open, remove);
   }
 
-  /** In its place, so that nothing moves under the hand that has slipped. */
-  #deleted(one: Listed, depth: number): Node {
+  /** Row of a deleted conversation, in place, so that an accidental click does not move the list. */
+  #deleted(summary: ConversationSummary, depth: number): Node {
     const undo = h(
       'button',
       {
         type: 'button',
         class: 'undo',
-        'aria-label': `Undo: “${named(one)}” was deleted`,
-        onclick: () => this.#choosing.restore(one.id),
+        'aria-label': `Undo deleting “${titleOf(summary)}”`,
+        onclick: () => this.#handler.restore(summary.id),
       },
       'Undo',
     );
-    const words = h('span', { class: 'deleted', title: one.title }, 'Deleted');
-    return h('li', { class: indent(depth), 'data-id': one.id }, words, undo);
+    const label = h('span', { class: 'deleted', title: summary.title }, 'Deleted');
+    return h('li', { class: indent(depth), 'data-id': summary.id }, label, undo);
   }
 }
 
-function named(one: Listed): string {
-  return one.title || 'Untitled';
+function titleOf(summary: ConversationSummary): string {
+  return summary.title || 'Untitled';
 }
 
 function indent(depth: number): string {

@@ -1,153 +1,157 @@
 /**
- * Speaking, where the browser offers it (Web Speech API): what is heard goes into the composer while
- * it is said; the answer is spoken sentence by sentence; speaking over it stops it, and history keeps
- * what was spoken aloud.
+ * Voice input and output, where the browser supports the Web Speech API: recognized speech fills the
+ * composer as the user talks, and responses are read aloud sentence by sentence. Barge-in cancels the
+ * response and truncates it to the part read aloud.
  */
 
 import { type Item, textOf } from '../client/index.js';
+import type { ConversationController } from './conversation_controller.js';
 import { iconButton } from './dom.js';
-import type { Talk } from './conversation_controller.js';
 
-interface Heard {
+interface RecognitionEvent {
   readonly resultIndex: number;
   readonly results: ArrayLike<ArrayLike<{ transcript: string }> & { isFinal: boolean }>;
 }
 
-interface Recognition extends EventTarget {
+interface Recognizer extends EventTarget {
   continuous: boolean;
   interimResults: boolean;
   lang: string;
-  onresult: ((event: Heard) => void) | null;
+  onresult: ((event: RecognitionEvent) => void) | null;
   onend: (() => void) | null;
   onerror: ((event: { error: string }) => void) | null;
   start(): void;
   abort(): void;
 }
 
-type Recogniser = new () => Recognition;
+type RecognizerConstructor = new () => Recognizer;
 
-export interface Speaking {
-  talk(): Talk | null;
-  /** What was said so far of the next message. */
-  heard(text: string): void;
-  /** The message is finished. */
-  said(): void;
-  /** It does not listen any more, and why. */
-  failed(why: string): void;
+export interface SpeechHandler {
+  conversation(): ConversationController | null;
+  /** The transcript of the next message so far. */
+  interim(text: string): void;
+  /** The transcript is final. */
+  final(): void;
+  /** Recognition has stopped because of an error. */
+  failed(reason: string): void;
 }
 
-/** After these it goes on to listen. */
-const PASSING = new Set(['no-speech', 'aborted']);
-const WHY: Record<string, string> = {
-  'not-allowed': 'The browser does not let this page use the microphone. Allow it, and try again.',
-  'service-not-allowed': 'The browser does not let this page turn speech into words.',
-  'audio-capture': 'There is no microphone, or it cannot be used.',
-  network: 'The browser cannot reach the service that turns speech into words. Typing still works.',
+/** Errors after which recognition continues. */
+const TRANSIENT_ERRORS = new Set(['no-speech', 'aborted']);
+const ERROR_MESSAGES: Record<string, string> = {
+  'not-allowed': 'Microphone access is blocked. Allow it in the browser and try again.',
+  'service-not-allowed': 'The browser does not allow speech recognition on this page.',
+  'audio-capture': 'No usable microphone was found.',
+  network: 'The speech recognition service cannot be reached. You can still type.',
 };
 
-/** The end of a sentence, behind which its speaking may begin. */
-const SENTENCE = /[.!?…]["')\]]?\s|\n/g;
+/** End of a sentence; complete sentences are read aloud. */
+const SENTENCE_END = /[.!?…]["')\]]?\s|\n/g;
 
 export class Speech {
   readonly buttons: HTMLElement[] = [];
-  readonly #speaking: Speaking;
-  readonly #recogniser: Recogniser | undefined;
-  #recognition: Recognition | null = null;
-  /** The answer that is read aloud: handed to the voice up to `given`, spoken up to `spoken`. */
-  #reading: { id: string; given: number; spoken: number } | null = null;
+  readonly #handler: SpeechHandler;
+  readonly #RecognizerClass: RecognizerConstructor | undefined;
+  #recognizer: Recognizer | null = null;
+  /** The response being read aloud: characters queued for synthesis, and characters spoken. */
+  #reading: { id: string; queued: number; spoken: number } | null = null;
 
-  constructor(speaking: Speaking) {
-    this.#speaking = speaking;
-    const known = window as { SpeechRecognition?: Recogniser; webkitSpeechRecognition?: Recogniser };
-    this.#recogniser = known.SpeechRecognition ?? known.webkitSpeechRecognition;
-    if (!this.#recogniser || !('speechSynthesis' in window)) return;
+  constructor(handler: SpeechHandler) {
+    this.#handler = handler;
+    const { SpeechRecognition, webkitSpeechRecognition } = window as {
+      SpeechRecognition?: RecognizerConstructor;
+      webkitSpeechRecognition?: RecognizerConstructor;
+    };
+    this.#RecognizerClass = SpeechRecognition ?? webkitSpeechRecognition;
+    if (!this.#RecognizerClass || !('speechSynthesis' in window)) return;
     this.buttons.push(
-      iconButton('mic', 'Speak', () => {
-        if (this.#recognition) this.stop();
+      iconButton('mic', 'Voice input', () => {
+        if (this.#recognizer) this.stop();
         else this.#listen();
       }),
     );
   }
 
-  /** Neither hears nor speaks any more. */
+  /** Stop recognition and speech synthesis. */
   stop(): void {
-    const recognition = this.#recognition;
-    this.#recognition = null;
-    recognition?.abort();
-    this.hush();
-    this.#show();
+    const recognizer = this.#recognizer;
+    this.#recognizer = null;
+    recognizer?.abort();
+    this.stopSpeaking();
+    this.#updateButtons();
   }
 
-  /** Speaks no more. */
-  hush(): void {
+  /** Stop speech synthesis. */
+  stopSpeaking(): void {
     this.#reading = null;
     if (this.buttons.length > 0) speechSynthesis.cancel();
   }
 
-  /** The conversation has changed: what is finished of an answer can be spoken. */
-  changed(): void {
-    if (!this.#recognition) return;
-    const item = this.#answer();
+  /** Queue newly completed sentences of the response for speech synthesis. */
+  conversationChanged(): void {
+    if (!this.#recognizer) return;
+    const item = this.#lastResponse();
     if (!item) return;
-    if (this.#reading?.id !== item.id) this.#reading = { id: item.id, given: 0, spoken: 0 };
+    if (this.#reading?.id !== item.id) this.#reading = { id: item.id, queued: 0, spoken: 0 };
     const text = textOf(item);
-    const running = this.#speaking.talk()?.running === true;
-    const rest = text.slice(this.#reading.given);
-    const end = running ? lastSentence(rest) : rest.length;
-    if (end > 0) this.#say(rest.slice(0, end), this.#reading);
+    const running = this.#handler.conversation()?.running === true;
+    const rest = text.slice(this.#reading.queued);
+    const end = running ? lastSentenceEnd(rest) : rest.length;
+    if (end > 0) this.#speak(rest.slice(0, end), this.#reading);
   }
 
   #listen(): void {
-    if (!this.#recogniser) return;
-    const recognition = new this.#recogniser();
-    this.#recognition = recognition;
+    if (!this.#RecognizerClass) return;
+    const recognizer = new this.#RecognizerClass();
+    this.#recognizer = recognizer;
     this.#reading = null;
-    const item = this.#answer();
-    // What was answered before is not read out now.
-    if (item) this.#reading = { id: item.id, given: textOf(item).length, spoken: Infinity };
-    recognition.continuous = true;
-    recognition.interimResults = true;
-    recognition.lang = document.documentElement.lang;
-    recognition.onresult = (event) => {
-      this.#hear(event);
+    const item = this.#lastResponse();
+    // An earlier response is not read aloud.
+    if (item) this.#reading = { id: item.id, queued: textOf(item).length, spoken: Infinity };
+    recognizer.continuous = true;
+    recognizer.interimResults = true;
+    recognizer.lang = document.documentElement.lang;
+    recognizer.onresult = (event) => {
+      this.#onResult(event);
     };
-    recognition.onerror = ({ error }) => {
-      if (PASSING.has(error)) return;
+    recognizer.onerror = ({ error }) => {
+      if (TRANSIENT_ERRORS.has(error)) return;
       this.stop();
-      this.#speaking.failed(WHY[error] ?? `This browser cannot hear you: ${error}.`);
+      this.#handler.failed(ERROR_MESSAGES[error] ?? `Speech recognition failed: ${error}.`);
     };
-    recognition.onend = () => {
-      if (recognition === this.#recognition) recognition.start(); // browsers end it after a silence
+    recognizer.onend = () => {
+      if (recognizer === this.#recognizer) recognizer.start(); // browsers end recognition after a silence
     };
-    recognition.start();
-    this.#show();
+    recognizer.start();
+    this.#updateButtons();
   }
 
-  #hear({ results, resultIndex }: Heard): void {
+  #onResult({ results, resultIndex }: RecognitionEvent): void {
     const parts = Array.from(results).slice(resultIndex);
     const text = parts.map((part) => part[0]?.transcript ?? '').join('');
     if (!text.trim()) return;
-    this.#interrupt();
-    this.#speaking.heard(text.trim());
-    if (parts.at(-1)?.isFinal) this.#speaking.said();
+    this.#bargeIn();
+    this.#handler.interim(text.trim());
+    if (parts.at(-1)?.isFinal) this.#handler.final();
   }
 
-  /** Somebody speaks over the answer: what was not spoken was never said. */
-  #interrupt(): void {
+  /** Barge-in: the user talks over the response, which is truncated to the part read aloud. */
+  #bargeIn(): void {
     const reading = this.#reading;
-    const talk = this.#speaking.talk();
-    const item = reading && talk?.client.conversation.find(reading.id);
+    const conversation = this.#handler.conversation();
+    const item = reading && conversation?.client.conversation.find(reading.id);
     const unspoken = item && reading.spoken < textOf(item).length;
-    if (!talk || !item || !(talk.running || (unspoken && speechSynthesis.speaking))) return;
+    if (!conversation || !item) return;
+    if (!conversation.running && !(unspoken && speechSynthesis.speaking)) return;
     const { spoken } = reading;
     speechSynthesis.cancel();
-    this.#reading = { id: item.id, given: Infinity, spoken: Infinity };
-    void talk.interrupt(item, spoken);
+    this.#reading = { id: item.id, queued: Infinity, spoken: Infinity };
+    void conversation.truncateToSpoken(item, spoken);
   }
 
-  #say(text: string, reading: { given: number; spoken: number }): void {
-    const begin = reading.given;
-    reading.given += text.length;
+  #speak(text: string, reading: { queued: number; spoken: number }): void {
+    const begin = reading.queued;
+    reading.queued += text.length;
     const utterance = new SpeechSynthesisUtterance(text);
     utterance.onboundary = ({ charIndex }) => {
       reading.spoken = begin + charIndex;
@@ -158,22 +162,22 @@ export class Speech {
     speechSynthesis.speak(utterance);
   }
 
-  #answer(): Item | undefined {
-    const items = this.#speaking.talk()?.client.conversation.items ?? [];
+  #lastResponse(): Item | undefined {
+    const items = this.#handler.conversation()?.client.conversation.items ?? [];
     return items.findLast((item) => item.type === 'message' && item.role === 'assistant');
   }
 
-  #show(): void {
+  #updateButtons(): void {
     for (const button of this.buttons) {
-      const on = this.#recognition !== null;
+      const on = this.#recognizer !== null;
       button.classList.toggle('on', on);
       button.setAttribute('aria-pressed', String(on));
     }
   }
 }
 
-function lastSentence(text: string): number {
+function lastSentenceEnd(text: string): number {
   let end = 0;
-  for (const match of text.matchAll(SENTENCE)) end = match.index + match[0].length;
+  for (const match of text.matchAll(SENTENCE_END)) end = match.index + match[0].length;
   return end;
 }

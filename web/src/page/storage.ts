@@ -1,4 +1,4 @@
-/** Conversations as this browser keeps them. */
+/** Conversations stored in this browser (localStorage). */
 
 import type {
   ClientEvent,
@@ -9,12 +9,12 @@ import type {
   SessionSettings,
 } from '../client/index.js';
 
-/** What one answer cost. Times in milliseconds, seen from here. */
+/** Metrics of one turn; times in milliseconds, measured in the page. */
 export interface TurnMetrics {
   id: string;
-  /** null where nobody was here to see it asked for. */
+  /** Time to first token; null if the page was not open when the response was requested. */
   ttft: number | null;
-  /** Mean time between tokens after the first; null where all came at once, or nobody was here. */
+  /** Mean time per output token after the first; null if it could not be measured. */
   itl: number | null;
   tokens: number;
   prefilled: number;
@@ -22,10 +22,11 @@ export interface TurnMetrics {
   residency: Residency | null;
 }
 
-export interface Kept {
+/** A conversation as stored; its field names are part of the stored format. */
+export interface StoredConversation {
   id: string;
   title: string;
-  /** The conversation it was branched from. */
+  /** Id of the conversation it was branched from. */
   parent: string | null;
   updated: number;
   position: Position | null;
@@ -37,13 +38,14 @@ export interface Kept {
   pending: ClientEvent[];
 }
 
-const PREFIX = 'continuo.talk.';
+const CONVERSATION_PREFIX = 'continuo.talk.';
 const INDEX = 'continuo.index';
 const SETTINGS = 'continuo.settings';
-/** Conversations that are kept; the longest untouched goes first. */
-export const KEPT_MAX = 50;
+/** Maximum number of stored conversations; the least recently updated is evicted first. */
+export const CONVERSATIONS_MAX = 50;
 
-export function fresh(parent: Kept | null = null): Kept {
+/** Returns an empty conversation; a branch takes over the settings and the model of its `parent`. */
+export function newConversation(parent: StoredConversation | null = null): StoredConversation {
   return {
     id: crypto.getRandomValues(new Uint32Array(2)).reduce((id, n) => id + n.toString(36), ''),
     title: '',
@@ -51,7 +53,7 @@ export function fresh(parent: Kept | null = null): Kept {
     updated: Date.now(),
     position: null,
     saved: { items: [], turns: [] },
-    settings: parent?.settings ?? defaults.get(),
+    settings: parent?.settings ?? defaultSettings.get(),
     model: parent?.model ?? null,
     metrics: [],
     draft: '',
@@ -59,56 +61,58 @@ export function fresh(parent: Kept | null = null): Kept {
   };
 }
 
-/** Settings that new conversations begin with. */
-export const defaults = {
+/** Settings of new conversations. */
+export const defaultSettings = {
   get: (): SessionSettings => read<SessionSettings>(SETTINGS) ?? {},
   set: (settings: SessionSettings): void => {
     write(SETTINGS, settings);
   },
 };
 
-export function load(id: string): Kept | null {
-  return read<Kept>(PREFIX + id);
+export function loadConversation(id: string): StoredConversation | null {
+  return read<StoredConversation>(CONVERSATION_PREFIX + id);
 }
 
-/** What a list shows of a conversation. */
-export type Listed = Pick<Kept, 'id' | 'title' | 'parent' | 'updated'>;
+/** The part of a conversation that the sidebar shows. */
+export type ConversationSummary = Pick<StoredConversation, 'id' | 'title' | 'parent' | 'updated'>;
 
-/** The youngest first. */
-export function all(): Listed[] {
-  const index = read<Record<string, Listed>>(INDEX) ?? {};
+/** Returns all conversations, the most recently updated first. */
+export function listConversations(): ConversationSummary[] {
+  const index = read<Record<string, ConversationSummary>>(INDEX) ?? {};
   return Object.values(index).sort((a, b) => b.updated - a.updated);
 }
 
-export function keep(kept: Kept): void {
-  const turns = kept.saved.turns.map((turn) => ({ ...turn, response: slim(turn.response) }));
-  write(PREFIX + kept.id, { ...kept, saved: { ...kept.saved, turns } });
-  const { id, title, parent, updated } = kept;
-  const others = all().filter((one) => one.id !== id);
-  for (const old of others.splice(KEPT_MAX - 1)) localStorage.removeItem(PREFIX + old.id);
-  reindex([{ id, title, parent, updated }, ...others]);
+export function saveConversation(stored: StoredConversation): void {
+  const turns = stored.saved.turns.map((turn) => ({ ...turn, response: withoutOutput(turn.response) }));
+  write(CONVERSATION_PREFIX + stored.id, { ...stored, saved: { ...stored.saved, turns } });
+  const { id, title, parent, updated } = stored;
+  const others = listConversations().filter((one) => one.id !== id);
+  for (const old of others.splice(CONVERSATIONS_MAX - 1)) {
+    localStorage.removeItem(CONVERSATION_PREFIX + old.id);
+  }
+  writeIndex([{ id, title, parent, updated }, ...others]);
 }
 
-export function forget(id: string): void {
-  localStorage.removeItem(PREFIX + id);
-  reindex(all().filter((one) => one.id !== id));
+export function deleteConversation(id: string): void {
+  localStorage.removeItem(CONVERSATION_PREFIX + id);
+  writeIndex(listConversations().filter((one) => one.id !== id));
 }
 
-function reindex(listed: Listed[]): void {
-  write(INDEX, Object.fromEntries(listed.map((one) => [one.id, one])));
+function writeIndex(summaries: ConversationSummary[]): void {
+  write(INDEX, Object.fromEntries(summaries.map((one) => [one.id, one])));
 }
 
-/** A full store makes room: the longest untouched conversation goes. */
+/** Write a value. If the storage is full, evict the least recently updated conversations. */
 function write(name: string, value: unknown): void {
   const text = JSON.stringify(value);
-  for (let attempt = 0; attempt < KEPT_MAX; attempt += 1) {
+  for (let attempt = 0; attempt < CONVERSATIONS_MAX; attempt += 1) {
     try {
       localStorage.setItem(name, text);
       return;
     } catch {
-      const oldest = all().findLast((one) => PREFIX + one.id !== name);
+      const oldest = listConversations().findLast((one) => CONVERSATION_PREFIX + one.id !== name);
       if (!oldest) return;
-      localStorage.removeItem(PREFIX + oldest.id);
+      localStorage.removeItem(CONVERSATION_PREFIX + oldest.id);
     }
   }
 }
@@ -121,7 +125,7 @@ function read<T>(name: string): T | null {
   }
 }
 
-/** The items stand in the conversation already. */
-function slim(response: Response): Response {
+/** Returns a response without its output, which the conversation's items already contain. */
+function withoutOutput(response: Response): Response {
   return { ...response, output: [] };
 }

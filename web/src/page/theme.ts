@@ -1,16 +1,16 @@
-/** Light, dark, or as the system has it. */
+/** Color theme: light, dark, or the system's. */
 
-const THEME = 'continuo.theme';
+const THEME_STORAGE = 'continuo.theme';
 
 export function applyTheme(): void {
-  document.documentElement.dataset.theme = localStorage.getItem(THEME) ?? 'system';
+  document.documentElement.dataset.theme = localStorage.getItem(THEME_STORAGE) ?? 'system';
 }
 
-/** To the other one of light and dark. */
+/** Switch between light and dark. */
 export function switchTheme(): void {
   const system = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
   const chosen = document.documentElement.dataset.theme;
-  const now = chosen === 'light' || chosen === 'dark' ? chosen : system;
-  localStorage.setItem(THEME, now === 'dark' ? 'light' : 'dark');
+  const current = chosen === 'light' || chosen === 'dark' ? chosen : system;
+  localStorage.setItem(THEME_STORAGE, current === 'dark' ? 'light' : 'dark');
   applyTheme();
 }

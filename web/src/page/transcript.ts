@@ -1,91 +1,98 @@
-/** The conversation on the page: its messages in order, the last one growing. */
+/** Transcript of a conversation: its messages in order, the last one updated as it is generated. */
 
 import type { Item } from '../client/index.js';
+import type { ConversationController } from './conversation_controller.js';
 import { h, perFrame } from './dom.js';
-import { type Acts, unansweredView, unsentView, type View, viewOf } from './message_view.js';
-import { cutBecause } from './response_status.js';
-import type { Talk } from './conversation_controller.js';
+import {
+  createView,
+  type ItemView,
+  type MessageActions,
+  type MessageState,
+  missingResponseView,
+  unsentView,
+} from './message_view.js';
+import { endNote } from './response_status.js';
 
-/** Pixels from the end at which the reader is still taken to follow. */
-const NEAR_END = 80;
-/** Messages that are drawn; so many more when the reader comes to the first of them. */
-const PAGE = 60;
+/** Distance from the end, in pixels, within which the transcript keeps scrolling with new text. */
+const NEAR_END_PX = 80;
+/** Messages drawn at first, and added each time the reader scrolls up to the earliest one. */
+const MESSAGES_PER_PAGE = 60;
 
 export class Transcript {
   readonly element = h('div', { class: 'transcript', role: 'log', 'aria-label': 'Conversation' });
-  readonly #talk: Talk;
-  readonly #acts: Acts;
+  readonly #conversation: ConversationController;
+  readonly #actions: MessageActions;
   readonly #scroller: HTMLElement;
-  readonly #views = new Map<string, View>();
+  readonly #views = new Map<string, ItemView>();
   readonly #earlier = h(
     'button',
-    { type: 'button', class: 'earlier', hidden: true, onclick: () => this.#more() },
+    { type: 'button', class: 'earlier', hidden: true, onclick: () => this.#showEarlier() },
     'Earlier messages',
   );
   readonly #tail = h('div', { class: 'tail' });
-  readonly #ask = perFrame(() => {
+  readonly #scheduleDraw = perFrame(() => {
     this.#draw();
   });
   #dirty = new Set<string>();
-  #all = true;
+  #allDirty = true;
   #following = true;
-  #drawn = PAGE;
+  #shownCount = MESSAGES_PER_PAGE;
 
-  constructor(talk: Talk, acts: Acts, scroller: HTMLElement) {
-    this.#talk = talk;
-    this.#acts = acts;
+  constructor(conversation: ConversationController, actions: MessageActions, scroller: HTMLElement) {
+    this.#conversation = conversation;
+    this.#actions = actions;
     this.#scroller = scroller;
     this.element.append(this.#earlier, this.#tail);
     new IntersectionObserver(
       ([seen]) => {
-        if (seen?.isIntersecting && !this.#following) this.#more();
+        if (seen?.isIntersecting && !this.#following) this.#showEarlier();
       },
       { root: scroller, rootMargin: '400px' },
     ).observe(this.#earlier);
-    talk.client.onChange((change) => {
+    conversation.client.onChange((change) => {
       if (change.kind === 'item') this.#dirty.add(change.id);
-      else this.#all = true;
-      this.#ask();
+      else this.#allDirty = true;
+      this.#scheduleDraw();
     });
     scroller.addEventListener('scroll', () => {
       const { scrollTop, scrollHeight, clientHeight } = scroller;
-      this.#following = scrollHeight - scrollTop - clientHeight < NEAR_END;
+      this.#following = scrollHeight - scrollTop - clientHeight < NEAR_END_PX;
     });
   }
 
-  /** Draws soon, all of it. */
+  /** Schedule a full redraw. */
   draw(): void {
-    this.#all = true;
-    this.#ask();
+    this.#allDirty = true;
+    this.#scheduleDraw();
   }
 
-  /** To the end, where it stays. */
-  follow(): void {
+  /** Scroll to the end, and stay there as text arrives. */
+  scrollToEnd(): void {
     this.#following = true;
-    this.#ask();
+    this.#scheduleDraw();
   }
 
-  /** More of what was said before, while what is read stays where it is. */
-  #more(): void {
+  /** Draw earlier messages without moving those in view. */
+  #showEarlier(): void {
     if (this.#earlier.hidden) return;
-    this.#drawn += PAGE;
+    this.#shownCount += MESSAGES_PER_PAGE;
     const { scrollHeight, scrollTop } = this.#scroller;
     this.#drawAll();
     this.#scroller.scrollTop = scrollTop + this.#scroller.scrollHeight - scrollHeight;
   }
 
   #draw(): void {
-    if (this.#all) this.#drawAll();
+    if (this.#allDirty) this.#drawAll();
     else for (const id of this.#dirty) this.#drawOne(id);
-    this.#all = false;
+    this.#allDirty = false;
     this.#dirty = new Set();
     if (this.#following) this.#scroller.scrollTop = this.#scroller.scrollHeight;
   }
 
   #drawAll(): void {
-    const { items } = this.#talk.client.conversation;
+    const { items } = this.#conversation.client.conversation;
     const messages = items.filter((item) => item.type !== 'function_call_output');
-    const shown = messages.slice(-this.#drawn);
+    const shown = messages.slice(-this.#shownCount);
     this.#earlier.hidden = shown.length === messages.length;
     const wanted = new Set(shown.map((item) => item.id));
     for (const [id, view] of this.#views) {
@@ -100,49 +107,49 @@ export class Transcript {
     );
     let before: Node = this.#tail;
     for (const item of shown.toReversed()) {
-      const view = this.#views.get(item.id) ?? viewOf(item, this.#acts);
+      const view = this.#views.get(item.id) ?? createView(item, this.#actions);
       this.#views.set(item.id, view);
       view.element.dataset.id = item.id;
-      view.draw(item, this.#look(item, outputs, item === shown.at(-1)));
+      view.draw(item, this.#stateOf(item, outputs, item === shown.at(-1)));
       if (view.element.nextSibling !== before) this.element.insertBefore(view.element, before);
       before = view.element;
     }
-    this.#tail.replaceChildren(...this.#ending());
+    this.#tail.replaceChildren(...this.#tailNodes());
   }
 
   #drawOne(id: string): void {
-    const { items } = this.#talk.client.conversation;
-    const item = this.#talk.client.conversation.find(id);
+    const { items } = this.#conversation.client.conversation;
+    const item = this.#conversation.client.conversation.find(id);
     const view = this.#views.get(id);
-    if (item && view) view.draw(item, this.#look(item, new Map(), item === items.at(-1)));
+    if (item && view) view.draw(item, this.#stateOf(item, new Map(), item === items.at(-1)));
   }
 
-  #look(item: Item, outputs: Map<string, string>, last: boolean) {
-    const { conversation } = this.#talk.client;
+  #stateOf(item: Item, outputs: Map<string, string>, last: boolean): MessageState {
+    const { conversation } = this.#conversation.client;
     const running = conversation.running;
     const open = running?.items.includes(item.id) === true && item.status !== 'completed';
     const turn = open ? undefined : conversation.turnOf(item.id);
-    const spoken = turn && item.type === 'message' && item.role === 'assistant';
-    const metrics = spoken ? this.#talk.metricsOf(turn.id) : undefined;
-    const cut = !open && item.status === 'incomplete' ? cutBecause(turn) : '';
+    const isResponse = turn && item.type === 'message' && item.role === 'assistant';
+    const metrics = isResponse ? this.#conversation.metricsOf(turn.id) : undefined;
+    const note = !open && item.status === 'incomplete' ? endNote(turn) : '';
     const output = item.type === 'function_call' ? (outputs.get(item.call_id) ?? null) : null;
-    return { open, metrics: metrics ?? null, last: last && !open, cut, output };
+    return { open, metrics: metrics ?? null, last: last && !open, endNote: note, output };
   }
 
-  /** What stands below the last message: what is not confirmed, that an answer is awaited, or why
-   * there is none. */
-  #ending(): Node[] {
-    const nodes: Node[] = this.#talk.unsent.map(unsentView);
-    const { running } = this.#talk.client.conversation;
+  /** Returns what is drawn below the last message: unacknowledged messages, a pending response, or why
+   * the response is missing. */
+  #tailNodes(): Node[] {
+    const nodes: Node[] = this.#conversation.unsent.map(unsentView);
+    const { running } = this.#conversation.client.conversation;
     if (running?.items.length === 0) {
-      nodes.push(h('p', { class: 'pending', 'aria-label': 'The answer is being computed' }));
+      nodes.push(h('p', { class: 'pending', 'aria-label': 'Generating a response' }));
     }
-    if (this.#talk.interrupted) {
-      const words = 'The model is being started again. The answer goes on from here.';
-      nodes.push(h('p', { class: 'interrupted note', role: 'status' }, words));
+    if (this.#conversation.interrupted) {
+      const text = 'The model is restarting. The response will continue from here.';
+      nodes.push(h('p', { class: 'interrupted note', role: 'status' }, text));
     }
-    const { unanswered } = this.#talk;
-    if (unanswered) nodes.push(unansweredView(unanswered, () => this.#talk.retry()));
+    const missing = this.#conversation.missingResponse;
+    if (missing) nodes.push(missingResponseView(missing, () => this.#conversation.retryResponse()));
     return nodes;
   }
 }

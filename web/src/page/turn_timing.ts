@@ -1,47 +1,49 @@
-/** What an answer costs, as it is seen from here: asked for, its first token, its last. */
+/** Client-side latency of a turn: from the request to its first and last tokens. */
 
 import type { Response, ServerEvent } from '../client/index.js';
 import type { TurnMetrics } from './storage.js';
 
-export class TurnClock {
-  /** Milliseconds; 0: it has not happened, or nobody was here to see it. */
-  #asked = 0;
-  #first = 0;
-  #last = 0;
+export class TurnTiming {
+  /** Times in milliseconds; 0 if the event has not happened, or the page was not open. */
+  #requestedAt = 0;
+  #firstTokenAt = 0;
+  #lastTokenAt = 0;
 
-  ask(): void {
-    this.#asked = performance.now();
+  markRequested(): void {
+    this.#requestedAt = performance.now();
   }
 
-  /** What the answer has cost, when it has ended. */
-  hear(event: ServerEvent): TurnMetrics | null {
+  /** Process an event. Returns the metrics of a turn when its response has ended. */
+  receive(event: ServerEvent): TurnMetrics | null {
     switch (event.type) {
       case 'response.created':
-        this.#first = 0;
+        this.#firstTokenAt = 0;
         return null;
       case 'response.output_text.delta':
       case 'response.function_call_arguments.delta':
-        this.#last = performance.now();
-        this.#first ||= this.#last;
+        this.#lastTokenAt = performance.now();
+        this.#firstTokenAt ||= this.#lastTokenAt;
         return null;
       case 'response.done':
-        return event.response.conversation_id === null ? null : this.#end(event.response);
+        return event.response.conversation_id === null ? null : this.#takeMetrics(event.response);
       default:
         return null;
     }
   }
 
-  #end({ id, usage }: Response): TurnMetrics | null {
-    const [asked, first, last] = [this.#asked, this.#first, this.#last];
-    this.#asked = this.#first = 0;
+  #takeMetrics({ id, usage }: Response): TurnMetrics | null {
+    const requestedAt = this.#requestedAt;
+    const firstTokenAt = this.#firstTokenAt;
+    const generation_ms = this.#lastTokenAt - firstTokenAt;
+    this.#requestedAt = this.#firstTokenAt = 0;
     const tokens = usage?.output_tokens ?? 0;
     if (!usage || !tokens) return null;
-    const timed = asked > 0 && first > 0;
+    const timed = requestedAt > 0 && firstTokenAt > 0;
     const reused = usage.input_token_details.cached_tokens;
     return {
       id,
-      ttft: timed ? first - asked : null,
-      itl: timed && last > first && tokens > 1 ? (last - first) / (tokens - 1) : null,
+      ttft: timed ? firstTokenAt - requestedAt : null,
+      itl: timed && generation_ms > 0 && tokens > 1 ? generation_ms / (tokens - 1) : null,
       tokens,
       prefilled: usage.input_tokens - reused,
       reused,

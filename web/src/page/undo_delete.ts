@@ -1,66 +1,78 @@
-/** What was deleted can be had back for a while; then the server forgets it too. */
+/** Undo for deleted conversations: a deletion can be undone for a while, then the session on the server
+ * is deleted too. */
 
-import { endSession } from './api.js';
-import { forget, keep, type Kept, type Listed, load } from './storage.js';
+import { deleteSession } from './api.js';
+import {
+  type ConversationSummary,
+  deleteConversation,
+  loadConversation,
+  saveConversation,
+  type StoredConversation,
+} from './storage.js';
 
 const UNDO_MS = 10_000;
-/** How soon to look again whether somebody still thinks about it. */
-const HELD_MS = 1000;
+/** Delay before the next check while the user is still at the row of a deleted conversation. */
+const IN_USE_RETRY_MS = 1000;
 
-export interface Watching {
-  /** Whether somebody is about to undo it: that may take longer. */
-  held(id: string): boolean;
-  /** It cannot be had back any more. */
-  gone(): void;
+export interface UndoDeleteHandler {
+  /** Returns whether the pointer or the focus is on the conversation's row, which delays the deletion. */
+  inUse(id: string): boolean;
+  /** A deletion has become permanent. */
+  deleted(): void;
 }
 
-export class Bin {
-  readonly #watching: Watching;
-  readonly #thrown = new Map<string, { kept: Kept; timer: ReturnType<typeof setTimeout> }>();
+interface DeletedConversation {
+  stored: StoredConversation;
+  timer: ReturnType<typeof setTimeout>;
+}
 
-  constructor(watching: Watching) {
-    this.#watching = watching;
+export class UndoDelete {
+  readonly #handler: UndoDeleteHandler;
+  readonly #deleted = new Map<string, DeletedConversation>();
+
+  constructor(handler: UndoDeleteHandler) {
+    this.#handler = handler;
     addEventListener('pagehide', () => {
-      for (const id of [...this.#thrown.keys()]) this.#empty(id);
+      for (const id of [...this.#deleted.keys()]) this.#deletePermanently(id);
     });
   }
 
-  /** What can be had back. */
-  get listed(): Listed[] {
-    return [...this.#thrown.values()].map(({ kept }) => kept);
+  /** Deleted conversations that can be restored. */
+  get summaries(): ConversationSummary[] {
+    return [...this.#deleted.values()].map(({ stored }) => stored);
   }
 
-  add(id: string): void {
-    const kept = load(id);
-    forget(id);
-    if (kept) this.#thrown.set(id, { kept, timer: this.#later(id, UNDO_MS) });
+  delete(id: string): void {
+    const stored = loadConversation(id);
+    deleteConversation(id);
+    if (stored) this.#deleted.set(id, { stored, timer: this.#schedule(id, UNDO_MS) });
   }
 
-  /** As if it had not been deleted. */
+  /** Undo a deletion. */
   restore(id: string): void {
-    const thrown = this.#thrown.get(id);
-    if (!thrown) return;
-    clearTimeout(thrown.timer);
-    this.#thrown.delete(id);
-    keep(thrown.kept);
+    const entry = this.#deleted.get(id);
+    if (!entry) return;
+    clearTimeout(entry.timer);
+    this.#deleted.delete(id);
+    saveConversation(entry.stored);
   }
 
-  #later(id: string, ms: number): ReturnType<typeof setTimeout> {
+  #schedule(id: string, ms: number): ReturnType<typeof setTimeout> {
     return setTimeout(() => {
-      const thrown = this.#thrown.get(id);
-      if (thrown && this.#watching.held(id)) thrown.timer = this.#later(id, HELD_MS);
-      else this.#empty(id);
+      const entry = this.#deleted.get(id);
+      if (entry && this.#handler.inUse(id)) entry.timer = this.#schedule(id, IN_USE_RETRY_MS);
+      else this.#deletePermanently(id);
     }, ms);
   }
 
-  #empty(id: string): void {
-    const thrown = this.#thrown.get(id);
-    if (!thrown) return;
-    clearTimeout(thrown.timer);
-    this.#thrown.delete(id);
-    const session = thrown.kept.position?.sessionId;
-    // A server that cannot be reached forgets it by itself, when nobody has come back.
-    if (session !== undefined) void endSession(session).catch(() => undefined);
-    this.#watching.gone();
+  #deletePermanently(id: string): void {
+    const entry = this.#deleted.get(id);
+    if (!entry) return;
+    clearTimeout(entry.timer);
+    this.#deleted.delete(id);
+    const session = entry.stored.position?.sessionId;
+    // If the server cannot be reached, the session expires there by itself.
+    if (session !== undefined) void deleteSession(session).catch(() => undefined);
+    this.#handler.deleted();
   }
 }
