@@ -1,10 +1,10 @@
-/** How the page looks and feels: for every eye and hand, and after five hundred turns. */
+/** Accessibility, keyboard use, themes, small screens, and rendering after five hundred turns. */
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { serious } from './axe.js';
+import { seriousViolations } from './axe.js';
 import { Server } from './server.js';
-import { launch, Visit } from './chat_page.js';
+import { launch, ChatPage } from './chat_page.js';
 
 let server: Server;
 let browser: Browser;
@@ -16,127 +16,126 @@ afterAll(async () => {
   await server.stop();
 });
 
-it.each(['light', 'dark'] as const)('is for everybody, in its %s colours', async (colorScheme) => {
-  const visit = await Visit.begin(browser, server.url, { colorScheme, reducedMotion: 'reduce' });
-  await visit.connected();
-  expect(await serious(visit)).toEqual([]);
-  await visit.say('What is 3 plus 4?');
-  await visit.page.locator('.log > summary').click();
-  expect(await serious(visit)).toEqual([]);
-  await visit.page.locator('.message.user').hover();
-  await visit.page.getByLabel('Edit and ask again').click();
-  expect(await serious(visit)).toEqual([]);
-  await visit.page.getByLabel('Edit message').press('Escape');
-  await visit.page.getByLabel('Settings', { exact: true }).click();
-  expect(await serious(visit)).toEqual([]);
-  await visit.page.goto(`${server.url}admin`);
-  await visit.page.getByText('Held by conversations').waitFor();
-  expect(await serious(visit)).toEqual([]);
-  await visit.close();
+it.each(['light', 'dark'] as const)('has no serious accessibility violations in the %s theme', async (colorScheme) => {
+  const chat = await ChatPage.open(browser, server.url, { colorScheme, reducedMotion: 'reduce' });
+  await chat.waitForConnection();
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.locator('.log > summary').click();
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.page.locator('.message.user').hover();
+  await chat.page.getByLabel('Edit and resend').click();
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.page.getByLabel('Edit message').press('Escape');
+  await chat.page.getByLabel('Settings', { exact: true }).click();
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.page.goto(`${server.url}admin`);
+  await chat.page.getByText('Leased by sessions').waitFor();
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.close();
 });
 
 it('is usable with the keyboard alone, and on a small screen', async () => {
-  const visit = await Visit.begin(browser, server.url, { viewport: { width: 360, height: 700 } });
-  await visit.connected();
-  await visit.page.keyboard.press('/');
-  await visit.page.keyboard.type('What is 3 plus 4?');
-  await visit.page.keyboard.press('Enter');
-  await visit.page.locator('.message.assistant').waitFor();
-  expect(await visit.finished()).toContain('7');
-  const wide = await visit.page.evaluate(() => document.documentElement.scrollWidth);
-  expect(wide).toBeLessThanOrEqual(360);
-  expect(await serious(visit)).toEqual([]);
-  await visit.close();
+  const chat = await ChatPage.open(browser, server.url, { viewport: { width: 360, height: 700 } });
+  await chat.waitForConnection();
+  await chat.page.keyboard.press('/');
+  await chat.page.keyboard.type('What is 3 plus 4?');
+  await chat.page.keyboard.press('Enter');
+  await chat.page.locator('.message.assistant').waitFor();
+  expect(await chat.waitForResponse()).toContain('7');
+  const width = await chat.page.evaluate(() => document.documentElement.scrollWidth);
+  expect(width).toBeLessThanOrEqual(360);
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.close();
 });
 
-it('is light or dark as the system is, or as one wishes', async () => {
-  const visit = await Visit.begin(browser, server.url, { colorScheme: 'light' });
-  const paper = () => visit.page.evaluate(() => getComputedStyle(document.body).backgroundColor);
-  const light = await paper();
-  await visit.page.emulateMedia({ colorScheme: 'dark' });
-  const dark = await paper();
+it('follows the theme of the system, unless the user has switched it', async () => {
+  const chat = await ChatPage.open(browser, server.url, { colorScheme: 'light' });
+  const background = () => chat.page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const light = await background();
+  await chat.page.emulateMedia({ colorScheme: 'dark' });
+  const dark = await background();
   expect(dark).not.toBe(light);
-  await visit.page.getByLabel('Light or dark').click();
-  expect(await paper()).toBe(light);
-  await visit.page.reload();
-  expect(await paper()).toBe(light);
-  await visit.close();
+  await chat.page.getByLabel('Switch between light and dark').click();
+  expect(await background()).toBe(light);
+  await chat.page.reload();
+  expect(await background()).toBe(light);
+  await chat.close();
 });
 
-it('covers a small conversation with nothing that stays in the way', async () => {
-  const visit = await Visit.begin(browser, server.url, { viewport: { width: 390, height: 700 } });
-  await visit.say('What is 3 plus 4?');
-  const [others, figures] = [visit.page.locator('.sidebar'), visit.page.locator('.panel')];
-  await visit.page.getByRole('button', { name: 'Conversations' }).click();
-  await others.getByText('New conversation').click();
-  await expect.poll(() => others.isVisible()).toBe(false);
-  await expect.poll(() => visit.questions.count()).toBe(0);
-  await visit.page.getByRole('button', { name: 'Conversations' }).click();
-  await others.locator('a').last().click();
-  await expect.poll(() => others.isVisible()).toBe(false);
-  await expect.poll(() => visit.questions.count()).toBe(1);
-  await visit.page.getByRole('button', { name: 'Live figures' }).click();
-  await figures.waitFor();
-  await visit.page.locator('.scroller').click({ position: { x: 5, y: 300 } });
-  await expect.poll(() => figures.isVisible()).toBe(false);
-  await visit.close();
+it('closes the sidebar and the panel over the conversation on a small screen', async () => {
+  const chat = await ChatPage.open(browser, server.url, { viewport: { width: 390, height: 700 } });
+  await chat.sendAndWait('What is 3 plus 4?');
+  const [sidebar, panel] = [chat.page.locator('.sidebar'), chat.page.locator('.panel')];
+  await chat.page.getByRole('button', { name: 'Conversations' }).click();
+  await sidebar.getByText('New conversation').click();
+  await expect.poll(() => sidebar.isVisible()).toBe(false);
+  await expect.poll(() => chat.userMessages.count()).toBe(0);
+  await chat.page.getByRole('button', { name: 'Conversations' }).click();
+  await sidebar.locator('a').last().click();
+  await expect.poll(() => sidebar.isVisible()).toBe(false);
+  await expect.poll(() => chat.userMessages.count()).toBe(1);
+  await chat.page.getByRole('button', { name: 'Live metrics' }).click();
+  await panel.waitFor();
+  await chat.page.locator('.scroller').click({ position: { x: 5, y: 300 } });
+  await expect.poll(() => panel.isVisible()).toBe(false);
+  await chat.close();
 });
 
 it('stays smooth in a conversation of five hundred turns', async () => {
-  const visit = await Visit.begin(browser, server.url);
-  await visit.connected();
-  await visit.say('What is 3 plus 4?');
-  await visit.page.evaluate(longConversation);
-  await visit.page.reload();
-  await visit.connected();
-  await visit.finished();
-  await expect.poll(() => visit.page.locator('.chart .caption').first().innerText()).toContain('Turn 500');
-  await visit.page.evaluate(() => {
+  const chat = await ChatPage.open(browser, server.url);
+  await chat.waitForConnection();
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.evaluate(growConversation);
+  await chat.page.reload();
+  await chat.waitForConnection();
+  await chat.waitForResponse();
+  await expect.poll(() => chat.page.locator('.chart .caption').first().innerText()).toContain('Turn 500');
+  await chat.page.evaluate(() => {
     const longest = { ms: 0 };
     Object.assign(window, { longest });
     new PerformanceObserver((list) => {
       for (const { duration } of list.getEntries()) longest.ms = Math.max(longest.ms, duration);
     }).observe({ type: 'longtask' });
   });
-  // What else runs on this machine can hold the browser up; the best of three is the page's own.
+  // Other load on the machine can delay the browser; the best of three attempts measures the page itself.
   const longest: number[] = [];
   for (let attempt = 0; attempt < 3 && !longest.some((ms) => ms <= 100); attempt += 1) {
-    await visit.page.evaluate(() => {
+    await chat.page.evaluate(() => {
       (window as unknown as { longest: { ms: number } }).longest.ms = 0;
     });
-    await visit.say('Tell me a short story.');
+    await chat.sendAndWait('Tell me a short story.');
     longest.push(
-      await visit.page.evaluate(() => (window as unknown as { longest: { ms: number } }).longest.ms),
+      await chat.page.evaluate(() => (window as unknown as { longest: { ms: number } }).longest.ms),
     );
   }
   expect(Math.min(...longest)).toBeLessThanOrEqual(100);
-  await visit.close();
+  await chat.close();
 }, 180_000);
 
-/** Makes the conversation that the page has stored one of five hundred turns, as its page would have
- * stored them. */
-function longConversation(): void {
+/** Extend the stored conversation to five hundred turns, in the page's storage format. Runs in the page. */
+function growConversation(): void {
   dispatchEvent(new Event('pagehide'));
   const name = `continuo.talk.${location.hash.slice(1)}`;
-  const kept = JSON.parse(localStorage.getItem(name) ?? '') as {
+  const stored = JSON.parse(localStorage.getItem(name) ?? '') as {
     saved: { items: { id: string }[]; turns: { id: string; items: string[] }[] };
     metrics: { id: string; ttft: number }[];
   };
-  const { saved, metrics } = kept;
-  const [items, turns, figures] = [[...saved.items], [...saved.turns], [...metrics]];
+  const { saved, metrics } = stored;
+  const [items, turns, panel] = [[...saved.items], [...saved.turns], [...metrics]];
   for (let n = 1; n < 500; n += 1) {
-    const named = new Map(items.map((item) => [item.id, `${item.id}_${n}`]));
+    const newIds = new Map(items.map((item) => [item.id, `${item.id}_${n}`]));
     saved.items.unshift(...items.map((item) => ({ ...item, id: `${item.id}_${n}` })));
     saved.turns.unshift(
       ...turns.map((turn) => ({
         ...turn,
         id: `${turn.id}_${n}`,
-        items: turn.items.map((id) => named.get(id) ?? id),
+        items: turn.items.map((id) => newIds.get(id) ?? id),
       })),
     );
-    metrics.unshift(...figures.map((one) => ({ ...one, id: `${one.id}_${n}` })));
+    metrics.unshift(...panel.map((one) => ({ ...one, id: `${one.id}_${n}` })));
   }
-  localStorage.setItem(name, JSON.stringify(kept));
-  // What the page stores when it is left would undo it.
+  localStorage.setItem(name, JSON.stringify(stored));
+  // Keep the page from overwriting the change when it is closed.
   Storage.prototype.setItem = () => undefined;
 }

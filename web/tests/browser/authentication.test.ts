@@ -3,7 +3,7 @@ import type { AddressInfo } from 'node:net';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './chat_page.js';
+import { launch, ChatPage } from './chat_page.js';
 
 const KEY = 'sk-test-browser';
 let server: Server;
@@ -20,92 +20,92 @@ afterAll(async () => {
   await server.stop();
 });
 
-it('asks for the key the server wants, and keeps it to this tab', async () => {
-  const visit = await Visit.begin(browser, server.url);
-  const shown: string[] = [];
-  const cdp = await visit.context.newCDPSession(visit.page);
+it('asks for an API key if the server requires one, and stores it in this tab only', async () => {
+  const chat = await ChatPage.open(browser, server.url);
+  const subprotocols: string[] = [];
+  const cdp = await chat.context.newCDPSession(chat.page);
   await cdp.send('Network.enable');
   cdp.on('Network.webSocketWillSendHandshakeRequest', ({ request }) => {
-    shown.push(request.headers['Sec-WebSocket-Protocol'] ?? '');
+    subprotocols.push(request.headers['Sec-WebSocket-Protocol'] ?? '');
   });
-  const field = visit.page.getByLabel('API key');
+  const field = chat.page.getByLabel('API key');
   await field.fill('wrong');
   await field.press('Enter');
-  await visit.page.getByText('not valid here').first().waitFor();
-  await visit.page.getByLabel('API key').fill(KEY);
-  await visit.page.getByLabel('API key').press('Enter');
-  await visit.connected();
-  expect(await visit.say('What is 3 plus 4?')).toContain('7');
-  const stored = await visit.page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
+  await chat.page.getByText(/key .*valid/i).first().waitFor();
+  await chat.page.getByLabel('API key').fill(KEY);
+  await chat.page.getByLabel('API key').press('Enter');
+  await chat.waitForConnection();
+  expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
+  const stored = await chat.page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
   expect(stored).not.toContain(KEY);
-  expect(shown).toHaveLength(1); // a short-lived one, and only for a key that is good
-  expect(shown[0]).toMatch(/openai-insecure-api-key\.ek_/);
-  expect(shown[0]).not.toContain(KEY);
-  await visit.page.reload();
-  await visit.connected();
-  const other = await Visit.tab(visit.context, server.url);
-  await other.page.getByLabel('API key').waitFor();
-  await visit.close();
+  expect(subprotocols).toHaveLength(1); // one short-lived key, issued only for a valid key
+  expect(subprotocols[0]).toMatch(/openai-insecure-api-key\.ek_/);
+  expect(subprotocols[0]).not.toContain(KEY);
+  await chat.page.reload();
+  await chat.waitForConnection();
+  const otherTab = await ChatPage.openTab(chat.context, server.url);
+  await otherTab.page.getByLabel('API key').waitFor();
+  await chat.close();
 });
 
-it('keeps what is said before there is a key', async () => {
-  const visit = await Visit.begin(browser, server.url);
-  const key = visit.page.getByLabel('API key');
+it('keeps messages and the draft until a key is entered', async () => {
+  const chat = await ChatPage.open(browser, server.url);
+  const key = chat.page.getByLabel('API key');
   await key.press('Escape');
-  await visit.banner.getByText('Whoever runs it can give you one.').waitFor();
-  await visit.banner.getByRole('button', { name: 'Enter a key' }).waitFor();
-  await expect.poll(() => visit.page.locator('.talks li').count()).toBe(0);
-  await visit.send('What is 3 plus 4?');
+  await chat.banner.getByText('Ask its operator for one.').waitFor();
+  await chat.banner.getByRole('button', { name: 'Enter API key' }).waitFor();
+  await expect.poll(() => chat.page.locator('.conversations li').count()).toBe(0);
+  await chat.send('What is 3 plus 4?');
   await key.press('Escape');
-  await visit.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();
-  await visit.field.fill('and typed');
-  await visit.page.reload();
-  await visit.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();
+  await chat.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();
+  await chat.input.fill('and typed');
+  await chat.page.reload();
+  await chat.page.locator('.unsent').getByText('What is 3 plus 4?').waitFor();
   await key.fill(KEY);
   await key.press('Enter');
-  await visit.page.locator('.message.assistant').waitFor();
-  expect(await visit.finished()).toContain('7');
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
-  await expect.poll(() => visit.field.inputValue()).toBe('and typed');
-  await visit.close();
+  await chat.page.locator('.message.assistant').waitFor();
+  expect(await chat.waitForResponse()).toContain('7');
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+  await expect.poll(() => chat.input.inputValue()).toBe('and typed');
+  await chat.close();
 });
 
-it('shows the server to its operator', async () => {
-  const visit = await Visit.begin(browser, `${server.url}admin`);
-  await visit.page.getByLabel('API key').fill(KEY);
-  await visit.page.getByLabel('API key').press('Enter');
-  await visit.page.getByText('Held by conversations').waitFor();
-  const talking = await Visit.begin(browser, server.url);
-  await talking.page.getByLabel('API key').fill(KEY);
-  await talking.page.getByLabel('API key').press('Enter');
-  await talking.say('What is 3 plus 4?');
-  await visit.page.locator('td code').first().waitFor();
-  const drawn = visit.page.locator('.facts > div', { hasText: 'Tokens drawn' });
-  const working = drawn.getByText(/^[1-9]\d* a second$/).waitFor();
-  await talking.say('Tell me a short story.');
-  await working;
-  await expect.poll(() => visit.page.locator('main button, main input, main form').count()).toBe(0);
-  expect(visit.complaints).toEqual([]);
-  await talking.close();
-  await visit.close();
+it('shows live server metrics on the admin page', async () => {
+  const chat = await ChatPage.open(browser, `${server.url}admin`);
+  await chat.page.getByLabel('API key').fill(KEY);
+  await chat.page.getByLabel('API key').press('Enter');
+  await chat.page.getByText('Leased by sessions').waitFor();
+  const chatting = await ChatPage.open(browser, server.url);
+  await chatting.page.getByLabel('API key').fill(KEY);
+  await chatting.page.getByLabel('API key').press('Enter');
+  await chatting.sendAndWait('What is 3 plus 4?');
+  await chat.page.locator('td code').first().waitFor();
+  const sampled = chat.page.locator('.facts > div', { hasText: 'Tokens sampled' });
+  const rateAboveZero = sampled.getByText(/^[1-9]\d* per second$/).waitFor();
+  await chatting.sendAndWait('Tell me a short story.');
+  await rateAboveZero;
+  await expect.poll(() => chat.page.locator('main button, main input, main form').count()).toBe(0);
+  expect(chat.consoleErrors).toEqual([]);
+  await chatting.close();
+  await chat.close();
 });
 
-it('is no use to pages of another origin', async () => {
-  const foreign = createServer((_, answer) => {
-    answer.setHeader('Content-Type', 'text/html').end('<!doctype html><title>foreign</title>');
+it('refuses connections from pages of another origin', async () => {
+  const otherOrigin = createServer((_, response) => {
+    response.setHeader('Content-Type', 'text/html').end('<!doctype html><title>foreign</title>');
   });
-  await new Promise<void>((resolve) => foreign.listen(0, '127.0.0.1', resolve));
-  const { port } = foreign.address() as AddressInfo;
+  await new Promise<void>((resolve) => otherOrigin.listen(0, '127.0.0.1', resolve));
+  const { port } = otherOrigin.address() as AddressInfo;
   const context = await browser.newContext();
   const page = await context.newPage();
-  const attempt = async (origin: string): Promise<string> => {
+  const connectFrom = async (origin: string): Promise<string> => {
     await page.goto(origin);
     return page.evaluate(
       ([url, key]) =>
         new Promise<string>((resolve) => {
           const socket = new WebSocket(url ?? '', ['realtime', `openai-insecure-api-key.${key}`]);
           socket.onmessage = () => {
-            resolve('let in');
+            resolve('accepted');
           };
           socket.onclose = () => {
             resolve('refused');
@@ -114,8 +114,8 @@ it('is no use to pages of another origin', async () => {
       [`ws://127.0.0.1:${server.port}/v1/realtime`, KEY],
     );
   };
-  expect(await attempt(`http://foreign.test:${port}/`)).toBe('refused');
-  expect(await attempt(`http://127.0.0.1:${port}/`)).toBe('let in');
+  expect(await connectFrom(`http://foreign.test:${port}/`)).toBe('refused');
+  expect(await connectFrom(`http://127.0.0.1:${port}/`)).toBe('accepted');
   await context.close();
-  foreign.close();
+  otherOrigin.close();
 });

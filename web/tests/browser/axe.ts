@@ -1,23 +1,23 @@
-/** What axe-core finds wrong with a page. */
+/** Accessibility checks with axe-core. */
 
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import type { Visit } from './chat_page.js';
+import type { ChatPage } from './chat_page.js';
 
 const AXE = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
-interface Found {
+interface AxeResults {
   violations: { id: string; impact: string; nodes: { target: string[] }[] }[];
 }
 
-/** Violations that are serious, with where they are. */
-export async function serious(visit: Visit): Promise<string[]> {
-  // The page's own policy forbids what is not its own; a test may come from outside.
-  await visit.page.evaluate(AXE);
-  const found = await visit.page.evaluate(
-    () => (window as unknown as { axe: { run(): Promise<Found> } }).axe.run(),
+/** Returns the serious and critical violations on the page, with their elements. */
+export async function seriousViolations(chat: ChatPage): Promise<string[]> {
+  // The page's content security policy forbids injected script elements, but not evaluation by the test.
+  await chat.page.evaluate(AXE);
+  const results = await chat.page.evaluate(
+    () => (window as unknown as { axe: { run(): Promise<AxeResults> } }).axe.run(),
   );
-  return found.violations
+  return results.violations
     .filter(({ impact }) => impact === 'serious' || impact === 'critical')
     .map(({ id, nodes }) => `${id}: ${nodes.map(({ target }) => target.join(' ')).join(', ')}`);
 }

@@ -1,4 +1,4 @@
-/** A browser, and the page as who uses it sees it. */
+/** Page object of the chat page (and of the admin page): actions of a user, and what the page shows. */
 
 import {
   type Browser,
@@ -8,7 +8,7 @@ import {
   type Locator,
   type Page,
 } from 'playwright-core';
-import { Wire } from './websocket_log.js';
+import { WebSocketLog } from './websocket_log.js';
 
 export function launch(args: string[] = []): Promise<Browser> {
   return chromium.launch({
@@ -17,51 +17,51 @@ export function launch(args: string[] = []): Promise<Browser> {
   });
 }
 
-export class Visit {
+export class ChatPage {
   readonly page: Page;
   readonly context: BrowserContext;
-  /** What the browser complained about; expected to stay empty but for lost connections. */
-  readonly complaints: string[] = [];
-  readonly requested = new Set<string>();
-  readonly wire: Wire;
+  /** Errors in the console, except those of lost connections. */
+  readonly consoleErrors: string[] = [];
+  readonly requestedHosts = new Set<string>();
+  readonly wire: WebSocketLog;
 
   private constructor(context: BrowserContext, page: Page) {
     this.context = context;
     this.page = page;
-    this.wire = new Wire(page);
+    this.wire = new WebSocketLog(page);
     page.setDefaultTimeout(30_000);
-    page.on('pageerror', (error) => this.complaints.push(error.message));
+    page.on('pageerror', (error) => this.consoleErrors.push(error.message));
     page.on('console', (message) => {
-      const lost = /WebSocket|ERR_|Failed to load resource/.test(message.text());
-      if (message.type() === 'error' && !lost) this.complaints.push(message.text());
+      const connectionError = /WebSocket|ERR_|Failed to load resource/.test(message.text());
+      if (message.type() === 'error' && !connectionError) this.consoleErrors.push(message.text());
     });
-    page.on('request', (request) => this.requested.add(new URL(request.url()).host));
+    page.on('request', (request) => this.requestedHosts.add(new URL(request.url()).host));
   }
 
-  static async begin(
+  static async open(
     browser: Browser,
     url: string,
     options: BrowserContextOptions = {},
-  ): Promise<Visit> {
+  ): Promise<ChatPage> {
     const context = await browser.newContext({ viewport: { width: 1360, height: 860 }, ...options });
-    return Visit.tab(context, url);
+    return ChatPage.openTab(context, url);
   }
 
-  static async tab(context: BrowserContext, url: string): Promise<Visit> {
-    const visit = new Visit(context, await context.newPage());
-    await visit.page.goto(url);
-    return visit;
+  static async openTab(context: BrowserContext, url: string): Promise<ChatPage> {
+    const chat = new ChatPage(context, await context.newPage());
+    await chat.page.goto(url);
+    return chat;
   }
 
-  get field(): Locator {
+  get input(): Locator {
     return this.page.getByLabel('Message', { exact: true });
   }
 
-  get answers(): Locator {
+  get responses(): Locator {
     return this.page.locator('.message.assistant .body');
   }
 
-  get questions(): Locator {
+  get userMessages(): Locator {
     return this.page.locator('.message.user .body');
   }
 
@@ -69,45 +69,45 @@ export class Visit {
     return this.page.locator('.foot .banner');
   }
 
-  /** Types as people do, and sends. */
+  /** Type a message key by key, and send it. */
   async send(text: string): Promise<void> {
-    await this.field.click();
+    await this.input.click();
     await this.page.keyboard.type(text, { delay: 5 });
     await this.page.keyboard.press('Enter');
   }
 
-  /** Sends, and returns the answer when it is finished. */
-  async say(text: string): Promise<string> {
+  /** Send a message and return the response once it is complete. */
+  async sendAndWait(text: string): Promise<string> {
     const last = this.page.locator('.message.assistant').last();
-    const before = (await last.count()) > 0 ? await last.getAttribute('data-id') : null;
+    const previousId = (await last.count()) > 0 ? await last.getAttribute('data-id') : null;
     await this.send(text);
-    await this.page.waitForFunction((before) => {
-      const answers = [...document.querySelectorAll<HTMLElement>('.message.assistant')];
-      return (answers.at(-1)?.dataset.id ?? null) !== before;
-    }, before);
-    return this.finished();
+    await this.page.waitForFunction((previousId) => {
+      const messages = [...document.querySelectorAll<HTMLElement>('.message.assistant')];
+      return (messages.at(-1)?.dataset.id ?? null) !== previousId;
+    }, previousId);
+    return this.waitForResponse();
   }
 
-  /** The last answer, when nothing is being answered or sent any more. */
-  async finished(): Promise<string> {
+  /** Wait until no message or response is in progress, and return the last response. */
+  async waitForResponse(): Promise<string> {
     await this.page.waitForFunction(() => {
-      const under = '.message.open, .pending, .unsent, .send.stops';
+      const inProgress = '.message.open, .pending, .unsent, .send.stop';
       const last = document.querySelector('.transcript > .message:nth-last-child(2)');
-      return !document.querySelector(under) && last?.classList.contains('assistant');
+      return !document.querySelector(inProgress) && last?.classList.contains('assistant');
     });
-    return (await this.answers.last().innerText()).trim();
+    return (await this.responses.last().innerText()).trim();
   }
 
-  /** How long answers may be from now on. */
-  async limit(tokens: number): Promise<void> {
+  /** Set the maximum length of responses. */
+  async limitResponseTokens(tokens: number): Promise<void> {
     await this.page.getByLabel('Settings', { exact: true }).click();
-    await this.page.getByLabel('Longest answer').fill(String(tokens));
+    await this.page.getByLabel('Maximum response tokens').fill(String(tokens));
     await this.page.getByRole('button', { name: 'Save' }).click();
     await this.page.locator('dialog').waitFor({ state: 'detached' });
   }
 
-  /** Presses the stop button the moment the answer is so long: it is soon over. */
-  async stop(characters: number): Promise<void> {
+  /** Press the stop button as soon as the response has this many characters. */
+  async stopAtCharacters(characters: number): Promise<void> {
     await this.page.waitForFunction(
       (characters) => {
         const body = document.querySelector('.message.open .body');
@@ -121,8 +121,8 @@ export class Visit {
     );
   }
 
-  /** Resolves when the answer under way is so long. */
-  async under(characters: number): Promise<void> {
+  /** Wait until the response in progress has this many characters. */
+  async waitForCharacters(characters: number): Promise<void> {
     await this.page.waitForFunction(
       (characters) => {
         const body = document.querySelector('.message.open .body');
@@ -133,17 +133,17 @@ export class Visit {
     );
   }
 
-  /** What was said, in order, as the page has kept it: without what drawing does to it. */
-  async said(): Promise<string[]> {
+  /** Returns the texts of all items as stored by the page, without the effects of rendering. */
+  async storedTexts(): Promise<string[]> {
     return this.page.evaluate(() => {
-      dispatchEvent(new Event('pagehide')); // the page keeps what it has when it is left
-      const kept = localStorage.getItem(`continuo.talk.${location.hash.slice(1)}`) ?? '';
-      const { saved } = JSON.parse(kept) as { saved: { items: { content: { text: string }[] }[] } };
+      dispatchEvent(new Event('pagehide')); // the page stores the conversation when it is closed
+      const stored = localStorage.getItem(`continuo.talk.${location.hash.slice(1)}`) ?? '';
+      const { saved } = JSON.parse(stored) as { saved: { items: { content: { text: string }[] }[] } };
       return saved.items.map(({ content }) => content.map(({ text }) => text).join(''));
     });
   }
 
-  async connected(): Promise<void> {
+  async waitForConnection(): Promise<void> {
     await this.page.locator('.status[data-phase="open"]').waitFor();
   }
 

@@ -1,4 +1,4 @@
-/** The client library by itself, against the real server, in both codecs. */
+/** The client library against a real server, in both codecs. */
 
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { WebSocket as Socket } from 'ws';
@@ -20,22 +20,22 @@ describe.each([
   ['MessagePack', msgpack, true],
 ])('in %s', (_, codec, binary) => {
   it.each([
-    ['a cut', (client: RealtimeClient) => client.drop('the test cut it')],
+    ['a dropped connection', (client: RealtimeClient) => client.drop('dropped by the test')],
     ['a killed server', () => server.kill().then(() => server.start())],
-  ])('a draft becomes a message, and its answer goes on over %s', async (_, fault) => {
-    const whole = await tell(new Watched(codec));
-    const watched = new Watched(codec);
-    const said = await tell(watched, fault);
-    expect(said).toEqual(whole);
-    expect(watched.pieces).toBe(said.at(-1));
-    expect(watched.begun[0]).toBe('new');
-    expect(new Set(watched.begun.slice(1))).toEqual(new Set(['exact']));
-    expect(watched.asked).toBe(1);
-    expect(watched.frames).toEqual(new Set([binary]));
+  ])('commits a draft, and continues its response after %s', async (_, fault) => {
+    const expected = await runStory(new ObservedClient(codec));
+    const observed = new ObservedClient(codec);
+    const texts = await runStory(observed, fault);
+    expect(texts).toEqual(expected);
+    expect(observed.responseText).toBe(texts.at(-1));
+    expect(observed.firstDelta[0]).toBe('new');
+    expect(new Set(observed.firstDelta.slice(1))).toEqual(new Set(['exact']));
+    expect(observed.responseRequests).toBe(1);
+    expect(observed.binaryFrames).toEqual(new Set([binary]));
   });
 
-  it('what is refused says why and changes nothing', async () => {
-    const { client } = new Watched(codec);
+  it('reports the field of a refused update, and changes nothing', async () => {
+    const { client } = new ObservedClient(codec);
     const refused = await client.update({ temperature: 9 }).acknowledged.catch((e: unknown) => e);
     expect(refused).toBeInstanceOf(Refused);
     expect(refused).toMatchObject({ param: 'session.temperature' });
@@ -45,54 +45,54 @@ describe.each([
   });
 });
 
-/** A client, and what is seen of it. */
-class Watched {
+/** A client whose frames and events are recorded. */
+class ObservedClient {
   readonly client: RealtimeClient;
-  /** Whether frames that came were binary. */
-  readonly frames = new Set<boolean>();
-  readonly begun: string[] = [];
-  asked = 0;
-  /** The text of answers, as it came. */
-  pieces = '';
+  /** Frame types received: true for binary, false for text. */
+  readonly binaryFrames = new Set<boolean>();
+  readonly firstDelta: string[] = [];
+  responseRequests = 0;
+  /** Concatenated deltas of all responses. */
+  responseText = '';
 
   constructor(codec: Codec) {
-    const { frames } = this;
-    class Looking extends Socket {
+    const { binaryFrames } = this;
+    class FrameObserver extends Socket {
       constructor(url: string, protocols: string[]) {
         super(url, protocols);
-        this.on('message', (_, binary) => frames.add(binary));
+        this.on('message', (_, binary) => binaryFrames.add(binary));
       }
     }
     this.client = new RealtimeClient({
       url: server.socketUrl,
       codecs: [codec],
-      WebSocket: Looking as unknown as NonNullable<Options['WebSocket']>,
+      WebSocket: FrameObserver as unknown as NonNullable<Options['WebSocket']>,
     });
     this.client.state.subscribe((state) => {
-      if (state.phase === 'open') this.begun.push(state.begun);
+      if (state.phase === 'open') this.firstDelta.push(state.begun);
     });
-    this.client.on('response.output_text.delta', ({ delta }) => (this.pieces += delta));
+    this.client.on('response.output_text.delta', ({ delta }) => (this.responseText += delta));
     this.client.onSent((event) => {
-      if (event.type === 'response.create') this.asked += 1;
+      if (event.type === 'response.create') this.responseRequests += 1;
     });
     this.client.connect();
   }
 }
 
-/** Asks for the story, and lets something happen in the middle of it: what was said then. */
-async function tell(
-  { client }: Watched,
-  inTheMiddle: (client: RealtimeClient) => unknown = () => undefined,
+/** Request the story, run `midResponse` during the response, and return the texts of all items. */
+async function runStory(
+  { client }: ObservedClient,
+  midResponse: (client: RealtimeClient) => unknown = () => undefined,
 ): Promise<string[]> {
   const done = new Promise((resolve) => client.on('response.done', resolve));
-  const begun = new Promise((resolve) => client.on('response.output_text.delta', resolve));
+  const firstDelta = new Promise((resolve) => client.on('response.output_text.delta', resolve));
   for (let end = 1; end <= STORY.length; end += 1) client.draft.set(STORY.slice(0, end));
   await client.draft.commit().acknowledged;
   await client.respond().acknowledged;
-  await begun;
-  await inTheMiddle(client);
+  await firstDelta;
+  await midResponse(client);
   await done;
-  const said = client.conversation.items.map(textOf);
+  const texts = client.conversation.items.map(textOf);
   await client.close();
-  return said;
+  return texts;
 }

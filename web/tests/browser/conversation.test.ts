@@ -1,12 +1,12 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
-import { serious } from './axe.js';
+import { seriousViolations } from './axe.js';
 import { Server } from './server.js';
-import { launch, Visit } from './chat_page.js';
+import { launch, ChatPage } from './chat_page.js';
 
 let server: Server;
 let browser: Browser;
-let visit: Visit;
+let chat: ChatPage;
 beforeAll(async () => {
   const names = ['--served-model-name', 'demo', '--served-model-name', 'second'];
   [server, browser] = await Promise.all([Server.start(names), launch()]);
@@ -16,280 +16,280 @@ afterAll(async () => {
   await server.stop();
 });
 beforeEach(async () => {
-  visit = await Visit.begin(browser, server.url);
-  await visit.connected();
+  chat = await ChatPage.open(browser, server.url);
+  await chat.waitForConnection();
 });
 afterEach(async () => {
-  await visit.close();
+  await chat.close();
 });
 
 const STORY = 'Tell me a short story.';
 
-it('talks for ten turns, and computes little for the last one', async () => {
-  await visit.say('My name is Zorban and I live in Quiltown.');
-  expect(await visit.say('What is 3 plus 4?')).toContain('7');
+it('holds a conversation of ten turns, and prefills little for the last one', async () => {
+  await chat.sendAndWait('My name is Zorban and I live in Quiltown.');
+  expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
   for (const n of ['one to ten', 'one to five', 'one to eight', 'one to nine', 'one to six']) {
-    await visit.say(`Count from ${n}.`);
+    await chat.sendAndWait(`Count from ${n}.`);
   }
-  await visit.say('What is 2 plus 2?');
-  await visit.say('What is 5 plus 1?');
-  await visit.say('Thank you.');
-  await expect.poll(() => visit.answers.count()).toBe(10);
-  const caption = visit.page.locator('.chart .caption').last();
+  await chat.sendAndWait('What is 2 plus 2?');
+  await chat.sendAndWait('What is 5 plus 1?');
+  await chat.sendAndWait('Thank you.');
+  await expect.poll(() => chat.responses.count()).toBe(10);
+  const caption = chat.page.locator('.chart .caption').last();
   const tenth = /Turn 10: (\d+) prefilled, (\d+) reused/;
   await expect.poll(() => caption.innerText()).toMatch(tenth);
   const [, prefilled, reused] = tenth.exec(await caption.innerText()) ?? [];
   expect(Number(prefilled)).toBeLessThan(32);
   expect(Number(reused)).toBeGreaterThan(150);
-  expect(visit.complaints).toEqual([]);
-  expect([...visit.requested]).toEqual([new URL(server.url).host]);
+  expect(chat.consoleErrors).toEqual([]);
+  expect([...chat.requestedHosts]).toEqual([new URL(server.url).host]);
 });
 
-it('stops at Escape, and goes on from there', async () => {
-  await visit.send(STORY);
-  await visit.under(20);
-  await visit.page.keyboard.press('Escape');
-  await visit.page.locator('.message.cut').waitFor();
-  const cut = await visit.finished();
-  expect(await visit.say('What is 3 plus 4?')).toContain('7');
-  await expect.poll(() => visit.answers.first().innerText()).toBe(cut);
+it('cancels a response with Escape, and continues the conversation', async () => {
+  await chat.send(STORY);
+  await chat.waitForCharacters(20);
+  await chat.page.keyboard.press('Escape');
+  await chat.page.locator('.message.cut').waitFor();
+  const partial = await chat.waitForResponse();
+  expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
+  await expect.poll(() => chat.responses.first().innerText()).toBe(partial);
 });
 
-it('stops with its button, and says no more than was said then', async () => {
-  await visit.send(STORY);
-  await visit.stop(20);
-  await visit.page.locator('.message.cut').getByText('stopped').waitFor();
-  await visit.finished();
-  expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('cancelled');
+it('cancels a response with the stop button', async () => {
+  await chat.send(STORY);
+  await chat.stopAtCharacters(20);
+  await chat.page.locator('.message.cut').getByText('stopped').waitFor();
+  await chat.waitForResponse();
+  expect(chat.wire.receivedOf('response.done').at(-1)?.response.status).toBe('cancelled');
 });
 
-it('sends words while they are typed, and computes them before they are sent', async () => {
+it('sends text while it is typed, and prefills it before it is committed', async () => {
   const words = 'My name is Zorban and I live in Quiltown, which is a town.';
-  await visit.field.pressSequentially(words, { delay: 5 });
-  await expect.poll(() => visit.wire.heard('input_text_buffer.appended').at(-1)?.length).toBe(words.length);
-  const before = visit.wire.sent.length;
-  await visit.field.press('Enter');
-  await visit.page.locator('.message.assistant').waitFor();
-  await visit.finished();
-  const since = visit.wire.sent.slice(before).map(({ type }) => type);
+  await chat.input.pressSequentially(words, { delay: 5 });
+  await expect.poll(() => chat.wire.receivedOf('input_text_buffer.appended').at(-1)?.length).toBe(words.length);
+  const before = chat.wire.sent.length;
+  await chat.input.press('Enter');
+  await chat.page.locator('.message.assistant').waitFor();
+  await chat.waitForResponse();
+  const since = chat.wire.sent.slice(before).map(({ type }) => type);
   expect(since).toEqual(['input_text_buffer.commit', 'response.create']);
-  const usage = visit.wire.heard('response.done').at(-1)?.response.usage;
+  const usage = chat.wire.receivedOf('response.done').at(-1)?.response.usage;
   expect((usage?.input_tokens ?? 0) - (usage?.input_token_details.cached_tokens ?? 0)).toBeLessThan(8);
 });
 
-it('takes back what followed an edited message', async () => {
-  await visit.say('What is 3 plus 4?');
-  await visit.say('Count from one to five.');
-  const first = visit.page.locator('.message.user').first();
+it('deletes everything after an edited message', async () => {
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.sendAndWait('Count from one to five.');
+  const first = chat.page.locator('.message.user').first();
   await first.hover();
-  await first.getByLabel('Edit and ask again').click();
-  const field = visit.page.getByLabel('Edit message');
+  await first.getByLabel('Edit and resend').click();
+  const field = chat.page.getByLabel('Edit message');
   await field.fill('What is 2 plus 6?');
   await field.press('Enter');
-  await visit.page.getByText('What is 2 plus 6?').waitFor();
-  expect(await visit.finished()).toContain('8');
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 2 plus 6?']);
+  await chat.page.getByText('What is 2 plus 6?').waitFor();
+  expect(await chat.waitForResponse()).toContain('8');
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['What is 2 plus 6?']);
 });
 
-it('keeps a message that is not edited after all', async () => {
-  await visit.say('What is 3 plus 4?');
-  await visit.page.keyboard.press('ArrowUp');
-  const field = visit.page.getByLabel('Edit message');
+it('keeps a message whose edit is cancelled', async () => {
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.keyboard.press('ArrowUp');
+  const field = chat.page.getByLabel('Edit message');
   await field.fill('something else');
   await field.press('Escape');
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['What is 3 plus 4?']);
 });
 
-it('answers again', async () => {
-  await visit.say('What is 3 plus 4?');
-  await visit.page.getByLabel('Answer again').click();
-  await expect.poll(() => visit.wire.heard('response.done').length).toBe(2);
-  await visit.finished();
-  await expect.poll(() => visit.answers.count()).toBe(1);
-  const again = visit.wire.heard('response.done').at(-1)?.response.output[0];
-  await expect.poll(() => visit.page.locator('.message.assistant').getAttribute('data-id')).toBe(again?.id);
+it('regenerates a response', async () => {
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.getByLabel('Regenerate').click();
+  await expect.poll(() => chat.wire.receivedOf('response.done').length).toBe(2);
+  await chat.waitForResponse();
+  await expect.poll(() => chat.responses.count()).toBe(1);
+  const again = chat.wire.receivedOf('response.done').at(-1)?.response.output[0];
+  await expect.poll(() => chat.page.locator('.message.assistant').getAttribute('data-id')).toBe(again?.id);
 });
 
 it('branches, and switches between branches', async () => {
-  await visit.say('My name is Zorban.');
-  await visit.say('What is 3 plus 4?');
-  const first = visit.page.locator('.message.assistant').first();
+  await chat.sendAndWait('My name is Zorban.');
+  await chat.sendAndWait('What is 3 plus 4?');
+  const first = chat.page.locator('.message.assistant').first();
   await first.hover();
   await first.getByLabel('Branch from here').click();
-  await visit.connected();
-  await expect.poll(() => visit.answers.count()).toBe(1);
-  expect(await visit.say('What is my name?')).toContain('Zorban');
-  await visit.page.locator('.talks a').first().click();
-  await visit.connected();
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual([
+  await chat.waitForConnection();
+  await expect.poll(() => chat.responses.count()).toBe(1);
+  expect(await chat.sendAndWait('What is my name?')).toContain('Zorban');
+  await chat.page.locator('.conversations a').first().click();
+  await chat.waitForConnection();
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual([
     'My name is Zorban.',
     'What is 3 plus 4?',
   ]);
-  await visit.page.locator('.talks .branch a').click();
-  await visit.connected();
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual([
+  await chat.page.locator('.conversations .branch a').click();
+  await chat.waitForConnection();
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual([
     'My name is Zorban.',
     'What is my name?',
   ]);
 });
 
-it('gives back what was deleted, with the keyboard alone', async () => {
-  await visit.say('My name is Zorban.');
-  await visit.page.getByLabel('Delete “My name is Zorban.”').press('Enter');
-  await expect.poll(() => visit.questions.count()).toBe(0);
-  await visit.page.locator('.undo:focus').waitFor();
-  expect(await serious(visit)).toEqual([]);
-  await visit.page.keyboard.press('Enter');
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['My name is Zorban.']);
-  await visit.connected();
-  expect(await visit.say('What is my name?')).toContain('Zorban');
-  expect(visit.wire.resumed).toEqual(['exact']);
+it('undoes a deletion, with the keyboard alone', async () => {
+  await chat.sendAndWait('My name is Zorban.');
+  await chat.page.getByLabel('Delete “My name is Zorban.”').press('Enter');
+  await expect.poll(() => chat.userMessages.count()).toBe(0);
+  await chat.page.locator('.undo:focus').waitFor();
+  expect(await seriousViolations(chat)).toEqual([]);
+  await chat.page.keyboard.press('Enter');
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['My name is Zorban.']);
+  await chat.waitForConnection();
+  expect(await chat.sendAndWait('What is my name?')).toContain('Zorban');
+  expect(chat.wire.resumed).toEqual(['exact']);
 });
 
-it('forgets what was deleted, here and on the server, when nobody wants it back', async () => {
-  const { page } = visit;
-  const undo = page.getByRole('button', { name: 'Undo: “What is 3 plus 4?” was deleted' });
-  const sessions = (): string[] => visit.wire.heard('session.created').map(({ session }) => session.id);
-  const known = async (id: string): Promise<number> =>
+it('deletes a conversation in the browser and on the server once undo has expired', async () => {
+  const { page } = chat;
+  const undoButton = page.getByRole('button', { name: 'Undo deleting “What is 3 plus 4?”' });
+  const sessions = (): string[] => chat.wire.receivedOf('session.created').map(({ session }) => session.id);
+  const statusOf = async (id: string): Promise<number> =>
     (await fetch(`${server.url}v1/realtime/sessions/${id}`)).status;
-  const remove = async (): Promise<string> => {
+  const sayAndDelete = async (): Promise<string> => {
     const id = sessions().at(-1) ?? '';
-    await visit.say('What is 3 plus 4?');
-    await page.locator('.talks li').hover();
+    await chat.sendAndWait('What is 3 plus 4?');
+    await page.locator('.conversations li').hover();
     await page.getByLabel('Delete “What is 3 plus 4?”').click();
-    await undo.waitFor();
-    await expect.poll(() => sessions().at(-1)).not.toBe(id); // of what is shown instead
-    await visit.connected();
-    expect(await known(id)).toBe(200);
+    await undoButton.waitFor();
+    await expect.poll(() => sessions().at(-1)).not.toBe(id); // session of the conversation opened instead
+    await chat.waitForConnection();
+    expect(await statusOf(id)).toBe(200);
     return id;
   };
 
   await page.clock.install();
-  const late = await remove();
+  const expired = await sayAndDelete();
   await page.clock.fastForward(15_000);
-  await undo.waitFor(); // under the pointer
-  expect(await known(late)).toBe(200);
+  await undoButton.waitFor(); // because the pointer is on its row
+  expect(await statusOf(expired)).toBe(200);
   await page.mouse.move(640, 20);
   await page.clock.fastForward(2000);
-  await expect.poll(() => undo.count()).toBe(0);
-  await expect.poll(() => known(late)).toBe(404);
+  await expect.poll(() => undoButton.count()).toBe(0);
+  await expect.poll(() => statusOf(expired)).toBe(404);
 
-  const left = await remove();
+  const abandoned = await sayAndDelete();
   await page.reload();
-  await expect.poll(() => known(left)).toBe(404);
-  await visit.connected();
-  await expect.poll(() => page.locator('.talks li').count()).toBe(0);
-  expect(visit.complaints).toEqual([]);
+  await expect.poll(() => statusOf(abandoned)).toBe(404);
+  await chat.waitForConnection();
+  await expect.poll(() => page.locator('.conversations li').count()).toBe(0);
+  expect(chat.consoleErrors).toEqual([]);
 });
 
-it('branches at a question, which can then be asked again', async () => {
-  await visit.say('My name is Zorban.');
-  await visit.say('What is my name?');
-  const question = visit.page.locator('.message.user').last();
+it('branches at a user message, whose response can then be requested', async () => {
+  await chat.sendAndWait('My name is Zorban.');
+  await chat.sendAndWait('What is my name?');
+  const question = chat.page.locator('.message.user').last();
   await question.hover();
   await question.getByLabel('Branch from here').click();
-  await visit.connected();
-  const unanswered = visit.page.locator('.unanswered');
+  await chat.waitForConnection();
+  const unanswered = chat.page.locator('.missing-response');
   await unanswered.getByText('This has no answer yet.').waitFor();
-  await unanswered.getByRole('button', { name: 'Ask for one' }).click();
-  await visit.page.locator('.message.assistant').nth(1).waitFor();
-  expect(await visit.finished()).toContain('Zorban');
+  await unanswered.getByRole('button', { name: 'Generate response' }).click();
+  await chat.page.locator('.message.assistant').nth(1).waitFor();
+  expect(await chat.waitForResponse()).toContain('Zorban');
   await expect.poll(() => unanswered.count()).toBe(0);
 });
 
-it('shows a tool call, whose result can be changed', async () => {
-  await visit.page.getByLabel('Settings', { exact: true }).click();
-  await visit.page.getByText('Put an example in').click();
-  await visit.page.getByRole('button', { name: 'Save' }).click();
-  await visit.page.locator('dialog').waitFor({ state: 'detached' });
-  await visit.send('What is the weather in Paris?');
-  const result = visit.page.getByLabel('Result of get_weather');
+it('shows a tool call, and submits an edited result', async () => {
+  await chat.page.getByLabel('Settings', { exact: true }).click();
+  await chat.page.getByText('Insert example').click();
+  await chat.page.getByRole('button', { name: 'Save' }).click();
+  await chat.page.locator('dialog').waitFor({ state: 'detached' });
+  await chat.send('What is the weather in Paris?');
+  const result = chat.page.getByLabel('Result of get_weather');
   await result.waitFor();
-  await expect.poll(() => visit.page.locator('.call .arguments').innerText()).toContain('Paris');
+  await expect.poll(() => chat.page.locator('.call .arguments').innerText()).toContain('Paris');
   await result.fill('{"temperature": 7, "conditions": "snow"}');
-  await visit.page.getByRole('button', { name: 'Return this' }).click();
-  expect(await visit.finished()).toMatch(/7|snow/);
-  await expect.poll(() => visit.page.locator('.call .output').innerText()).toContain('snow');
+  await chat.page.getByRole('button', { name: 'Submit result' }).click();
+  expect(await chat.waitForResponse()).toMatch(/7|snow/);
+  await expect.poll(() => chat.page.locator('.call .output').innerText()).toContain('snow');
 });
 
-it('says beside the field what is wrong with a setting, and changes nothing', async () => {
-  await visit.page.getByLabel('Settings', { exact: true }).click();
-  await visit.page.getByLabel('Temperature').fill('9');
-  await visit.page.getByRole('button', { name: 'Save' }).click();
-  await visit.page.locator('#field-temperature-error').getByText('<= 2').waitFor();
-  await visit.page.getByLabel('Temperature').fill('');
-  await visit.page.getByLabel('Tools').fill('{');
-  await visit.page.getByRole('button', { name: 'Save' }).click();
-  await visit.page.locator('#field-tools-error').getByText('not JSON').waitFor();
-  await visit.page.getByRole('button', { name: 'Cancel' }).click();
-  expect(await visit.say('What is 3 plus 4?')).toContain('7');
+it('shows a refused setting beside its field, and changes nothing', async () => {
+  await chat.page.getByLabel('Settings', { exact: true }).click();
+  await chat.page.getByLabel('Temperature').fill('9');
+  await chat.page.getByRole('button', { name: 'Save' }).click();
+  await chat.page.locator('#field-temperature-error').getByText('<= 2').waitFor();
+  await chat.page.getByLabel('Temperature').fill('');
+  await chat.page.getByLabel('Tools').fill('{');
+  await chat.page.getByRole('button', { name: 'Save' }).click();
+  await chat.page.locator('#field-tools-error').getByText('Invalid JSON').waitFor();
+  await chat.page.getByRole('button', { name: 'Cancel' }).click();
+  expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
 });
 
-it('begins a conversation with another model, and with the settings that were chosen', async () => {
-  await visit.say('What is 3 plus 4?');
-  await visit.page.getByLabel('Settings', { exact: true }).click();
-  const model = visit.page.getByRole('combobox', { name: 'Model' });
+it('begins a conversation with another model and the chosen settings', async () => {
+  await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.getByLabel('Settings', { exact: true }).click();
+  const model = chat.page.getByRole('combobox', { name: 'Model' });
   await expect.poll(() => model.inputValue()).toBe('demo');
   await model.selectOption('second');
-  await visit.page.getByLabel('Instructions').fill('Be brief.');
-  await visit.page.getByLabel('Temperature').fill('0.5');
-  await visit.page.getByRole('button', { name: 'Save' }).click();
-  await expect.poll(() => visit.wire.heard('session.created').at(-1)?.session.model).toBe('second');
-  const told = { instructions: 'Be brief.', temperature: 0.5, model: 'second' };
-  await expect.poll(() => visit.wire.heard('session.updated').at(-1)?.session).toMatchObject(told);
-  await expect.poll(() => visit.questions.count()).toBe(0);
-  await visit.say('What is 2 plus 2?');
-  await visit.page.reload();
-  await visit.connected();
-  expect(visit.wire.heard('session.updated').at(-1)?.session).toMatchObject(told);
-  await visit.page.locator('.talks a').last().click();
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?']);
+  await chat.page.getByLabel('Instructions').fill('Be brief.');
+  await chat.page.getByLabel('Temperature').fill('0.5');
+  await chat.page.getByRole('button', { name: 'Save' }).click();
+  await expect.poll(() => chat.wire.receivedOf('session.created').at(-1)?.session.model).toBe('second');
+  const expected = { instructions: 'Be brief.', temperature: 0.5, model: 'second' };
+  await expect.poll(() => chat.wire.receivedOf('session.updated').at(-1)?.session).toMatchObject(expected);
+  await expect.poll(() => chat.userMessages.count()).toBe(0);
+  await chat.sendAndWait('What is 2 plus 2?');
+  await chat.page.reload();
+  await chat.waitForConnection();
+  expect(chat.wire.receivedOf('session.updated').at(-1)?.session).toMatchObject(expected);
+  await chat.page.locator('.conversations a').last().click();
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['What is 3 plus 4?']);
 });
 
-it('draws Markdown, and nothing that is not safe', async () => {
-  const wicked = '<img src=x onerror="document.title=1"> **bold** [x](javascript:alert(1))';
-  await visit.send(wicked);
-  await visit.finished();
-  await expect.poll(() => visit.questions.first().innerText()).toBe(wicked);
-  await visit.page.evaluate(answered, `${wicked}\n\n\`\`\`js\n1 < 2\n\`\`\`\n\n[y](https://x.test/)`);
-  await visit.page.reload();
-  await visit.connected();
-  const answer = visit.answers.first();
+it('renders Markdown without unsafe HTML', async () => {
+  const unsafe = '<img src=x onerror="document.title=1"> **bold** [x](javascript:alert(1))';
+  await chat.send(unsafe);
+  await chat.waitForResponse();
+  await expect.poll(() => chat.userMessages.first().innerText()).toBe(unsafe);
+  await chat.page.evaluate(replaceStoredResponse, `${unsafe}\n\n\`\`\`js\n1 < 2\n\`\`\`\n\n[y](https://x.test/)`);
+  await chat.page.reload();
+  await chat.waitForConnection();
+  const answer = chat.responses.first();
   await expect.poll(() => answer.locator('strong').innerText()).toBe('bold');
   await expect.poll(() => answer.locator('pre code').innerText()).toBe('1 < 2\n');
   const links = await answer.locator('a').evaluateAll((all) => all.map((a) => a.outerHTML));
   expect(links).toHaveLength(1);
   expect(links[0]).toMatch(/href="https:\/\/x\.test\/".*rel="noopener/);
   await expect.poll(() => answer.innerText()).toContain('<img src=x');
-  await expect.poll(() => visit.page.locator('.transcript img').count()).toBe(0);
-  expect(await visit.page.title()).not.toBe('1');
-  expect(visit.complaints).toEqual([]);
+  await expect.poll(() => chat.page.locator('.transcript img').count()).toBe(0);
+  expect(await chat.page.title()).not.toBe('1');
+  expect(chat.consoleErrors).toEqual([]);
 });
 
-/** Makes the answer that the page has kept another one. */
-function answered(text: string): void {
+/** Replace the stored response with `text`. Runs in the page. */
+function replaceStoredResponse(text: string): void {
   dispatchEvent(new Event('pagehide'));
   const name = `continuo.talk.${location.hash.slice(1)}`;
-  const kept = JSON.parse(localStorage.getItem(name) ?? '') as {
+  const stored = JSON.parse(localStorage.getItem(name) ?? '') as {
     saved: { items: { content: { text: string }[] }[] };
   };
-  const part = kept.saved.items[1]?.content[0];
+  const part = stored.saved.items[1]?.content[0];
   if (part) part.text = text;
-  localStorage.setItem(name, JSON.stringify(kept));
-  // What the page stores when it is left would undo it.
+  localStorage.setItem(name, JSON.stringify(stored));
+  // Keep the page from overwriting the change when it is closed.
   Storage.prototype.setItem = () => undefined;
 }
 
-it('copies an answer, also where the browser gives the page no clipboard', async () => {
-  await visit.page.addInitScript(() => {
+it('copies a response, also without the clipboard API', async () => {
+  await chat.page.addInitScript(() => {
     Object.defineProperty(navigator, 'clipboard', { value: undefined });
   });
-  await visit.page.reload();
-  await visit.connected();
-  const said = await visit.say('What is 3 plus 4?');
-  await visit.page.locator('.message.assistant').getByLabel('Copy').click();
-  await visit.page.locator('.message.assistant .icon-button.done').waitFor();
-  await visit.field.click();
-  await visit.page.keyboard.press('Control+V');
-  await expect.poll(() => visit.field.inputValue()).toBe(said);
+  await chat.page.reload();
+  await chat.waitForConnection();
+  const said = await chat.sendAndWait('What is 3 plus 4?');
+  await chat.page.locator('.message.assistant').getByLabel('Copy').click();
+  await chat.page.locator('.message.assistant .icon-button.done').waitFor();
+  await chat.input.click();
+  await chat.page.keyboard.press('Control+V');
+  await expect.poll(() => chat.input.inputValue()).toBe(said);
 });

@@ -1,136 +1,136 @@
-/** A model that fails, and a server that refuses: what is said, what stays, and what one can do. */
+/** Failures of the model and the engine, and refusals of the server: messages, kept text, and retries. */
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { serious } from './axe.js';
-import { Command, freePort } from './subprocess.js';
-import { launch, Visit } from './chat_page.js';
+import { seriousViolations } from './axe.js';
+import { Subprocess, freePort } from './subprocess.js';
+import { launch, ChatPage } from './chat_page.js';
 
-const on = (port: number, ...options: string[]): Command =>
-  Command.python('tests.browser.failing', ['--port', String(port), ...options], 'Listening on');
+const failingServer = (port: number, ...options: string[]): Subprocess =>
+  Subprocess.python('tests.browser.failing', ['--port', String(port), ...options], 'Listening on');
 
 let browser: Browser;
-let breakable: Command;
+let server: Subprocess;
 let url: string;
 beforeAll(async () => {
   const port = await freePort();
   url = `http://127.0.0.1:${port}/`;
-  breakable = on(port);
-  [browser] = await Promise.all([launch(), breakable.start()]);
+  server = failingServer(port);
+  [browser] = await Promise.all([launch(), server.start()]);
 });
 afterAll(async () => {
   await browser.close();
-  await breakable.stop();
+  await server.stop();
 });
 
-it('says that the model failed, and keeps the words that came and those that are typed', async () => {
-  const visit = await Visit.begin(browser, url);
-  const unanswered = visit.page.locator('.unanswered');
-  const deltas = () => visit.wire.heard('response.output_text.delta').map(({ delta }) => delta);
-  await visit.limit(1900); // more than half a minute
+it('reports a failed model, keeps the partial response and the draft, and retries', async () => {
+  const chat = await ChatPage.open(browser, url);
+  const missingResponse = chat.page.locator('.missing-response');
+  const deltas = () => chat.wire.receivedOf('response.output_text.delta').map(({ delta }) => delta);
+  await chat.limitResponseTokens(1900); // more than half a minute
 
-  await visit.send('Hello?');
-  await visit.under(5);
-  await visit.field.fill('typed meanwhile');
-  breakable.signal('SIGUSR1');
-  await unanswered.getByText('The model failed while it answered.').waitFor();
-  expect(visit.wire.heard('response.done').at(-1)?.response.status).toBe('failed');
-  await expect.poll(() => visit.page.locator('.message.cut .ending').innerText()).toBe('broke off');
-  expect(await serious(visit)).toEqual([]);
-  const came = deltas().join('');
-  expect(await visit.said()).toEqual(['Hello?', came]);
-  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
+  await chat.send('Hello?');
+  await chat.waitForCharacters(5);
+  await chat.input.fill('typed meanwhile');
+  server.signal('SIGUSR1');
+  await missingResponse.getByText('The model failed during the response.').waitFor();
+  expect(chat.wire.receivedOf('response.done').at(-1)?.response.status).toBe('failed');
+  await expect.poll(() => chat.page.locator('.message.cut .ending').innerText()).toBe('interrupted by an error');
+  expect(await seriousViolations(chat)).toEqual([]);
+  const received = deltas().join('');
+  expect(await chat.storedTexts()).toEqual(['Hello?', received]);
+  await expect.poll(() => chat.input.inputValue()).toBe('typed meanwhile');
 
-  await visit.page.reload();
-  await visit.connected();
-  await unanswered.getByText('The model failed while it answered.').waitFor();
-  expect(await visit.said()).toEqual(['Hello?', came]);
-  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
+  await chat.page.reload();
+  await chat.waitForConnection();
+  await missingResponse.getByText('The model failed during the response.').waitFor();
+  expect(await chat.storedTexts()).toEqual(['Hello?', received]);
+  await expect.poll(() => chat.input.inputValue()).toBe('typed meanwhile');
 
-  await unanswered.getByRole('button', { name: 'Try again' }).click();
-  await unanswered.getByText('The model failed before it answered.').waitFor();
-  expect(await visit.said()).toEqual(['Hello?']);
-  breakable.signal('SIGUSR2');
-  await visit.limit(60);
-  const before = deltas().length;
-  await unanswered.getByRole('button', { name: 'Try again' }).click();
-  await visit.page.locator('.message.assistant').waitFor();
-  await visit.finished();
-  await expect.poll(() => unanswered.count()).toBe(0);
-  const ending = visit.page.locator('.message.cut .ending');
-  await expect.poll(() => ending.innerText()).toBe('ends here: no longer answer is allowed');
-  expect(await visit.said()).toEqual(['Hello?', deltas().slice(before).join('')]);
-  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  await missingResponse.getByRole('button', { name: 'Try again' }).click();
+  await missingResponse.getByText('The model failed before the response.').waitFor();
+  expect(await chat.storedTexts()).toEqual(['Hello?']);
+  server.signal('SIGUSR2');
+  await chat.limitResponseTokens(60);
+  const deltasBefore = deltas().length;
+  await missingResponse.getByRole('button', { name: 'Try again' }).click();
+  await chat.page.locator('.message.assistant').waitFor();
+  await chat.waitForResponse();
+  await expect.poll(() => missingResponse.count()).toBe(0);
+  const ending = chat.page.locator('.message.cut .ending');
+  await expect.poll(() => ending.innerText()).toBe('maximum response length reached');
+  expect(await chat.storedTexts()).toEqual(['Hello?', deltas().slice(deltasBefore).join('')]);
+  await expect.poll(() => chat.input.inputValue()).toBe('typed meanwhile');
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });
 
-it('says that the engine died, and goes on where it was when another one is there', async () => {
-  const visit = await Visit.begin(browser, url);
-  await visit.limit(250); // five seconds
-  await visit.send('Hello?');
-  await visit.under(5);
-  breakable.signal('SIGHUP');
-  const words = visit.page.getByText('The model is being started again.');
-  await words.waitFor();
-  await visit.field.fill('typed meanwhile');
-  breakable.signal('SIGUSR2');
-  await words.waitFor({ state: 'detached' });
-  await visit.finished();
-  const deltas = visit.wire.heard('response.output_text.delta').map(({ delta }) => delta);
-  expect(await visit.said()).toEqual(['Hello?', deltas.join('')]);
-  expect(visit.wire.heard('response.done').at(-1)?.response.usage?.output_tokens).toBe(250);
-  expect(visit.wire.asked('response.create')).toHaveLength(1);
-  await expect.poll(() => visit.field.inputValue()).toBe('typed meanwhile');
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+it('reports a lost engine, and continues the response on the next one', async () => {
+  const chat = await ChatPage.open(browser, url);
+  await chat.limitResponseTokens(250); // five seconds
+  await chat.send('Hello?');
+  await chat.waitForCharacters(5);
+  server.signal('SIGHUP');
+  const notice = chat.page.getByText('The model is restarting.');
+  await notice.waitFor();
+  await chat.input.fill('typed meanwhile');
+  server.signal('SIGUSR2');
+  await notice.waitFor({ state: 'detached' });
+  await chat.waitForResponse();
+  const deltas = chat.wire.receivedOf('response.output_text.delta').map(({ delta }) => delta);
+  expect(await chat.storedTexts()).toEqual(['Hello?', deltas.join('')]);
+  expect(chat.wire.receivedOf('response.done').at(-1)?.response.usage?.output_tokens).toBe(250);
+  expect(chat.wire.sentOf('response.create')).toHaveLength(1);
+  await expect.poll(() => chat.input.inputValue()).toBe('typed meanwhile');
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });
 
-it('says why no answer is begun, and asks again when it is told to', async () => {
+it('shows why a response was refused, and retries on request', async () => {
   const port = await freePort();
-  const [strict, patient] = [on(port, '--requests-per-minute', '1'), on(port)];
-  await strict.start();
-  const visit = await Visit.begin(browser, `http://127.0.0.1:${port}/`);
-  const unanswered = visit.page.locator('.unanswered');
-  await visit.limit(5);
-  await visit.say('Hello?');
-  await visit.send('And now?');
-  await unanswered.getByText(/^No answer\. .*limit/).waitFor();
-  await strict.kill();
-  await patient.start();
-  await visit.banner.getByText('was told it again').waitFor();
-  await unanswered.getByRole('button', { name: 'Try again' }).click();
-  await visit.page.locator('.message.assistant').nth(1).waitFor();
-  await visit.finished();
-  await expect.poll(() => unanswered.count()).toBe(0);
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['Hello?', 'And now?']);
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
-  await patient.stop();
+  const [limited, unlimited] = [failingServer(port, '--requests-per-minute', '1'), failingServer(port)];
+  await limited.start();
+  const chat = await ChatPage.open(browser, `http://127.0.0.1:${port}/`);
+  const missingResponse = chat.page.locator('.missing-response');
+  await chat.limitResponseTokens(5);
+  await chat.sendAndWait('Hello?');
+  await chat.send('And now?');
+  await missingResponse.getByText(/^No response\. .*limit/).waitFor();
+  await limited.kill();
+  await unlimited.start();
+  await chat.banner.getByText('restored from this browser').waitFor();
+  await missingResponse.getByRole('button', { name: 'Try again' }).click();
+  await chat.page.locator('.message.assistant').nth(1).waitFor();
+  await chat.waitForResponse();
+  await expect.poll(() => missingResponse.count()).toBe(0);
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['Hello?', 'And now?']);
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
+  await unlimited.stop();
 });
 
-it('keeps what is too long for the model, or for the wire, until it is made shorter', async () => {
-  const visit = await Visit.begin(browser, url);
-  const notice = visit.page.getByRole('alert');
-  await visit.limit(5);
-  await visit.say('Hello?');
-  for (const [text, words] of [
-    ['many words, '.repeat(2000), 'the context of the model holds'],
-    ['x'.repeat(3_000_000), 'too long to be sent'],
+it('keeps a message that is too long for the model or the wire in the composer', async () => {
+  const chat = await ChatPage.open(browser, url);
+  const notice = chat.page.getByRole('alert');
+  await chat.limitResponseTokens(5);
+  await chat.sendAndWait('Hello?');
+  for (const [text, reason] of [
+    ['many words, '.repeat(2000), /context/],
+    ['x'.repeat(3_000_000), 'too long to send'],
   ] as const) {
-    await visit.field.fill(text);
-    await visit.field.press('Enter');
-    await notice.getByText(words).waitFor();
-    await expect.poll(async () => (await visit.field.inputValue()).trim() === text.trim()).toBe(true);
+    await chat.input.fill(text);
+    await chat.input.press('Enter');
+    await notice.getByText(reason).waitFor();
+    await expect.poll(async () => (await chat.input.inputValue()).trim() === text.trim()).toBe(true);
   }
-  await visit.field.fill('Anybody?');
-  await visit.field.press('Enter');
-  await visit.page.locator('.message.assistant').nth(1).waitFor();
-  await visit.finished();
-  const [first, , second, ...more] = await visit.said();
+  await chat.input.fill('Anybody?');
+  await chat.input.press('Enter');
+  await chat.page.locator('.message.assistant').nth(1).waitFor();
+  await chat.waitForResponse();
+  const [first, , second, ...more] = await chat.storedTexts();
   expect([first, second]).toEqual(['Hello?', 'Anybody?']);
   expect(more).toHaveLength(1);
-  expect(visit.wire.heard('session.created')).toHaveLength(1);
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  expect(chat.wire.receivedOf('session.created')).toHaveLength(1);
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });

@@ -1,26 +1,26 @@
-/** Two gateways before one engine, their conversations in Redis, and one address that leads to
- * whichever of them is there. */
+/** Two gateways that share one engine and a Redis store, behind a proxy that connects to the first one
+ * available. */
 
-import { Cable } from './tcp_proxy.js';
-import { Command, freePort } from './subprocess.js';
+import { TcpProxy } from './tcp_proxy.js';
+import { Subprocess, freePort } from './subprocess.js';
 
 interface Gateway {
   port: number;
-  command: Command;
+  process: Subprocess;
 }
 
-export class Gateways {
-  readonly #others: Command[];
+export class GatewayPair {
+  readonly #dependencies: Subprocess[];
   readonly #gateways: Gateway[];
-  readonly #cable: Cable;
+  readonly #proxy: TcpProxy;
 
-  private constructor(others: Command[], gateways: Gateway[], cable: Cable) {
-    this.#others = others;
+  private constructor(dependencies: Subprocess[], gateways: Gateway[], proxy: TcpProxy) {
+    this.#dependencies = dependencies;
     this.#gateways = gateways;
-    this.#cable = cable;
+    this.#proxy = proxy;
   }
 
-  static async start(): Promise<Gateways> {
+  static async start(): Promise<GatewayPair> {
     const [redis, engine, one, two] = await Promise.all([
       freePort(),
       freePort(),
@@ -29,35 +29,35 @@ export class Gateways {
     ]);
     const store = ['--store', `redis://127.0.0.1:${redis}`];
     const options = ['--save', '', '--appendonly', 'no', '--bind', '127.0.0.1'];
-    const others = [
-      new Command(['redis-server', '--port', String(redis), ...options], 'Ready to accept'),
-      Command.continuo(
+    const dependencies = [
+      new Subprocess(['redis-server', '--port', String(redis), ...options], 'Ready to accept'),
+      Subprocess.continuo(
         ['engine', '--listen', `127.0.0.1:${engine}`, '--threads', '1', ...store],
         'Ready after',
       ),
     ];
     const gateways = [one, two].map((port) => ({
       port,
-      command: Command.continuo(['gateway', '--port', String(port), ...store], 'Listening on'),
+      process: Subprocess.continuo(['gateway', '--port', String(port), ...store], 'Listening on'),
     }));
-    for (const command of others) await command.start();
-    await Promise.all(gateways.map(({ command }) => command.start()));
-    const cable = await Cable.lay(() => gateways.map(({ port }) => port));
-    return new Gateways(others, gateways, cable);
+    for (const process of dependencies) await process.start();
+    await Promise.all(gateways.map(({ process }) => process.start()));
+    const proxy = await TcpProxy.listen(() => gateways.map(({ port }) => port));
+    return new GatewayPair(dependencies, gateways, proxy);
   }
 
   get url(): string {
-    return this.#cable.url;
+    return this.#proxy.url;
   }
 
-  /** Ends the gateway that is in use, as a crash would; it does not come back. */
+  /** Kill the gateway in use with SIGKILL; it is not restarted. */
   async kill(): Promise<void> {
-    await this.#gateways.shift()?.command.kill();
+    await this.#gateways.shift()?.process.kill();
   }
 
   async stop(): Promise<void> {
-    this.#cable.close();
-    await Promise.all(this.#gateways.map(({ command }) => command.stop()));
-    for (const command of this.#others.toReversed()) await command.stop();
+    this.#proxy.close();
+    await Promise.all(this.#gateways.map(({ process }) => process.stop()));
+    for (const process of this.#dependencies.toReversed()) await process.stop();
   }
 }

@@ -1,107 +1,107 @@
-/** The live panel: what it shows is what the server said. */
+/** The metrics panel shows what the server reported. */
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Command, freePort } from './subprocess.js';
-import { launch, Visit } from './chat_page.js';
+import { Subprocess, freePort } from './subprocess.js';
+import { launch, ChatPage } from './chat_page.js';
 
 let browser: Browser;
-/** Slow enough to be watched while it answers. */
-let slow: Command;
+/** Slow enough to observe a response in progress. */
+let server: Subprocess;
 let url: string;
 beforeAll(async () => {
   const port = await freePort();
   url = `http://127.0.0.1:${port}/`;
-  slow = Command.python('tests.browser.failing', ['--port', String(port)], 'Listening on');
-  [browser] = await Promise.all([launch(), slow.start()]);
+  server = Subprocess.python('tests.browser.failing', ['--port', String(port)], 'Listening on');
+  [browser] = await Promise.all([launch(), server.start()]);
 });
 afterAll(async () => {
   await browser.close();
-  await slow.stop();
+  await server.stop();
 });
 
-it('shows latency and tokens of each turn, where its KV is, and what the server does', async () => {
-  const visit = await Visit.begin(browser, url);
-  await visit.limit(20);
-  const { page, wire } = visit;
+it('shows the latency and tokens of each turn, KV usage, and server status', async () => {
+  const chat = await ChatPage.open(browser, url);
+  await chat.limitResponseTokens(20);
+  const { page, wire } = chat;
   const fact = (name: string) => page.locator('.panel .facts > div', { hasText: name }).locator('dd');
   const [latency, tokens] = [page.locator('.chart').first(), page.locator('.chart').last()];
-  await expect.poll(() => latency.innerText()).toContain('Nothing was said yet.');
+  await expect.poll(() => latency.innerText()).toContain('No turns yet.');
 
-  for (const [n, words] of ['Hello?', 'Is it you?'].entries()) {
-    await visit.say(words);
-    const usage = wire.heard('response.done').at(-1)?.response.usage;
+  for (const [n, text] of ['Hello?', 'Is it you?'].entries()) {
+    await chat.sendAndWait(text);
+    const usage = wire.receivedOf('response.done').at(-1)?.response.usage;
     const cached = usage?.input_token_details.cached_tokens ?? 0;
     const prefilled = (usage?.input_tokens ?? 0) - cached;
-    const said = `Turn ${n + 1}: ${prefilled} prefilled, ${cached} reused`;
-    await tokens.getByText(said, { exact: true }).waitFor();
-    const times = new RegExp(`^Turn ${n + 1}: first token \\d.* m?s, then \\d.* m?s each$`);
+    const caption = `Turn ${n + 1}: ${prefilled} prefilled, ${cached} reused`;
+    await tokens.getByText(caption, { exact: true }).waitFor();
+    const times = new RegExp(`^Turn ${n + 1}: first token \\d.* m?s, then \\d.* m?s per token$`);
     await latency.getByText(times).waitFor();
   }
-  await expect.poll(() => latency.locator('.legend').innerText()).toMatch(/first token\s*each next token/);
-  await expect.poll(() => tokens.locator('.legend').innerText()).toMatch(/reused from KV\s*prefilled/);
+  await expect.poll(() => latency.locator('.legend').innerText()).toMatch(/first token\s*per output token/);
+  await expect.poll(() => tokens.locator('.legend').innerText()).toMatch(/reused from the KV cache\s*prefilled/);
   for (const chart of [latency, tokens]) {
     const colours = await chart.locator('canvas').evaluate((canvas: HTMLCanvasElement) => {
-      const drawn = canvas.getContext('2d')?.getImageData(0, 0, canvas.width, canvas.height).data;
-      return new Set(new Uint32Array(drawn?.buffer ?? new ArrayBuffer(0))).size;
+      const pixels = canvas.getContext('2d')?.getImageData(0, 0, canvas.width, canvas.height).data;
+      return new Set(new Uint32Array(pixels?.buffer ?? new ArrayBuffer(0))).size;
     });
     expect(colours).toBeGreaterThan(2);
   }
-  const figure = page.locator('.message.assistant .cost').last();
-  await expect.poll(() => figure.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from KV/);
+  const usage = page.locator('.message.assistant .usage').last();
+  await expect.poll(() => usage.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from the KV cache/);
 
-  expect(wire.heard('response.done').at(-1)?.response.usage?.residency).toBe('hot');
-  await fact('At the last turn').getByText('was on the device').waitFor();
+  expect(wire.receivedOf('response.done').at(-1)?.response.usage?.residency).toBe('hot');
+  await fact('At the last turn').getByText('already on device').waitFor();
   await fact('On the device').getByText(/^\d+ of \d+ tokens$/).waitFor();
   await fact('In host memory').getByText('none').waitFor();
   await page.locator('.panel .facts dd', { hasText: /^[\d,]+ of 1,024 free$/ }).waitFor();
-  await expect.poll(() => page.locator('.panel .pages').getAttribute('aria-label')).toMatch(/Pages: [1-9]\d* held/);
+  await expect.poll(() => page.locator('.panel .pages').getAttribute('aria-label')).toMatch(/Pages: [1-9]\d* leased/);
 
-  await visit.limit(1000);
-  await visit.send('And now?');
-  await fact('Answering').getByText('1', { exact: true }).waitFor();
-  await fact('Waiting').getByText('0', { exact: true }).waitFor();
+  await chat.limitResponseTokens(1000);
+  await chat.send('And now?');
+  await fact('Active turns').getByText('1', { exact: true }).waitFor();
+  await fact('Queued turns').getByText('0', { exact: true }).waitFor();
   await page.keyboard.press('Escape');
-  await fact('Answering').getByText('0', { exact: true }).waitFor();
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  await fact('Active turns').getByText('0', { exact: true }).waitFor();
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });
 
-it('can be put away, and stays so', async () => {
-  const visit = await Visit.begin(browser, url);
-  const panel = visit.page.locator('.panel');
+it('stays hidden after a reload', async () => {
+  const chat = await ChatPage.open(browser, url);
+  const panel = chat.page.locator('.panel');
   await panel.waitFor();
-  await visit.page.getByRole('button', { name: 'Live figures' }).click();
+  await chat.page.getByRole('button', { name: 'Live metrics' }).click();
   await panel.waitFor({ state: 'hidden' });
-  await visit.page.reload();
-  await visit.connected();
+  await chat.page.reload();
+  await chat.waitForConnection();
   await expect.poll(() => panel.isVisible()).toBe(false);
-  await visit.page.getByRole('button', { name: 'Live figures' }).click();
+  await chat.page.getByRole('button', { name: 'Live metrics' }).click();
   await panel.waitFor();
-  await visit.close();
+  await chat.close();
 });
 
-it('logs the events, filtered, opened and exported', async () => {
-  const visit = await Visit.begin(browser, url);
-  await visit.limit(20);
-  await visit.say('Hello?');
-  const rows = visit.page.locator('.events > li');
-  await visit.page.locator('.log > summary').click();
-  await visit.page.getByLabel('Filter events').fill('response.done');
+it('filters, expands and exports the event log', async () => {
+  const chat = await ChatPage.open(browser, url);
+  await chat.limitResponseTokens(20);
+  await chat.sendAndWait('Hello?');
+  const rows = chat.page.locator('.events > li');
+  await chat.page.locator('.log > summary').click();
+  await chat.page.getByLabel('Filter events').fill('response.done');
   await expect.poll(() => rows.count()).toBe(1);
   await rows.locator('summary').click();
-  const done = visit.wire.heard('response.done').at(-1);
+  const done = chat.wire.receivedOf('response.done').at(-1);
   await expect.poll(() => rows.locator('pre').innerText()).toBe(JSON.stringify(done, null, 2));
-  await visit.page.getByLabel('Filter events').fill('');
+  await chat.page.getByLabel('Filter events').fill('');
   await rows.locator('.times', { hasText: /× \d+/ }).first().waitFor();
   const [download] = await Promise.all([
-    visit.page.waitForEvent('download'),
-    visit.page.getByRole('button', { name: 'Export' }).click(),
+    chat.page.waitForEvent('download'),
+    chat.page.getByRole('button', { name: 'Export' }).click(),
   ]);
   const text = (await (await download.createReadStream()).toArray()).join('');
   const lines = text.split('\n').map((line) => JSON.parse(line) as { sent: boolean; event: unknown });
   const exported = (sent: boolean) => lines.filter((line) => line.sent === sent).map((line) => line.event);
-  expect(exported(true)).toEqual(visit.wire.sent);
-  expect(exported(false)).toEqual(visit.wire.received);
-  await visit.close();
+  expect(exported(true)).toEqual(chat.wire.sent);
+  expect(exported(false)).toEqual(chat.wire.received);
+  await chat.close();
 });

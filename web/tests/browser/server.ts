@@ -1,17 +1,17 @@
-/** `continuo serve` with the bundled model, and a store that outlives it. */
+/** `continuo serve` with the bundled model, and a store that survives a kill. */
 
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { Command, freePort } from './subprocess.js';
+import { Subprocess, freePort } from './subprocess.js';
 
 export class Server {
   readonly port: number;
-  /** What survives a kill. */
+  /** Folder of the store. */
   readonly #folder = mkdtempSync(join(tmpdir(), 'continuo-'));
   readonly #env: Record<string, string>;
   #options: string[];
-  #command: Command | null = null;
+  #process: Subprocess | null = null;
 
   private constructor(port: number, options: string[], env: Record<string, string>) {
     this.port = port;
@@ -33,27 +33,27 @@ export class Server {
     return `ws://127.0.0.1:${this.port}/v1/realtime`;
   }
 
-  /** Resolves when it listens. `options`: others than before. */
+  /** Start the server, optionally with other options, and wait until it accepts connections. */
   async start(options = this.#options): Promise<void> {
     this.#options = options;
-    const words = ['serve', '--port', String(this.port), '--threads', '1'];
+    const args = ['serve', '--port', String(this.port), '--threads', '1'];
     const store = ['--store', `sqlite:///${this.#folder}/store.db`];
-    this.#command = Command.continuo([...words, ...store, ...options], 'Listening on', this.#env);
-    await this.#command.start();
+    this.#process = Subprocess.continuo([...args, ...store, ...options], 'Listening on', this.#env);
+    await this.#process.start();
   }
 
-  /** As a crash would. */
+  /** Kill the server with SIGKILL. */
   async kill(): Promise<void> {
-    await this.#command?.kill();
+    await this.#process?.kill();
   }
 
-  /** The process with the model; the server starts another one. */
+  /** Kill the engine process, which the server then restarts. */
   killEngine(): void {
-    this.#command?.killChildren();
+    this.#process?.killChildren();
   }
 
   async stop(): Promise<void> {
-    await this.#command?.stop();
+    await this.#process?.stop();
     rmSync(this.#folder, { recursive: true });
   }
 }

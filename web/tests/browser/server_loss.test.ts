@@ -1,7 +1,7 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it, onTestFinished } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './chat_page.js';
+import { launch, ChatPage } from './chat_page.js';
 
 let browser: Browser;
 beforeAll(async () => {
@@ -11,52 +11,53 @@ afterAll(async () => {
   await browser.close();
 });
 
-it('tells a server the conversation again when its session has expired', async () => {
+it('rebuilds the conversation after its session has expired', async () => {
   const server = await Server.start(['--resume-window-s', '1']);
   onTestFinished(() => server.stop());
-  const visit = await Visit.begin(browser, server.url);
-  const answer = await visit.say('What is 3 plus 4?');
-  const id = visit.wire.heard('session.created')[0]?.session.id ?? '';
-  await visit.context.setOffline(true);
-  await visit.banner.getByText('offline').waitFor();
-  await visit.field.fill('What is 2 plus 2?');
-  const there = async (): Promise<number> =>
+  const chat = await ChatPage.open(browser, server.url);
+  const response = await chat.sendAndWait('What is 3 plus 4?');
+  const id = chat.wire.receivedOf('session.created')[0]?.session.id ?? '';
+  await chat.context.setOffline(true);
+  await chat.banner.getByText('offline').waitFor();
+  await chat.input.fill('What is 2 plus 2?');
+  const sessionStatus = async (): Promise<number> =>
     (await fetch(`${server.url}v1/realtime/sessions/${id}`)).status;
-  await expect.poll(there, { timeout: 30_000 }).toBe(404);
-  await visit.context.setOffline(false);
-  await visit.banner.getByText('was told it again').waitFor();
-  await expect.poll(() => visit.field.inputValue()).toBe('What is 2 plus 2?');
-  await visit.field.press('Enter');
-  await visit.page.locator('.message.assistant').nth(1).waitFor();
-  expect(await visit.finished()).toContain('4');
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
-  await expect.poll(async () => (await visit.answers.first().innerText()).trim()).toBe(answer);
-  expect(visit.wire.asked('response.create')).toHaveLength(2);
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  await expect.poll(sessionStatus, { timeout: 30_000 }).toBe(404);
+  await chat.context.setOffline(false);
+  await chat.banner.getByText('restored from this browser').waitFor();
+  await expect.poll(() => chat.input.inputValue()).toBe('What is 2 plus 2?');
+  await chat.input.press('Enter');
+  await chat.page.locator('.message.assistant').nth(1).waitFor();
+  expect(await chat.waitForResponse()).toContain('4');
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
+  await expect.poll(async () => (await chat.responses.first().innerText()).trim()).toBe(response);
+  expect(chat.wire.sentOf('response.create')).toHaveLength(2);
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });
 
-it('says that the server is not there, and keeps what is written until it is', async () => {
+it('reports a lost server, and keeps messages and the draft until it is back', async () => {
   const server = await Server.start();
   onTestFinished(() => server.stop());
-  const visit = await Visit.begin(browser, server.url);
-  const admin = await Visit.begin(browser, `${server.url}admin`);
-  await visit.say('What is 3 plus 4?');
-  await admin.page.getByText('Held by conversations').waitFor();
+  const chat = await ChatPage.open(browser, server.url);
+  const admin = await ChatPage.open(browser, `${server.url}admin`);
+  await chat.sendAndWait('What is 3 plus 4?');
+  await admin.page.getByText('Leased by sessions').waitFor();
   await server.kill();
-  await visit.banner.getByText(/^Not connected: .+\. Trying again/).waitFor();
-  await admin.page.getByText('These are the last figures: the server cannot be reached').first().waitFor();
-  await visit.send('What is 2 plus 2?');
-  await visit.page.locator('.unsent').getByText('What is 2 plus 2?').waitFor();
-  await visit.field.fill('and typed, not sent');
+  await chat.banner.getByText(/^Not connected: .+\. Retrying/).waitFor();
+  await admin.page.getByText('Showing the last values: the server cannot be reached').first().waitFor();
+  await chat.send('What is 2 plus 2?');
+  await chat.page.locator('.unsent').getByText('What is 2 plus 2?').waitFor();
+  await chat.input.fill('and typed, not sent');
   await server.start();
-  const now = visit.banner.getByRole('button', { name: 'Try now' });
-  if (await now.isVisible()) await now.click({ timeout: 2000 }).catch(() => undefined); // or it has
-  await visit.page.locator('.message.assistant').nth(1).waitFor();
-  expect(await visit.finished()).toContain('4');
-  await expect.poll(() => visit.questions.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
-  await expect.poll(() => visit.field.inputValue()).toBe('and typed, not sent');
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  const retryButton = chat.banner.getByRole('button', { name: 'Retry now' });
+  // The client may have reconnected by itself meanwhile.
+  if (await retryButton.isVisible()) await retryButton.click({ timeout: 2000 }).catch(() => undefined);
+  await chat.page.locator('.message.assistant').nth(1).waitFor();
+  expect(await chat.waitForResponse()).toContain('4');
+  await expect.poll(() => chat.userMessages.allInnerTexts()).toEqual(['What is 3 plus 4?', 'What is 2 plus 2?']);
+  await expect.poll(() => chat.input.inputValue()).toBe('and typed, not sent');
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
   await admin.close();
 });

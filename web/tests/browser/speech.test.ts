@@ -1,14 +1,14 @@
-/** Speaking. A machine without ears and a mouth: what the browser would hear and say is scripted, as
- * what it tells the page of it; the rest is real. */
+/** Voice input and output, with scripted speech recognition and synthesis, because test machines have no
+ * audio devices. The rest is real. */
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, Visit } from './chat_page.js';
+import { launch, ChatPage } from './chat_page.js';
 
-interface Scripted {
-  recogniser: { onresult(event: unknown): void };
-  said: SpeechSynthesisUtterance[];
+interface ScriptedSpeech {
+  recognizer: { onresult(event: unknown): void };
+  utterances: SpeechSynthesisUtterance[];
   speaking: boolean;
 }
 
@@ -22,94 +22,94 @@ afterAll(async () => {
   await server.stop();
 });
 
-function script(): void {
-  const scripted = window as unknown as Scripted & Record<string, unknown>;
-  scripted.said = [];
-  scripted.speaking = false;
-  const recogniser = function (this: Scripted['recogniser'] & Record<string, unknown>): void {
-    this.start = () => (scripted.recogniser = this);
+function installScriptedSpeech(): void {
+  const speech = window as unknown as ScriptedSpeech & Record<string, unknown>;
+  speech.utterances = [];
+  speech.speaking = false;
+  const recognizer = function (this: ScriptedSpeech['recognizer'] & Record<string, unknown>): void {
+    this.start = () => (speech.recognizer = this);
     this.abort = () => undefined;
   };
-  Object.assign(window, { SpeechRecognition: recogniser, webkitSpeechRecognition: recogniser });
-  Object.defineProperty(speechSynthesis, 'speaking', { get: () => scripted.speaking });
+  Object.assign(window, { SpeechRecognition: recognizer, webkitSpeechRecognition: recognizer });
+  Object.defineProperty(speechSynthesis, 'speaking', { get: () => speech.speaking });
   speechSynthesis.speak = (utterance) => {
-    scripted.said.push(utterance);
-    scripted.speaking = true;
+    speech.utterances.push(utterance);
+    speech.speaking = true;
   };
   speechSynthesis.cancel = () => {
-    scripted.speaking = false;
+    speech.speaking = false;
   };
 }
 
-async function hear(visit: Visit, transcript: string, isFinal: boolean): Promise<void> {
-  await visit.page.evaluate(
+async function recognize(chat: ChatPage, transcript: string, isFinal: boolean): Promise<void> {
+  await chat.page.evaluate(
     ([transcript, isFinal]) => {
       const result = Object.assign([{ transcript }], { isFinal });
-      const { recogniser } = window as unknown as Scripted;
-      recogniser.onresult({ resultIndex: 0, results: [result] });
+      const { recognizer } = window as unknown as ScriptedSpeech;
+      recognizer.onresult({ resultIndex: 0, results: [result] });
     },
     [transcript, isFinal] as const,
   );
 }
 
-it('hears words as they are said, and keeps of an answer what was spoken aloud', async () => {
+it('fills the composer from speech, and truncates a response at barge-in', async () => {
   const context = await browser.newContext();
-  await context.addInitScript(script);
-  const visit = await Visit.tab(context, server.url);
-  await visit.connected();
-  await visit.page.getByLabel('Speak').click();
-  await hear(visit, 'Tell me a', false);
-  await expect.poll(() => visit.field.inputValue()).toBe('Tell me a');
-  await hear(visit, 'Tell me a short story.', true);
-  await visit.page.locator('.message.assistant').waitFor();
-  const story = await visit.finished();
-  const said = await visit.page.evaluate(() =>
-    (window as unknown as Scripted).said.map((utterance) => utterance.text).join(''),
+  await context.addInitScript(installScriptedSpeech);
+  const chat = await ChatPage.openTab(context, server.url);
+  await chat.waitForConnection();
+  await chat.page.getByLabel('Voice input').click();
+  await recognize(chat, 'Tell me a', false);
+  await expect.poll(() => chat.input.inputValue()).toBe('Tell me a');
+  await recognize(chat, 'Tell me a short story.', true);
+  await chat.page.locator('.message.assistant').waitFor();
+  const story = await chat.waitForResponse();
+  const utterances = await chat.page.evaluate(() =>
+    (window as unknown as ScriptedSpeech).utterances.map((utterance) => utterance.text).join(''),
   );
-  expect(said.trim()).toBe(story);
+  expect(utterances.trim()).toBe(story);
 
-  await visit.page.evaluate(() => {
-    const [first] = (window as unknown as Scripted).said;
+  await chat.page.evaluate(() => {
+    const [first] = (window as unknown as ScriptedSpeech).utterances;
     first?.onboundary?.({ charIndex: 9 } as SpeechSynthesisEvent);
   });
-  await hear(visit, 'What is 3', false);
-  await hear(visit, 'What is 3 plus 4?', true);
-  await visit.page.locator('.message.assistant').nth(1).waitFor();
-  expect(await visit.finished()).toContain('7');
-  await expect.poll(async () => (await visit.answers.first().innerText()).trim()).toMatch(/^Once upon(\s*stopped)?$/);
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  await recognize(chat, 'What is 3', false);
+  await recognize(chat, 'What is 3 plus 4?', true);
+  await chat.page.locator('.message.assistant').nth(1).waitFor();
+  expect(await chat.waitForResponse()).toContain('7');
+  await expect.poll(async () => (await chat.responses.first().innerText()).trim()).toMatch(/^Once upon(\s*stopped)?$/);
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });
 
-it('is not offered where the browser cannot', async () => {
+it('is not offered without browser support', async () => {
   const context = await browser.newContext();
   await context.addInitScript(() => {
     Object.assign(window, { SpeechRecognition: undefined, webkitSpeechRecognition: undefined });
   });
-  const visit = await Visit.tab(context, server.url);
-  await visit.connected();
-  await expect.poll(() => visit.page.getByLabel('Speak').count()).toBe(0);
-  await visit.close();
+  const chat = await ChatPage.openTab(context, server.url);
+  await chat.waitForConnection();
+  await expect.poll(() => chat.page.getByLabel('Voice input').count()).toBe(0);
+  await chat.close();
 });
 
-it('says why it cannot hear, and listens no more', async () => {
+it('reports a recognition error, and stops listening', async () => {
   const context = await browser.newContext();
-  await context.addInitScript(script);
-  const visit = await Visit.tab(context, server.url);
-  await visit.connected();
-  const button = visit.page.getByLabel('Speak');
-  const fail = (error: string) =>
-    visit.page.evaluate((error) => {
-      const { recogniser } = window as unknown as { recogniser: { onerror(event: unknown): void } };
-      recogniser.onerror({ error });
+  await context.addInitScript(installScriptedSpeech);
+  const chat = await ChatPage.openTab(context, server.url);
+  await chat.waitForConnection();
+  const button = chat.page.getByLabel('Voice input');
+  const failRecognition = (error: string) =>
+    chat.page.evaluate((error) => {
+      const { recognizer } = window as unknown as { recognizer: { onerror(event: unknown): void } };
+      recognizer.onerror({ error });
     }, error);
   await button.click();
   await expect.poll(() => button.getAttribute('aria-pressed')).toBe('true');
-  await fail('no-speech');
+  await failRecognition('no-speech');
   await expect.poll(() => button.getAttribute('aria-pressed')).toBe('true');
-  await fail('audio-capture');
-  await visit.page.locator('.notice').getByText('There is no microphone').waitFor();
+  await failRecognition('audio-capture');
+  await chat.page.locator('.notice').getByText('No usable microphone').waitFor();
   await expect.poll(() => button.getAttribute('aria-pressed')).toBe('false');
-  expect(visit.complaints).toEqual([]);
-  await visit.close();
+  expect(chat.consoleErrors).toEqual([]);
+  await chat.close();
 });

@@ -1,4 +1,4 @@
-/** A program as a process that can be killed and started again. */
+/** A child process that can be killed and started again. */
 
 import { type ChildProcess, spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
@@ -7,91 +7,91 @@ import { createServer, type AddressInfo } from 'node:net';
 const ROOT = new URL('../../..', import.meta.url).pathname;
 const PYTHON = process.env.CONTINUO_PYTHON ?? `${ROOT}.venv/bin/python`;
 
-export class Command {
-  readonly #words: string[];
-  readonly #ready: string;
+export class Subprocess {
+  readonly #args: string[];
+  readonly #readyText: string;
   readonly #env: Record<string, string>;
   #process: ChildProcess | null = null;
 
-  /** `ready`: what it prints when it can be used. */
-  constructor(words: string[], ready: string, env: Record<string, string> = {}) {
-    this.#words = words;
-    this.#ready = ready;
+  /** `readyText`: output that shows that the process is ready. */
+  constructor(args: string[], readyText: string, env: Record<string, string> = {}) {
+    this.#args = args;
+    this.#readyText = readyText;
     this.#env = env;
   }
 
-  /** `continuo WORDS`, whose model can be watched. */
-  static continuo(words: string[], ready: string, env: Record<string, string> = {}): Command {
-    return Command.python('tests.browser.paced', words, ready, env);
+  /** `continuo ARGS`, with a model slowed down so that responses in progress can be observed. */
+  static continuo(args: string[], readyText: string, env: Record<string, string> = {}): Subprocess {
+    return Subprocess.python('tests.browser.paced', args, readyText, env);
   }
 
   static python(
     module: string,
-    words: string[],
-    ready: string,
+    args: string[],
+    readyText: string,
     env: Record<string, string> = {},
-  ): Command {
-    return new Command([PYTHON, '-m', module, ...words], ready, env);
+  ): Subprocess {
+    return new Subprocess([PYTHON, '-m', module, ...args], readyText, env);
   }
 
-  /** Resolves when it is ready. */
+  /** Start the process and wait until it is ready. */
   async start(): Promise<void> {
-    const [program = '', ...words] = this.#words;
-    const child = spawn(program, words, {
+    const [program = '', ...args] = this.#args;
+    const child = spawn(program, args, {
       cwd: ROOT,
       env: { ...process.env, ...this.#env },
       stdio: ['ignore', 'pipe', 'inherit'],
     });
     this.#process = child;
     await new Promise<void>((resolve, reject) => {
-      let said = '';
+      let output = '';
       child.stdout.on('data', (data: Buffer) => {
-        said += data.toString();
-        if (said.includes(this.#ready)) resolve();
+        output += data.toString();
+        if (output.includes(this.#readyText)) resolve();
       });
       child.once('error', reject);
       child.once('exit', (code) => {
-        reject(new Error(`${program} ended with status ${code}: ${said}`));
+        reject(new Error(`${program} ended with status ${code}: ${output}`));
       });
     });
   }
 
-  /** As a crash would. */
+  /** Kill the process with SIGKILL. */
   async kill(): Promise<void> {
-    await this.#end('SIGKILL');
+    await this.#terminate('SIGKILL');
   }
 
   async stop(): Promise<void> {
-    await this.#end('SIGTERM');
+    await this.#terminate('SIGTERM');
   }
 
   signal(signal: NodeJS.Signals): void {
     this.#process?.kill(signal);
   }
 
-  /** Kills the processes it has started itself, as crashes would. */
+  /** Kill the children of the process with SIGKILL. */
   killChildren(): void {
     const pid = String(this.#process?.pid ?? '');
     const children = readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').trim().split(' ');
     for (const child of children) process.kill(Number(child), 'SIGKILL');
   }
 
-  async #end(signal: NodeJS.Signals): Promise<void> {
+  async #terminate(signal: NodeJS.Signals): Promise<void> {
     const child = this.#process;
     this.#process = null;
-    if (child?.exitCode !== null) return; // none, or gone already
-    const gone = new Promise((resolve) => child.once('exit', resolve));
+    if (child?.exitCode !== null) return; // not running
+    const exited = new Promise((resolve) => child.once('exit', resolve));
     child.kill(signal);
-    await gone;
+    await exited;
   }
 }
 
 export function freePort(): Promise<number> {
   return new Promise((resolve) => {
-    const probe = createServer();
-    probe.listen(0, '127.0.0.1', () => {
-      const { port } = probe.address() as AddressInfo;
-      probe.close(() => {
+    const server = createServer();
+    server.listen(0, '127.0.0.1', () => {
+      const { port } = server.address() as AddressInfo;
+      server.close(() => {
         resolve(port);
       });
     });

@@ -1,63 +1,63 @@
-/** An address that leads to a server, and what can happen on the way. */
+/** TCP proxy in front of servers, whose connections can be stalled. */
 
 import { connect, createServer, type AddressInfo, type Server as Listener, type Socket } from 'node:net';
 
-export class Cable {
-  readonly #entry: Listener;
-  readonly #lines = new Set<[Socket, Socket]>();
+export class TcpProxy {
+  readonly #server: Listener;
+  readonly #connections = new Set<[Socket, Socket]>();
 
   private constructor(ports: () => number[]) {
-    this.#entry = createServer((socket) => {
-      socket.on('error', () => undefined); // a close follows
-      this.#lead(socket, ports());
+    this.#server = createServer((socket) => {
+      socket.on('error', () => undefined); // a close event follows
+      this.#forward(socket, ports());
     });
   }
 
-  /** `ports`: each connection goes to the first that takes it. */
-  static async lay(ports: () => number[]): Promise<Cable> {
-    const cable = new Cable(ports);
-    await new Promise<void>((resolve) => cable.#entry.listen(0, '127.0.0.1', resolve));
-    return cable;
+  /** Start a proxy that forwards each connection to the first of `ports` that accepts it. */
+  static async listen(ports: () => number[]): Promise<TcpProxy> {
+    const proxy = new TcpProxy(ports);
+    await new Promise<void>((resolve) => proxy.#server.listen(0, '127.0.0.1', resolve));
+    return proxy;
   }
 
   get url(): string {
-    return `http://127.0.0.1:${(this.#entry.address() as AddressInfo).port}/`;
+    return `http://127.0.0.1:${(this.#server.address() as AddressInfo).port}/`;
   }
 
-  /** Nothing comes through the connections there are any more, and nobody is told. */
-  fallSilent(): void {
-    for (const [here, there] of this.#lines) {
-      here.unpipe().pause();
-      there.unpipe().pause();
+  /** Stop forwarding on all open connections, without closing them. */
+  stall(): void {
+    for (const [client, upstream] of this.#connections) {
+      client.unpipe().pause();
+      upstream.unpipe().pause();
     }
   }
 
   close(): void {
-    this.#entry.close();
-    for (const line of this.#lines) for (const end of line) end.destroy();
+    this.#server.close();
+    for (const connection of this.#connections) for (const side of connection) side.destroy();
   }
 
-  #lead(socket: Socket, [port, ...others]: number[]): void {
+  #forward(socket: Socket, [port, ...others]: number[]): void {
     if (port === undefined) {
       socket.destroy();
       return;
     }
-    const there = connect(port, '127.0.0.1');
-    const refused = (): void => {
-      this.#lead(socket, others);
+    const upstream = connect(port, '127.0.0.1');
+    const tryNext = (): void => {
+      this.#forward(socket, others);
     };
-    there.once('error', refused);
-    there.once('connect', () => {
-      there.off('error', refused);
-      const line: [Socket, Socket] = [socket, there];
-      this.#lines.add(line);
-      const part = (): void => {
-        this.#lines.delete(line);
-        there.destroy();
+    upstream.once('error', tryNext);
+    upstream.once('connect', () => {
+      upstream.off('error', tryNext);
+      const connection: [Socket, Socket] = [socket, upstream];
+      this.#connections.add(connection);
+      const closeBoth = (): void => {
+        this.#connections.delete(connection);
+        upstream.destroy();
         socket.destroy();
       };
-      for (const end of line) end.on('error', part).on('close', part);
-      there.pipe(socket).pipe(there);
+      for (const side of connection) side.on('error', closeBoth).on('close', closeBoth);
+      upstream.pipe(socket).pipe(upstream);
     });
   }
 }

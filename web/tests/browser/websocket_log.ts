@@ -1,9 +1,9 @@
-/** All that goes over the sockets of a page, in order, whichever connection it was. */
+/** Log of all events on a page's WebSockets, in order and across connections. */
 
 import type { Page } from 'playwright-core';
 import type { ClientEvent, ServerEvent, ServerEventOf, ServerEventType } from '../../src/client/index.js';
 
-export class Wire {
+export class WebSocketLog {
   readonly sent: ClientEvent[] = [];
   readonly received: ServerEvent[] = [];
 
@@ -16,16 +16,16 @@ export class Wire {
     });
   }
 
-  asked(type: ClientEvent['type']): ClientEvent[] {
+  sentOf(type: ClientEvent['type']): ClientEvent[] {
     return this.sent.filter((event) => event.type === type);
   }
 
-  heard<T extends ServerEventType>(type: T): ServerEventOf<T>[] {
+  receivedOf<T extends ServerEventType>(type: T): ServerEventOf<T>[] {
     return this.received.filter((event): event is ServerEventOf<T> => event.type === type);
   }
 
-  /** How each connection after the first was taken up. */
+  /** How each reconnect was resumed. */
   get resumed(): string[] {
-    return this.heard('session.updated').flatMap(({ session }) => session.resume?.resumed ?? []);
+    return this.receivedOf('session.updated').flatMap(({ session }) => session.resume?.resumed ?? []);
   }
 }

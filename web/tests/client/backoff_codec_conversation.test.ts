@@ -10,10 +10,10 @@ import {
   textOf,
 } from '../../src/client/index.js';
 import { msgpack } from '../../src/client/msgpack.js';
-import { phase, Scripted } from './scripted_server.js';
+import { waitForPhase, ScriptedServer } from './scripted_server.js';
 
-describe('waiting', () => {
-  it('is drawn from all of a bound that doubles from half a second to twenty', () => {
+describe('backoff', () => {
+  it('draws from the full range below a bound that doubles from 0.5 to 20 s', () => {
     const at = (random: number) => ({ base_ms: 500, max_ms: 20_000, random: () => random });
     expect([1, 2, 3, 6, 7, 400].map((n) => delay(n, at(1)))).toEqual([
       500, 1000, 2000, 16_000, 20_000, 20_000,
@@ -23,38 +23,38 @@ describe('waiting', () => {
 });
 
 describe('close codes', () => {
-  it('say whether to come back', () => {
-    const back = [1001, 1005, 1006, 1011, 1012, 1013, 1015];
-    const stay = [1000, 1003, 1007, 1008, 1009, 4000, 4001, 4002, 4003, 4999];
-    expect(back.map((code) => closing(code).recoverable)).toEqual(back.map(() => true));
-    expect(stay.map((code) => closing(code).recoverable)).toEqual(stay.map(() => false));
+  it('decide whether the client reconnects', () => {
+    const recoverable = [1001, 1005, 1006, 1011, 1012, 1013, 1015];
+    const final = [1000, 1003, 1007, 1008, 1009, 4000, 4001, 4002, 4003, 4999];
+    expect(recoverable.map((code) => closing(code).recoverable)).toEqual(recoverable.map(() => true));
+    expect(final.map((code) => closing(code).recoverable)).toEqual(final.map(() => false));
   });
 });
 
 describe('MessagePack', () => {
-  let server: Scripted | undefined;
+  let server: ScriptedServer | undefined;
   afterEach(() => server?.stop());
 
-  it('is spoken where the server agrees', async () => {
-    server = await Scripted.start('realtime.msgpack', (data) => decode(data) as { type: string });
+  it('is used if the server selects it', async () => {
+    server = await ScriptedServer.start('realtime.msgpack', (data) => decode(data) as { type: string });
     const client = server.client({ codecs: [msgpack] });
-    const peer = await server.accept();
-    expect(peer.protocols).toEqual(['realtime.msgpack', 'realtime']);
-    peer.socket.send(
+    const connection = await server.accept();
+    expect(connection.protocols).toEqual(['realtime.msgpack', 'realtime']);
+    connection.socket.send(
       encode({ type: 'session.created', event_id: 'e', session: { id: 's', model: 'm' } }),
     );
-    await phase(client, 'open');
+    await waitForPhase(client, 'open');
     client.say('hé');
-    expect(await peer.hear('conversation.item.create')).toMatchObject({
+    expect(await connection.receive('conversation.item.create')).toMatchObject({
       item: { content: [{ text: 'hé' }] },
     });
   });
 
-  it('is not where the server does not know it', async () => {
-    server = await Scripted.start('realtime');
-    const { client, peer } = await server.begun({ codecs: [msgpack] });
+  it('falls back to JSON if the server does not support it', async () => {
+    server = await ScriptedServer.start('realtime');
+    const { client, connection } = await server.connectedClient({ codecs: [msgpack] });
     client.say('plain');
-    await peer.hear('conversation.item.create');
+    await connection.receive('conversation.item.create');
   });
 });
 
@@ -73,7 +73,7 @@ describe('a conversation', () => {
   });
   const ids = (conversation: Conversation) => conversation.items.map((item) => item.id);
 
-  it('keeps the order it is told', () => {
+  it('keeps the order given by the server', () => {
     const conversation = new Conversation();
     conversation.apply(added(message('b', ''), null));
     conversation.apply(added(message('a', ''), null));
@@ -85,13 +85,13 @@ describe('a conversation', () => {
     expect(ids(conversation)).toEqual(['a', 'b', 'd', 'e']);
   });
 
-  it('grows with its deltas, and is cut at code points', () => {
+  it('appends deltas, and truncates at code points', () => {
     const conversation = new Conversation();
-    const inside = { event_id: 'e', response_id: 'r', item_id: 'a', output_index: 0, content_index: 0 };
+    const position = { event_id: 'e', response_id: 'r', item_id: 'a', output_index: 0, content_index: 0 };
     const event = added({ ...message('a', ''), content: [] } as Item, null);
     conversation.apply(event);
     for (const delta of ['He', '👩', 'llo']) {
-      conversation.apply({ type: 'response.output_text.delta', ...inside, delta });
+      conversation.apply({ type: 'response.output_text.delta', ...position, delta });
     }
     const text = () => conversation.items.map(textOf).join();
     expect(text()).toBe('He👩llo');
@@ -106,21 +106,21 @@ describe('a conversation', () => {
     expect(text()).toBe('He👩');
   });
 
-  it('begins again with a snapshot, and can be kept as JSON', () => {
+  it('is cleared by a snapshot, and survives a JSON round trip', () => {
     const conversation = new Conversation();
     conversation.apply(added(message('a', 'one'), null));
     const response = { id: 'r', status: 'completed', conversation_id: 'c' } as Response;
     conversation.apply({ type: 'response.created', event_id: 'e', response });
-    const kept = new Conversation();
-    kept.load(JSON.parse(JSON.stringify(conversation.save())) as ReturnType<Conversation['save']>);
-    expect(kept.items).toEqual(conversation.items);
-    expect(kept.turns).toEqual(conversation.turns);
+    const loaded = new Conversation();
+    loaded.load(JSON.parse(JSON.stringify(conversation.save())) as ReturnType<Conversation['save']>);
+    expect(loaded.items).toEqual(conversation.items);
+    expect(loaded.turns).toEqual(conversation.turns);
     const resume = { session_id: 's', resumed: 'snapshot' as const };
-    kept.apply({
+    loaded.apply({
       type: 'session.updated',
       event_id: 'e',
       session: { id: 's', model: 'm', resume },
     });
-    expect(kept.items).toEqual([]);
+    expect(loaded.items).toEqual([]);
   });
 });

@@ -1,4 +1,4 @@
-/** The library as others would install it: packed, with types that a strict compiler accepts. */
+/** The npm package of the client library: packs, installs, and compiles with a strict compiler. */
 
 import { execFileSync } from 'node:child_process';
 import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
@@ -12,9 +12,9 @@ afterAll(() => {
   rmSync(folder, { recursive: true });
 });
 
-it('packs, with complete types', { timeout: 120_000 }, () => {
-  const run = (command: string, ...words: string[]) =>
-    execFileSync(command, words, { cwd: folder, encoding: 'utf8' });
+it('packs with complete types', { timeout: 120_000 }, () => {
+  const run = (command: string, ...args: string[]) =>
+    execFileSync(command, args, { cwd: folder, encoding: 'utf8' });
   execFileSync('npm', ['pack', '--silent', '--pack-destination', folder], {
     cwd: join(web, 'src/client'),
   });

@@ -1,4 +1,4 @@
-/** A server that says what a test tells it to, over real sockets. */
+/** WebSocket server scripted by a test, over real sockets. */
 
 import type { AddressInfo } from 'node:net';
 import type { IncomingMessage } from 'node:http';
@@ -7,35 +7,35 @@ import { type Options, RealtimeClient } from '../../src/client/index.js';
 
 type Frame = Record<string, unknown> & { type: string };
 
-/** A queue whose reader waits. */
-class Inbox<T> {
-  readonly #had: T[] = [];
-  readonly #asked: ((value: T) => void)[] = [];
+/** Queue with an asynchronous reader. */
+class AsyncQueue<T> {
+  readonly #values: T[] = [];
+  readonly #waiters: ((value: T) => void)[] = [];
 
   put(value: T): void {
-    const asked = this.#asked.shift();
-    if (asked) asked(value);
-    else this.#had.push(value);
+    const waiter = this.#waiters.shift();
+    if (waiter) waiter(value);
+    else this.#values.push(value);
   }
 
   get(): Promise<T> {
-    const had = this.#had.shift();
-    if (had !== undefined) return Promise.resolve(had);
-    return new Promise((resolve) => this.#asked.push(resolve));
+    const value = this.#values.shift();
+    if (value !== undefined) return Promise.resolve(value);
+    return new Promise((resolve) => this.#waiters.push(resolve));
   }
 
   get length(): number {
-    return this.#had.length;
+    return this.#values.length;
   }
 }
 
-/** One connection, seen from the server. */
-export class Peer {
+/** The server's side of one connection. */
+export class ServerConnection {
   readonly query: URLSearchParams;
   readonly protocols: string[];
   readonly socket: Socket;
-  readonly inbox = new Inbox<Frame>();
-  #said = 0;
+  readonly inbox = new AsyncQueue<Frame>();
+  #sentCount = 0;
 
   constructor(socket: Socket, request: IncomingMessage, decode: (data: Buffer) => Frame) {
     this.socket = socket;
@@ -46,78 +46,78 @@ export class Peer {
     });
   }
 
-  /** Event ids are `ev_N` unless said otherwise. */
-  say(type: string, fields: object = {}): void {
-    this.#said += 1;
-    this.socket.send(JSON.stringify({ type, event_id: `ev_${this.#said}`, ...fields }));
+  /** Send an event; its id is `ev_N` unless given. */
+  send(type: string, fields: object = {}): void {
+    this.#sentCount += 1;
+    this.socket.send(JSON.stringify({ type, event_id: `ev_${this.#sentCount}`, ...fields }));
   }
 
   created(id = 'sess_1', fields: object = {}): void {
-    this.say('session.created', { session: { id, model: 'm', ...fields } });
+    this.send('session.created', { session: { id, model: 'm', ...fields } });
   }
 
-  /** Takes the client back, tells what it has missed, and answers its question behind that. */
-  async resumed(
+  /** Resume the client, send what it missed, and reply to its barrier event. */
+  async acceptResume(
     how: 'exact' | 'snapshot',
     fields: object = {},
     missed: () => void = () => undefined,
   ): Promise<void> {
     const session = { id: 'sess_1', model: 'm' };
     const resume = { session_id: session.id, resumed: how, kv: 'hot', ...fields };
-    this.say('session.updated', { session: { ...session, resume } });
+    this.send('session.updated', { session: { ...session, resume } });
     missed();
-    const { event_id } = await this.hear('conversation.item.retrieve');
+    const { event_id } = await this.receive('conversation.item.retrieve');
     const error = { type: 'x', code: 'item_retrieve_invalid_item_id', message: 'none', event_id };
-    this.say('error', { error });
+    this.send('error', { error });
   }
 
-  /** The next event of the client, which must be of this type. */
-  async hear(type: string): Promise<Frame> {
+  /** Returns the client's next event. Throws if its type is another. */
+  async receive(type: string): Promise<Frame> {
     const frame = await this.inbox.get();
     if (frame.type !== type) throw new Error(`expected ${type}, got ${JSON.stringify(frame)}`);
     return frame;
   }
 
-  added(item: unknown, previous: string | null = null): void {
-    this.say('conversation.item.added', { item, previous_item_id: previous });
+  itemAdded(item: unknown, previous: string | null = null): void {
+    this.send('conversation.item.added', { item, previous_item_id: previous });
   }
 
-  /** As a cable that is pulled. */
-  cut(): void {
+  /** Drop the connection without a close frame. */
+  terminate(): void {
     this.socket.terminate();
   }
 }
 
-export class Scripted {
+export class ScriptedServer {
   readonly #server: WebSocketServer;
-  readonly #peers = new Inbox<Peer>();
+  readonly #connections = new AsyncQueue<ServerConnection>();
   readonly #clients: RealtimeClient[] = [];
 
   private constructor(server: WebSocketServer, decode: (data: Buffer) => Frame) {
     this.#server = server;
     server.on('connection', (socket, request) => {
-      this.#peers.put(new Peer(socket, request, decode));
+      this.#connections.put(new ServerConnection(socket, request, decode));
     });
   }
 
   static async start(
     subprotocol = 'realtime',
     decode: (data: Buffer) => Frame = (data) => JSON.parse(data.toString()) as Frame,
-  ): Promise<Scripted> {
+  ): Promise<ScriptedServer> {
     const server = new WebSocketServer({
       host: '127.0.0.1',
       port: 0,
       handleProtocols: () => subprotocol,
     });
     await new Promise((resolve) => server.once('listening', resolve));
-    return new Scripted(server, decode);
+    return new ScriptedServer(server, decode);
   }
 
   get url(): string {
     return `ws://127.0.0.1:${(this.#server.address() as AddressInfo).port}/v1/realtime`;
   }
 
-  /** A client that is quick to come back. */
+  /** Returns a connecting client with a short backoff. */
   client(options: Partial<Options> = {}): RealtimeClient {
     const client = new RealtimeClient({
       url: this.url,
@@ -130,17 +130,17 @@ export class Scripted {
     return client;
   }
 
-  accept(): Promise<Peer> {
-    return this.#peers.get();
+  accept(): Promise<ServerConnection> {
+    return this.#connections.get();
   }
 
-  /** A client and its session. */
-  async begun(options: Partial<Options> = {}): Promise<{ client: RealtimeClient; peer: Peer }> {
+  /** Returns a client with an open session, and its connection. */
+  async connectedClient(options: Partial<Options> = {}): Promise<{ client: RealtimeClient; connection: ServerConnection }> {
     const client = this.client(options);
-    const peer = await this.accept();
-    peer.created();
-    await phase(client, 'open');
-    return { client, peer };
+    const connection = await this.accept();
+    connection.created();
+    await waitForPhase(client, 'open');
+    return { client, connection };
   }
 
   stop(): void {
@@ -152,26 +152,26 @@ export class Scripted {
 
 type Phase = RealtimeClient['state']['value']['phase'];
 
-/** Returns when the client is in a phase. */
-export function phase<P extends Phase>(client: RealtimeClient, wanted: P) {
+/** Wait until the client is in a phase, and return its state. */
+export function waitForPhase<P extends Phase>(client: RealtimeClient, wanted: P) {
   type Found = Extract<RealtimeClient['state']['value'], { phase: P }>;
   return new Promise<Found>((resolve) => {
     if (client.state.value.phase === wanted) resolve(client.state.value as Found);
     else {
-      const off = client.state.subscribe((state) => {
+      const unsubscribe = client.state.subscribe((state) => {
         if (state.phase !== wanted) return;
-        off();
+        unsubscribe();
         resolve(state as Found);
       });
     }
   });
 }
 
-/** Returns when the client has heard an event. */
-export function heard(client: RealtimeClient, type: Parameters<RealtimeClient['on']>[0]) {
+/** Wait for the client's next event of a type. */
+export function waitForEvent(client: RealtimeClient, type: Parameters<RealtimeClient['on']>[0]) {
   return new Promise((resolve) => {
-    const off = client.on(type as '*', (event) => {
-      off();
+    const unsubscribe = client.on(type as '*', (event) => {
+      unsubscribe();
       resolve(event);
     });
   });
