@@ -4,7 +4,7 @@ import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { seriousViolations } from './axe.js';
 import { Server } from './server.js';
-import { launch, ChatPage } from './chat_page.js';
+import { ChatPage, launch } from './chat_page.js';
 
 let server: Server;
 let browser: Browser;
@@ -133,7 +133,7 @@ function growConversation(): void {
         items: turn.items.map((id) => newIds.get(id) ?? id),
       })),
     );
-    metrics.unshift(...panel.map((one) => ({ ...one, id: `${one.id}_${n}` })));
+    metrics.unshift(...panel.map((metric) => ({ ...metric, id: `${metric.id}_${n}` })));
   }
   localStorage.setItem(name, JSON.stringify(stored));
   // Keep the page from overwriting the change when it is closed.

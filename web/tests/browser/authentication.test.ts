@@ -3,16 +3,16 @@ import type { AddressInfo } from 'node:net';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, ChatPage } from './chat_page.js';
+import { ChatPage, launch } from './chat_page.js';
 
 const KEY = 'sk-test-browser';
 let server: Server;
 let browser: Browser;
 beforeAll(async () => {
-  const rules = 'MAP foreign.test 127.0.0.1';
+  const hostRules = 'MAP foreign.test 127.0.0.1';
   [server, browser] = await Promise.all([
     Server.start([], { CONTINUO_API_KEY: KEY }),
-    launch([`--host-resolver-rules=${rules}`]),
+    launch([`--host-resolver-rules=${hostRules}`]),
   ]);
 });
 afterAll(async () => {
@@ -28,12 +28,12 @@ it('asks for an API key if the server requires one, and stores it in this tab on
   cdp.on('Network.webSocketWillSendHandshakeRequest', ({ request }) => {
     subprotocols.push(request.headers['Sec-WebSocket-Protocol'] ?? '');
   });
-  const field = chat.page.getByLabel('API key');
+  const field = chat.page.getByLabel('API key', { exact: true });
   await field.fill('wrong');
   await field.press('Enter');
   await chat.page.getByText(/key .*valid/i).first().waitFor();
-  await chat.page.getByLabel('API key').fill(KEY);
-  await chat.page.getByLabel('API key').press('Enter');
+  await chat.page.getByLabel('API key', { exact: true }).fill(KEY);
+  await chat.page.getByLabel('API key', { exact: true }).press('Enter');
   await chat.waitForConnection();
   expect(await chat.sendAndWait('What is 3 plus 4?')).toContain('7');
   const stored = await chat.page.evaluate(() => JSON.stringify(Object.entries(localStorage)));
@@ -44,13 +44,13 @@ it('asks for an API key if the server requires one, and stores it in this tab on
   await chat.page.reload();
   await chat.waitForConnection();
   const otherTab = await ChatPage.openTab(chat.context, server.url);
-  await otherTab.page.getByLabel('API key').waitFor();
+  await otherTab.page.getByLabel('API key', { exact: true }).waitFor();
   await chat.close();
 });
 
 it('keeps messages and the draft until a key is entered', async () => {
   const chat = await ChatPage.open(browser, server.url);
-  const key = chat.page.getByLabel('API key');
+  const key = chat.page.getByLabel('API key', { exact: true });
   await key.press('Escape');
   await chat.banner.getByText('Ask its operator for one.').waitFor();
   await chat.banner.getByRole('button', { name: 'Enter API key' }).waitFor();
@@ -72,12 +72,12 @@ it('keeps messages and the draft until a key is entered', async () => {
 
 it('shows live server metrics on the admin page', async () => {
   const chat = await ChatPage.open(browser, `${server.url}admin`);
-  await chat.page.getByLabel('API key').fill(KEY);
-  await chat.page.getByLabel('API key').press('Enter');
+  await chat.page.getByLabel('API key', { exact: true }).fill(KEY);
+  await chat.page.getByLabel('API key', { exact: true }).press('Enter');
   await chat.page.getByText('Leased by sessions').waitFor();
   const chatting = await ChatPage.open(browser, server.url);
-  await chatting.page.getByLabel('API key').fill(KEY);
-  await chatting.page.getByLabel('API key').press('Enter');
+  await chatting.page.getByLabel('API key', { exact: true }).fill(KEY);
+  await chatting.page.getByLabel('API key', { exact: true }).press('Enter');
   await chatting.sendAndWait('What is 3 plus 4?');
   await chat.page.locator('td code').first().waitFor();
   const sampled = chat.page.locator('.facts > div', { hasText: 'Tokens sampled' });

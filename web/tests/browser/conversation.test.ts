@@ -2,7 +2,7 @@ import type { Browser } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
 import { seriousViolations } from './axe.js';
 import { Server } from './server.js';
-import { launch, ChatPage } from './chat_page.js';
+import { ChatPage, launch } from './chat_page.js';
 
 let server: Server;
 let browser: Browser;
@@ -64,9 +64,9 @@ it('cancels a response with the stop button', async () => {
 });
 
 it('sends text while it is typed, and prefills it before it is committed', async () => {
-  const words = 'My name is Zorban and I live in Quiltown, which is a town.';
-  await chat.input.pressSequentially(words, { delay: 5 });
-  await expect.poll(() => chat.wire.receivedOf('input_text_buffer.appended').at(-1)?.length).toBe(words.length);
+  const text = 'My name is Zorban and I live in Quiltown, which is a town.';
+  await chat.input.pressSequentially(text, { delay: 5 });
+  await expect.poll(() => chat.wire.receivedOf('input_text_buffer.appended').at(-1)?.length).toBe(text.length);
   const before = chat.wire.sent.length;
   await chat.input.press('Enter');
   await chat.page.locator('.message.assistant').waitFor();
@@ -189,12 +189,12 @@ it('branches at a user message, whose response can then be requested', async () 
   await question.hover();
   await question.getByLabel('Branch from here').click();
   await chat.waitForConnection();
-  const unanswered = chat.page.locator('.missing-response');
-  await unanswered.getByText('This has no answer yet.').waitFor();
-  await unanswered.getByRole('button', { name: 'Generate response' }).click();
+  const missingResponse = chat.page.locator('.missing-response');
+  await missingResponse.getByText('This message has no response yet.').waitFor();
+  await missingResponse.getByRole('button', { name: 'Generate response' }).click();
   await chat.page.locator('.message.assistant').nth(1).waitFor();
   expect(await chat.waitForResponse()).toContain('Zorban');
-  await expect.poll(() => unanswered.count()).toBe(0);
+  await expect.poll(() => missingResponse.count()).toBe(0);
 });
 
 it('shows a tool call, and submits an edited result', async () => {
@@ -254,13 +254,13 @@ it('renders Markdown without unsafe HTML', async () => {
   await chat.page.evaluate(replaceStoredResponse, `${unsafe}\n\n\`\`\`js\n1 < 2\n\`\`\`\n\n[y](https://x.test/)`);
   await chat.page.reload();
   await chat.waitForConnection();
-  const answer = chat.responses.first();
-  await expect.poll(() => answer.locator('strong').innerText()).toBe('bold');
-  await expect.poll(() => answer.locator('pre code').innerText()).toBe('1 < 2\n');
-  const links = await answer.locator('a').evaluateAll((all) => all.map((a) => a.outerHTML));
+  const response = chat.responses.first();
+  await expect.poll(() => response.locator('strong').innerText()).toBe('bold');
+  await expect.poll(() => response.locator('pre code').innerText()).toBe('1 < 2\n');
+  const links = await response.locator('a').evaluateAll((all) => all.map((a) => a.outerHTML));
   expect(links).toHaveLength(1);
   expect(links[0]).toMatch(/href="https:\/\/x\.test\/".*rel="noopener/);
-  await expect.poll(() => answer.innerText()).toContain('<img src=x');
+  await expect.poll(() => response.innerText()).toContain('<img src=x');
   await expect.poll(() => chat.page.locator('.transcript img').count()).toBe(0);
   expect(await chat.page.title()).not.toBe('1');
   expect(chat.consoleErrors).toEqual([]);
@@ -286,10 +286,10 @@ it('copies a response, also without the clipboard API', async () => {
   });
   await chat.page.reload();
   await chat.waitForConnection();
-  const said = await chat.sendAndWait('What is 3 plus 4?');
+  const response = await chat.sendAndWait('What is 3 plus 4?');
   await chat.page.locator('.message.assistant').getByLabel('Copy').click();
   await chat.page.locator('.message.assistant .icon-button.done').waitFor();
   await chat.input.click();
   await chat.page.keyboard.press('Control+V');
-  await expect.poll(() => chat.input.inputValue()).toBe(said);
+  await expect.poll(() => chat.input.inputValue()).toBe(response);
 });

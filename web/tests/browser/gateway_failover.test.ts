@@ -2,7 +2,7 @@ import { spawnSync } from 'node:child_process';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { GatewayPair } from './gateway_pair.js';
-import { launch, ChatPage } from './chat_page.js';
+import { ChatPage, launch } from './chat_page.js';
 
 const STORY = 'Tell me a short story.';
 const redis = spawnSync('redis-server', ['--version']).status === 0;

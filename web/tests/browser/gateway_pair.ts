@@ -2,7 +2,7 @@
  * available. */
 
 import { TcpProxy } from './tcp_proxy.js';
-import { Subprocess, freePort } from './subprocess.js';
+import { freePort, Subprocess } from './subprocess.js';
 
 interface Gateway {
   port: number;

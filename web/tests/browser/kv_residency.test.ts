@@ -3,7 +3,7 @@
 import type { Browser, Locator } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, ChatPage } from './chat_page.js';
+import { ChatPage, launch } from './chat_page.js';
 
 /** Capacity for one long conversation of 16 pages on the device and one in host memory (40 KiB per page in
  * float32), but not for two. */
@@ -67,9 +67,9 @@ it('shows KV that other conversations have displaced', async () => {
     await expect.poll(() => bar.getAttribute('aria-label')).toMatch(/^Tokens: [\d,]+ on the device, /);
   }
 
-  for (const { visit: chat, place, residency, words: text } of [
-    { visit: second, place: 'In host memory', residency: 'host', words: 'restored from host memory' },
-    { visit: first, place: 'To be recomputed', residency: 'recomputed', words: 'recomputed' },
+  for (const { chat, place, residency, text } of [
+    { chat: second, place: 'In host memory', residency: 'host', text: 'restored from host memory' },
+    { chat: first, place: 'To be recomputed', residency: 'recomputed', text: 'recomputed' },
   ]) {
     await chat.sendAndWait('What is 3 plus 4?');
     await expectLastTurn(chat, residency, text, new RegExp(`^Turn 2: .* reused; KV ${text}$`));

@@ -2,8 +2,8 @@
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Subprocess, freePort } from './subprocess.js';
-import { launch, ChatPage } from './chat_page.js';
+import { freePort, Subprocess } from './subprocess.js';
+import { ChatPage, launch } from './chat_page.js';
 
 let browser: Browser;
 /** Slow enough to observe a response in progress. */

@@ -3,7 +3,7 @@
 import { mkdtempSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { Subprocess, freePort } from './subprocess.js';
+import { freePort, Subprocess } from './subprocess.js';
 
 export class Server {
   readonly port: number;

@@ -4,7 +4,7 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { Server } from './server.js';
-import { launch, ChatPage } from './chat_page.js';
+import { ChatPage, launch } from './chat_page.js';
 
 interface ScriptedSpeech {
   recognizer: { onresult(event: unknown): void };

@@ -98,14 +98,14 @@ describe('a connection', () => {
   });
 
   it('retries when fetching the key has failed', async () => {
-    let asked = 0;
+    let attempts = 0;
     const client = server.client({
       credentials: () =>
-        ++asked < 3 ? Promise.reject(new Error('no network')) : Promise.resolve('ek_1'),
+        ++attempts < 3 ? Promise.reject(new Error('no network')) : Promise.resolve('ek_1'),
     });
     (await server.accept()).created();
     await waitForPhase(client, 'open');
-    expect(asked).toBe(3);
+    expect(attempts).toBe(3);
   });
 
   it('reconnects if the server does not acknowledge in time', async () => {
@@ -155,7 +155,7 @@ describe('a sent event', () => {
     connection.itemAdded((await connection.receive('conversation.item.create')).item);
     await waitForEvent(client, 'conversation.item.added');
     const second = client.say('lost');
-    const answer = client.respond();
+    const responseRequest = client.respond();
     await connection.receive('conversation.item.create');
     await connection.receive('response.create');
     connection.terminate();
@@ -164,7 +164,7 @@ describe('a sent event', () => {
     const reconnected = await server.accept();
     await reconnected.acceptResume('exact');
     expect((await reconnected.receive('conversation.item.create')).event_id).toBe(second.eventId);
-    expect((await reconnected.receive('response.create')).event_id).toBe(answer.eventId);
+    expect((await reconnected.receive('response.create')).event_id).toBe(responseRequest.eventId);
     expect((await reconnected.receive('conversation.item.create')).event_id).toBe(third.eventId);
   });
 

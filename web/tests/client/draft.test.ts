@@ -110,18 +110,18 @@ it('is sent again in a new session', async () => {
 it('is sent again with its commit, under the same event ids', async () => {
   const { client, connection } = await server.connectedClient();
   client.draft.set('typed');
-  const written = (await connection.receive('input_text_buffer.append')).event_id;
+  const writeId = (await connection.receive('input_text_buffer.append')).event_id;
   connection.send('input_text_buffer.appended', { length: 5 });
   await waitForEvent(client, 'input_text_buffer.appended');
   const receipt = client.draft.commit();
   await connection.receive('input_text_buffer.commit');
   connection.terminate();
   const reconnected = await server.accept();
-  expect(client.pending.map((event) => event.event_id)).toEqual([written, receipt.eventId]);
+  expect(client.pending.map((event) => event.event_id)).toEqual([writeId, receipt.eventId]);
   await reconnected.acceptResume('exact');
   expect(await reconnected.receive('input_text_buffer.replace')).toMatchObject({
     text: 'typed',
-    event_id: written,
+    event_id: writeId,
   });
   expect((await reconnected.receive('input_text_buffer.commit')).event_id).toBe(receipt.eventId);
   reconnected.send('input_text_buffer.committed', { item_id: 'i', previous_item_id: null });
