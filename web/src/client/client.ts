@@ -27,8 +27,8 @@ import type {
   Session,
   SessionSettings,
 } from './events.js';
-import { Listeners } from './listeners.js';
 import { EventIds } from './event_ids.js';
+import { Listeners } from './listeners.js';
 import type { Observable, Unsubscribe } from './observable.js';
 import { Ended, Outbox, type Receipt } from './outbox.js';
 import { rehydrate, settingsOf } from './rehydrate.js';

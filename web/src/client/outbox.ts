@@ -5,8 +5,8 @@
  * again, in order and with the same event_id, which the server uses as an idempotency key.
  */
 
-import type { ClientEvent, ErrorBody, ServerEvent } from './events.js';
 import type { Closing } from './close_codes.js';
+import type { ClientEvent, ErrorBody, ServerEvent } from './events.js';
 
 /** The server refused one event. The session is unchanged and the connection stays open. */
 export class Refused extends Error {

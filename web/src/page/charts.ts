@@ -3,8 +3,8 @@
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { h } from './dom.js';
-import type { TurnMetrics } from './storage.js';
 import { formatCount, formatMs, RESIDENCY_TEXT } from './format.js';
+import type { TurnMetrics } from './storage.js';
 
 const HEIGHT = 120;
 

@@ -44,8 +44,8 @@ export class Transcript {
     this.#scroller = scroller;
     this.element.append(this.#earlier, this.#tail);
     new IntersectionObserver(
-      ([seen]) => {
-        if (seen?.isIntersecting && !this.#following) this.#showEarlier();
+      ([earlierEntry]) => {
+        if (earlierEntry?.isIntersecting && !this.#following) this.#showEarlier();
       },
       { root: scroller, rootMargin: '400px' },
     ).observe(this.#earlier);

@@ -2,8 +2,8 @@ import { createServer } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Server } from './server.js';
 import { ChatPage, launch } from './chat_page.js';
+import { Server } from './server.js';
 
 const KEY = 'sk-test-browser';
 let server: Server;

@@ -28,8 +28,8 @@ describe.each([
     const texts = await runStory(observed, fault);
     expect(texts).toEqual(expected);
     expect(observed.responseText).toBe(texts.at(-1));
-    expect(observed.firstDelta[0]).toBe('new');
-    expect(new Set(observed.firstDelta.slice(1))).toEqual(new Set(['exact']));
+    expect(observed.connectionsBegun[0]).toBe('new');
+    expect(new Set(observed.connectionsBegun.slice(1))).toEqual(new Set(['exact']));
     expect(observed.responseRequests).toBe(1);
     expect(observed.binaryFrames).toEqual(new Set([binary]));
   });
@@ -50,7 +50,7 @@ class ObservedClient {
   readonly client: RealtimeClient;
   /** Frame types received: true for binary, false for text. */
   readonly binaryFrames = new Set<boolean>();
-  readonly firstDelta: string[] = [];
+  readonly connectionsBegun: string[] = [];
   responseRequests = 0;
   /** Concatenated deltas of all responses. */
   responseText = '';
@@ -69,7 +69,7 @@ class ObservedClient {
       WebSocket: FrameObserver as unknown as NonNullable<Options['WebSocket']>,
     });
     this.client.state.subscribe((state) => {
-      if (state.phase === 'open') this.firstDelta.push(state.begun);
+      if (state.phase === 'open') this.connectionsBegun.push(state.begun);
     });
     this.client.on('response.output_text.delta', ({ delta }) => (this.responseText += delta));
     this.client.onSent((event) => {

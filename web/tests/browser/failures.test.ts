@@ -3,8 +3,8 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { seriousViolations } from './axe.js';
-import { freePort, Subprocess } from './subprocess.js';
 import { ChatPage, launch } from './chat_page.js';
+import { freePort, Subprocess } from './subprocess.js';
 
 const failingServer = (port: number, ...options: string[]): Subprocess =>
   Subprocess.python('tests.browser.failing', ['--port', String(port), ...options], 'Listening on');

@@ -1,8 +1,8 @@
 import { spawnSync } from 'node:child_process';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { GatewayPair } from './gateway_pair.js';
 import { ChatPage, launch } from './chat_page.js';
+import { GatewayPair } from './gateway_pair.js';
 
 const STORY = 'Tell me a short story.';
 const redis = spawnSync('redis-server', ['--version']).status === 0;

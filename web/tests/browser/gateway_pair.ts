@@ -1,8 +1,8 @@
 /** Two gateways that share one engine and a Redis store, behind a proxy that connects to the first one
  * available. */
 
-import { TcpProxy } from './tcp_proxy.js';
 import { freePort, Subprocess } from './subprocess.js';
+import { TcpProxy } from './tcp_proxy.js';
 
 interface Gateway {
   port: number;

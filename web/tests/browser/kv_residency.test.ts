@@ -2,8 +2,8 @@
 
 import type { Browser, Locator } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Server } from './server.js';
 import { ChatPage, launch } from './chat_page.js';
+import { Server } from './server.js';
 
 /** Capacity for one long conversation of 16 pages on the device and one in host memory (40 KiB per page in
  * float32), but not for two. */

@@ -2,8 +2,8 @@
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { freePort, Subprocess } from './subprocess.js';
 import { ChatPage, launch } from './chat_page.js';
+import { freePort, Subprocess } from './subprocess.js';
 
 let browser: Browser;
 /** Slow enough to observe a response in progress. */
@@ -41,11 +41,11 @@ it('shows the latency and tokens of each turn, KV usage, and server status', asy
   await expect.poll(() => latency.locator('.legend').innerText()).toMatch(/first token\s*per output token/);
   await expect.poll(() => tokens.locator('.legend').innerText()).toMatch(/reused from the KV cache\s*prefilled/);
   for (const chart of [latency, tokens]) {
-    const colours = await chart.locator('canvas').evaluate((canvas: HTMLCanvasElement) => {
+    const colors = await chart.locator('canvas').evaluate((canvas: HTMLCanvasElement) => {
       const pixels = canvas.getContext('2d')?.getImageData(0, 0, canvas.width, canvas.height).data;
       return new Set(new Uint32Array(pixels?.buffer ?? new ArrayBuffer(0))).size;
     });
-    expect(colours).toBeGreaterThan(2);
+    expect(colors).toBeGreaterThan(2);
   }
   const usage = page.locator('.message.assistant .usage').last();
   await expect.poll(() => usage.getAttribute('title')).toMatch(/20 tokens; \d+ prefilled, \d+ reused from the KV cache/);

@@ -3,8 +3,8 @@
 import { mkdirSync } from 'node:fs';
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, it } from 'vitest';
-import { Server } from './server.js';
 import { ChatPage, launch } from './chat_page.js';
+import { Server } from './server.js';
 
 const FOLDER = new URL('../../../docs/screenshots/', import.meta.url).pathname;
 const LARGE = { viewport: { width: 1280, height: 800 } };

@@ -1,7 +1,7 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it, onTestFinished } from 'vitest';
-import { Server } from './server.js';
 import { ChatPage, launch } from './chat_page.js';
+import { Server } from './server.js';
 
 let browser: Browser;
 beforeAll(async () => {

@@ -3,8 +3,8 @@
 
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { Server } from './server.js';
 import { ChatPage, launch } from './chat_page.js';
+import { Server } from './server.js';
 
 interface ScriptedSpeech {
   recognizer: { onresult(event: unknown): void };

@@ -1,8 +1,8 @@
 import type { Browser } from 'playwright-core';
 import { afterAll, beforeAll, expect, it } from 'vitest';
-import { TcpProxy } from './tcp_proxy.js';
-import { freePort, Subprocess } from './subprocess.js';
 import { ChatPage, launch } from './chat_page.js';
+import { freePort, Subprocess } from './subprocess.js';
+import { TcpProxy } from './tcp_proxy.js';
 
 let browser: Browser;
 /** Slow enough that a response is still in progress when the device is suspended. */
