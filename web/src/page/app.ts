@@ -333,7 +333,7 @@ export class App {
     return h(
       'section',
       { class: 'welcome', 'aria-label': 'Welcome' },
-      h('h2', {}, 'Your message is processed as you type.'),
+      h('h2', {}, 'Start a conversation'),
       h(
         'p',
         {},
