@@ -1,4 +1,4 @@
-"""The rows of protocol.md about what goes wrong, and the flow that meets each."""
+"""The rows of conformance.md about what goes wrong, and the flow that meets each."""
 
 ERRORS = {
     "error 400 previous_response_not_found": "a_response_nobody_knows",

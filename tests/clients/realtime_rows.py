@@ -1,4 +1,4 @@
-"""The rows of protocol.md about the events of the Realtime API."""
+"""The rows of conformance.md about the events of the Realtime API."""
 
 from tests.clients.rows import Api
 

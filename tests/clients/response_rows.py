@@ -1,4 +1,4 @@
-"""The rows of protocol.md about the events of the Responses API over a WebSocket."""
+"""The rows of conformance.md about the events of the Responses API over a WebSocket."""
 
 from tests.clients.rows import Api
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md names a test for what it says; here they are looked for."""
+"""docs/conformance.md names a test for each row; every one of them must exist."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ from continuo.realtime.protocol import responses_api
 from continuo.realtime.protocol.realtime_api.client_events import EVENT_TYPES
 
 ROOT = Path(__file__).parents[2]
-DOC = (ROOT / "docs/protocol.md").read_text()
+DOC = (ROOT / "docs/conformance.md").read_text()
 
 
 def test_every_test_that_is_named_exists() -> None:
