@@ -10,16 +10,16 @@ import msgspec
 import msgspec.inspect
 import pytest
 
-from realtime import limits
-from realtime.protocol import chat_api, realtime_api, responses_api
-from realtime.protocol.chat_api.server import Chunk, Completion, Error
-from realtime.protocol.realtime_api.server import SessionOut
-from realtime.protocol.responses_api.server import ResponseOut
-from realtime.server import answers
-from realtime.server.routes import Models
-from realtime.server.sessions import SecretIn
-from realtime.server.stats import ServerStats
-from realtime.session.status import Status
+from continuo.realtime import limits
+from continuo.realtime.protocol import chat_api, realtime_api, responses_api
+from continuo.realtime.protocol.chat_api.replies import Completion, CompletionChunk, Error
+from continuo.realtime.protocol.realtime_api.server_events import SessionOut
+from continuo.realtime.protocol.responses_api.server_events import ResponseOut
+from continuo.realtime.server import replies
+from continuo.realtime.server.http.model_routes import ModelList
+from continuo.realtime.server.http.session_routes import ClientSecretIn
+from continuo.realtime.server.http.stats_routes import ServerStats
+from continuo.realtime.session.status import SessionStatus as StatusOfSession
 from tests.frozen import names
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def test_every_flow_that_is_named_exists() -> None:
 # ---------------------------------------------------------------- examples of protocol.md
 
 
-class SessionStatus(Status, frozen=True, kw_only=True):
+class SessionStatus(StatusOfSession, frozen=True, kw_only=True):
     id: str
     object: str
 
@@ -72,11 +72,11 @@ class MintedSecret(msgspec.Struct, frozen=True, kw_only=True):
 
 
 SENT: dict[str, Callable[[str], object]] = {
-    "realtime.client": realtime_api.decode,
-    "responses.client": responses_api.decode,
+    "realtime.client": realtime_api.decode_frame,
+    "responses.client": responses_api.decode_frame,
     "responses.body": lambda text: responses_api.decode_body(text.encode()),
-    "chat.body": lambda text: chat_api.decode(text.encode()),
-    "client_secrets.body": lambda text: msgspec.json.decode(text, type=SecretIn),
+    "chat.body": lambda text: chat_api.decode_body(text.encode()),
+    "client_secrets.body": lambda text: msgspec.json.decode(text, type=ClientSecretIn),
 }
 """How the server decodes what clients send, by the kind of example."""
 
@@ -85,13 +85,13 @@ RECEIVED: dict[str, Any] = {
     "responses.server": responses_api.ServerEvent,
     "responses.object": ResponseOut,
     "chat.completion": Completion,
-    "chat.chunk": Chunk,
+    "chat.chunk": CompletionChunk,
     "chat.error": Error,
     "client_secrets.answer": MintedSecret,
     "sessions.status": SessionStatus,
     "sessions.list": SessionList,
     "sessions.deleted": Deleted,
-    "models.list": Models,
+    "models.list": ModelList,
     "stats": ServerStats,
 }
 """The types of what the server sends, by the kind of example."""
@@ -129,7 +129,7 @@ def test_examples_of_the_server_are_complete(kind: str, text: str) -> None:
 def test_example_of_an_http_error() -> None:
     (text,) = (text for kind, text in EXAMPLES if kind == "http.error")
     error = json.loads(text)["error"]
-    response = answers.error(404, error["code"], error["message"], error["param"])
+    response = replies.error_response(404, error["code"], error["message"], error["param"])
     assert json.loads(bytes(response.body)) == json.loads(text)
 
 
@@ -156,7 +156,9 @@ def unread(sent: Any, decoded: Any, path: str = "") -> Iterator[str]:
 UNIONS = {
     "realtime.client": realtime_api.ClientEvent,
     "realtime.server": realtime_api.ServerEvent,
-    "responses.client": responses_api.Create | responses_api.Steer | responses_api.Cancel,
+    "responses.client": responses_api.ResponseCreate
+    | responses_api.ResponseSteer
+    | responses_api.ResponseCancel,
     "responses.server": responses_api.ServerEvent,
 }
 
@@ -215,8 +217,8 @@ BOUNDS = ("ge", "gt", "le", "lt", "max_length")
 CLIENT_TYPES = {
     "Realtime": UNIONS["realtime.client"],
     "Responses": UNIONS["responses.client"],
-    "Chat completions": chat_api.Create,
-    "Sessions and client secrets over HTTP": SecretIn,
+    "Chat completions": chat_api.ChatCompletionRequest,
+    "Sessions and client secrets over HTTP": ClientSecretIn,
 }
 """By the section that has their tables."""
 ELSEWHERE = {"type", "function", "json_schema", "format", "verbosity", "mode", "schema"}
