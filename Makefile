@@ -1,7 +1,7 @@
 # Two commands are all a newcomer needs:   make demo   ·   make test
 # Everything lives in .venv; a change of pyproject.toml installs again.
 
-.PHONY: help setup web demo test fuzz attack faults check format clean
+.PHONY: help setup web demo test fuzz attack faults frozen check format clean
 .DEFAULT_GOAL := help
 
 VENV := .venv
@@ -15,6 +15,7 @@ help:
 	@echo "make fuzz     throw a million spoilt frames at it  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make attack   attack a server for half an hour, beside bystanders  (make attack ARGS='--minutes 5')"
 	@echo "make faults   do each fault as often as makes it proven  (make faults ROW=F3 ARGS='--minutes 5')"
+	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
 	@echo "make check    format, lint, types, layers"
 	@echo "make format   rewrite the code as the formatter wants it"
 	@echo "make web      build the page into the package (Node.js 20)"
@@ -44,6 +45,9 @@ attack: $(VENV)/ready-dev
 faults: $(VENV)/ready-dev
 	@sh tools/setup_system.sh
 	$(BIN)/python -m tests.faults $(ROW) $(ARGS)
+
+frozen: $(VENV)/ready-dev
+	$(BIN)/python -m tests.frozen --lives 10000 $(ARGS)
 
 check: $(VENV)/ready-dev
 	$(BIN)/ruff format --check .

@@ -26,6 +26,8 @@ from continuo.realtime.protocol.responses_api import ResponseCancel, ResponseCre
 from continuo.realtime.server.config.options import COMMAND_GROUPS, ENVIRONMENT_PREFIX, OPTIONS
 from continuo.realtime.server.http.stats_routes import ServerStats
 from continuo.realtime.store import ResponseCheckpoint, keys, open_store
+from continuo.realtime.server.process.engine_discovery import Announcement
+from continuo.realtime.session.status import SessionStatus
 from tests.frozen.shapes import shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -41,10 +43,11 @@ def today() -> dict[str, Any]:
             code: kind.is_retryable for code, kind in sorted(ERRORS_BY_CODE.items())
         },
         "close codes": {
-            str(int(code)): "come back" if back else "stop"
-            for code, (_, back) in sorted(EXPLANATIONS.items())
+            str(int(code)): "reconnect" if retry else "stop"
+            for code, (_, retry) in sorted(EXPLANATIONS.items())
         },
         "stats": shape_of(ServerStats),
+        "status of a session": shape_of(SessionStatus),
         "client events": {
             "realtime": shape_of(realtime_api.ClientEvent),
             "responses": [
@@ -60,6 +63,8 @@ def today() -> dict[str, Any]:
             "request of a response": shape_of(StoredRequest),
             "response under way": shape_of(ResponseCheckpoint),
             "recording of a response": shape_of(ResponseEvent),
+from continuo.realtime.server.process.engine_discovery import Announcement
+from continuo.realtime.session.status import SessionStatus
         },
         "redis": _redis_keys(),
         "sqlite": asyncio.run(_sqlite_schema()),

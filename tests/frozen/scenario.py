@@ -1,5 +1,5 @@
-"""What happens in the frozen store: sessions with every kind of item and command, in every state a
-session can be left in, and responses of the Responses API that were stored.
+"""The scenario of the frozen stores: sessions with every kind of item and command, in every state a
+session can be left in, and stored responses of the Responses API.
 
     everything   all kinds of items, tool calls, a response apart, texts in the buffer; parked
     rewound      history edited before its end: deleted, cut, inserted; parked
@@ -13,7 +13,7 @@ import asyncio
 import json
 from typing import Any
 
-from tests.frozen.house import Event, House, Socket
+from tests.frozen.virtual_server import Event, Socket, VirtualServer
 
 SEED = 16
 TOOL: Event = {
@@ -36,7 +36,7 @@ def message(text: str, id: str | None = None, role: str = "user") -> Event:
 
 
 class Conversation:
-    """A session and its client."""
+    """The client of a session."""
 
     def __init__(self, socket: Socket) -> None:
         self.socket = socket
@@ -73,14 +73,14 @@ class Conversation:
         return [event["event_id"] for event in self.socket.events]
 
 
-async def begin(house: House, query: str = "model=demo", **options: Any) -> Conversation:
-    socket = house.connect("/v1/realtime", query, **options)
+async def begin(server: VirtualServer, query: str = "model=demo", **options: Any) -> Conversation:
+    socket = server.connect("/v1/realtime", query, **options)
     await socket.until("session.created")
     return Conversation(socket)
 
 
-async def everything(house: House) -> Conversation:
-    talk = await begin(house)
+async def everything(server: VirtualServer) -> Conversation:
+    talk = await begin(server)
     session: Event = {"type": "realtime", "instructions": "Be kind. ünïcödé ✓", "tools": [TOOL]}
     await talk.ask("session.update", "session.updated", session=session, event_id="once-configure")
     await talk.add(message("the rules", "item_system", "system"))
@@ -112,8 +112,8 @@ async def everything(house: House) -> Conversation:
     return talk
 
 
-async def rewound(house: House) -> Conversation:
-    talk = await begin(house)
+async def rewound(server: VirtualServer) -> Conversation:
+    talk = await begin(server)
     for n in range(4):
         await talk.add(message(f"turn {n}", f"item_{n}"))
         done = await talk.respond(20, ignore_eos=True)
@@ -127,18 +127,18 @@ async def rewound(house: House) -> Conversation:
     return talk
 
 
-async def under_secret(house: House) -> Conversation:
+async def under_secret(server: VirtualServer) -> Conversation:
     session = {"type": "realtime", "instructions": "From the server."}
-    minted = await house.http("POST", "/v1/realtime/client_secrets", {"session": session})
-    talk = await begin(house, key=json.loads(minted[4:])["value"])
+    minted = await server.http("POST", "/v1/realtime/client_secrets", {"session": session})
+    talk = await begin(server, key=json.loads(minted[4:])["value"])
     await talk.add(message("hello", "item_hello"))
     await talk.respond(8)
     return talk
 
 
-async def cut_off(house: House) -> Conversation:
-    """Left in the middle of two responses."""
-    talk = await begin(house)
+async def cut_off(server: VirtualServer) -> Conversation:
+    """A session in the middle of two responses."""
+    talk = await begin(server)
     await talk.add(message("tell me everything", "item_all"))
     long = {"max_output_tokens": 70, "ignore_eos": True, "metadata": {"long": "yes"}}
     talk.socket.send("response.create", response=long, event_id="once-long")
@@ -148,11 +148,11 @@ async def cut_off(house: House) -> Conversation:
     return talk
 
 
-async def responses(house: House) -> list[str]:
+async def responses(server: VirtualServer) -> list[str]:
     """The ids of those that are stored."""
 
     async def create(**body: Any) -> str:
-        return json.loads((await house.http("POST", "/v1/responses", body))[4:])["id"]
+        return json.loads((await server.http("POST", "/v1/responses", body))[4:])["id"]
 
     first = await create(input="hello", max_output_tokens=8, instructions="Be brief.")
     second = await create(input=[message("and then?")], previous_response_id=first)
@@ -161,32 +161,32 @@ async def responses(house: House) -> list[str]:
         previous_response_id=first, metadata={"e": "f"},
     )  # fmt: skip
     gone = await create(input="delete me", max_output_tokens=3)
-    await house.http("DELETE", f"/v1/responses/{gone}")
-    socket = house.connect("/v1/responses")
+    await server.http("DELETE", f"/v1/responses/{gone}")
+    socket = server.connect("/v1/responses")
     socket.send("response.create", model="demo", input="over a socket", max_output_tokens=20)
     done = await socket.until("response.incomplete")
     await socket.drop()
     return [first, second, called, gone, done["response"]["id"]]
 
 
-async def live(house: House) -> Event:
-    """What a client remembers of it: ids of sessions, of their events, and of responses."""
-    one = await everything(house)
-    two = await rewound(house)
-    fork = await begin(house, f"model=demo&fork={one.id}&at=item_hello")
+async def run(server: VirtualServer) -> Event:
+    """The ids that clients know afterwards: of sessions, of their events, and of responses."""
+    one = await everything(server)
+    two = await rewound(server)
+    fork = await begin(server, f"model=demo&fork={one.id}&at=item_hello")
     await fork.add(message("another way", "item_other"))
     await fork.respond(8)
-    secret = await under_secret(house)
-    stored = await responses(house)
-    closed = await begin(house)
+    secret = await under_secret(server)
+    stored = await responses(server)
+    closed = await begin(server)
     await closed.add(message("bye", "item_bye"))
     await closed.ask("session.close", "session.closed")
-    deleted = await begin(house)
+    deleted = await begin(server)
     await deleted.add(message("bye", "item_bye"))
-    await house.http("DELETE", f"/v1/realtime/sessions/{deleted.id}")
+    await server.http("DELETE", f"/v1/realtime/sessions/{deleted.id}")
     for talk in (one, two, fork, secret):
         await talk.socket.drop()
-    last = await cut_off(house)
+    last = await cut_off(server)
     sessions = {
         "everything": one,
         "rewound": two,
@@ -202,13 +202,13 @@ async def live(house: House) -> Event:
     }
 
 
-# ---------------------------------------------------------------- what comes of it later
+# ---------------------------------------------------------------- later, on a frozen store
 
 
-async def resumed(house: House, session: str, after: str) -> list[Event]:
-    """All that is sent to a client which comes back after an event, repeats two requests of before,
-    and has one more turn."""
-    socket = house.resume(session, after)
+async def resumed(server: VirtualServer, session: str, after: str) -> list[Event]:
+    """All events sent to a client that resumes after an event id, repeats two earlier requests, and
+    has one more turn."""
+    socket = server.resume(session, after)
     await asyncio.sleep(60.0)
     if socket.closed is None:
         session_update = {"type": "realtime", "instructions": "other words"}
@@ -225,12 +225,12 @@ async def resumed(house: House, session: str, after: str) -> list[Event]:
     return [*socket.events, {"closed": socket.closed}]
 
 
-async def continued(house: House, response: str) -> list[str]:
+async def continued(server: VirtualServer, response: str) -> list[str]:
     """A stored response: itself, its events, and the next one."""
     path = f"/v1/responses/{response}"
     body = {"input": "go on", "previous_response_id": response, "max_output_tokens": 10}
     return [
-        await house.http("GET", path),
-        await house.http("GET", path, query="stream=true"),
-        await house.http("POST", "/v1/responses", body),
+        await server.http("GET", path),
+        await server.http("GET", path, query="stream=true"),
+        await server.http("POST", "/v1/responses", body),
     ]

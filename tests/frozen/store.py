@@ -1,14 +1,15 @@
-"""The store after `scenario`, as a file of SQLite and as a dump of Redis, and what clients that
-come back to it are told.
+"""The store after `scenario`, as a file of SQLite and as a dump of Redis, and the events
+that resuming clients are sent.
 
-    store.db       the SQLite file, byte for byte
-    redis.json     for each key its type, whether it expires, and its value in hex
-    told.json      for each session the events that a client is sent after some of the event ids it
-                   may have seen last, and after that; for each stored response what it answers
+    store.db         the SQLite file, byte for byte
+    redis.json       for each key its type, whether it expires, and its value in hex
+    replayed.json    for some event ids of each session the events sent to a client that resumes
+                     after them; for each stored response how it is retrieved and continued
 
-Both stores hold the same: one told.json serves both. Everything in them is the same each time the
-scenario is lived, but for what follows from the clock of the store itself: MASKED, and the epoch of
-a session whose event ids begin anew, which has its fence.
+One replayed.json serves both stores. All values are the same in every run of the scenario but those
+from the clock of the store itself: MASKED, and the epoch of a session whose event ids begin anew,
+which is its fence. Values are deflated: a zlib that compresses otherwise than the common one would
+need files of its own.
 """
 
 import asyncio
@@ -26,12 +27,12 @@ from typing import Any
 import redis
 
 from tests.frozen import scenario
-from tests.frozen.house import Event, House, live
 from tests.frozen.masking import masked, masked_frame
+from tests.frozen.virtual_server import Event, VirtualServer, live
 from tests.realtime.store.redis_process import RedisProcess
 
 DATA = Path(__file__).parent / "data"
-SQLITE, REDIS, TOLD = DATA / "store.db", DATA / "redis.json", DATA / "told.json"
+SQLITE, REDIS, REPLAYED = DATA / "store.db", DATA / "redis.json", DATA / "replayed.json"
 MASKED = {"fence", "created_ms", "deadline_ms", "created", "deadline"}
 """Columns and hash fields with a time of the store's clock; a fence is one to begin with. The index
 of deadlines in Redis has its sessions in the dump, not their scores."""
@@ -152,27 +153,27 @@ def _redis_put(client: Any, key: str, kind: str, value: Any, until: int) -> None
             client.zadd(key, dict.fromkeys(value, until))
 
 
-# ---------------------------------------------------------------- what is told
+# ---------------------------------------------------------------- replay
 
 
-def told(fresh: Callable[[], str], known: Event) -> Event:
-    """`fresh` gives the URL of the frozen store as it was; `known` is what clients remember."""
+def replayed(fresh: Callable[[], str], known: Event) -> Event:
+    """`fresh` returns the URL of a store as frozen; `known` has the ids that clients know."""
     found: Event = {name: {} for name in known["sessions"]}
     for start in range(STARTS):
-        for name, events in live(fresh(), start, lambda house: _resume_all(house, start, known)):  # noqa: B023
+        for name, events in live(fresh(), start, lambda server: _resume_all(server, start, known)):  # noqa: B023
             found[name].update(events)
-    responses = live(fresh(), STARTS, lambda house: _continue_all(house, known))
+    responses = live(fresh(), STARTS, lambda server: _continue_all(server, known))
     return {"sessions": found, "responses": responses}
 
 
-async def _resume_all(house: House, start: int, known: Event) -> list[tuple[str, Event]]:
-    told: list[tuple[str, Event]] = []
+async def _resume_all(server: VirtualServer, start: int, known: Event) -> list[tuple[str, Event]]:
+    found: list[tuple[str, Event]] = []
     for name, (session, *seen) in known["sessions"].items():
         after = seen[(len(seen) - 1) * start // (STARTS - 1)]
-        events = await scenario.resumed(house, session, after)
+        events = await scenario.resumed(server, session, after)
         lines = [json.dumps(masked(event)) for event in events]
-        told.append((name, {after: [_without_fence(line, after) for line in lines]}))
-    return told
+        found.append((name, {after: [_without_fence(line, after) for line in lines]}))
+    return found
 
 
 def _without_fence(line: str, after: str) -> str:
@@ -182,10 +183,10 @@ def _without_fence(line: str, after: str) -> str:
     return re.sub(rf"{store}[0-9a-f]{{11}}", f"{store}(fence)", line)
 
 
-async def _continue_all(house: House, known: Event) -> Event:
+async def _continue_all(server: VirtualServer, known: Event) -> Event:
     found: Event = {}
     for response in known["responses"]:
-        found[response] = [_masked_answer(a) for a in await scenario.continued(house, response)]
+        found[response] = [_masked_answer(a) for a in await scenario.continued(server, response)]
     return found
 
 
@@ -198,28 +199,28 @@ def _masked_answer(answer: str) -> str:
 # ---------------------------------------------------------------- writing
 
 
-def lived(url: str) -> Event:
-    """Live the scenario above an empty store. What clients remember of it."""
-    return live(url, scenario.SEED, scenario.live)
+def filled(url: str) -> Event:
+    """Run the scenario on an empty store. Returns the ids that clients know afterwards."""
+    return live(url, scenario.SEED, scenario.run)
 
 
-def frozen_told() -> Event:
-    return json.loads(TOLD.read_text())
+def frozen_replay() -> Event:
+    return json.loads(REPLAYED.read_text())
 
 
 def write() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        known = lived(f"sqlite:///{folder / 'made.db'}")
+        known = filled(f"sqlite:///{folder / 'made.db'}")
         SQLITE.unlink(missing_ok=True)
         with closing(sqlite3.connect(folder / "made.db")) as db:
             db.execute(f"VACUUM INTO '{SQLITE}'")
-        server = RedisProcess(folder / "redis")
-        asyncio.run(server.start())
+        process = RedisProcess(folder / "redis")
+        asyncio.run(process.start())
         try:
-            assert lived(server.url) == known
-            REDIS.write_text(json.dumps(redis_dump(server.port), indent=1) + "\n")
+            assert filled(process.url) == known
+            REDIS.write_text(json.dumps(redis_dump(process.port), indent=1) + "\n")
         finally:
-            server.stop()
-        answers = told(lambda: sqlite_copy(folder), known)
-        TOLD.write_text(json.dumps({"known": known, **answers}, indent=1) + "\n")
+            process.stop()
+        answers = replayed(lambda: sqlite_copy(folder), known)
+        REPLAYED.write_text(json.dumps({"known": known, **answers}, indent=1) + "\n")

@@ -264,7 +264,9 @@ async def test_half_a_body_is_dropped(running: Running, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("bytes_read", [0, 512], ids=["not at all", "slowly"])
 async def test_who_does_not_read_costs_a_bound_and_is_gone(bench: Bench, bytes_read: int) -> None:
     """Each refusal is longer than what asked for it; meanwhile others are answered."""
-    limits = msgspec.structs.replace(FLEETING, outbox_bytes_max=32 * 1024, outbox_over_limit_s_max=0.5)
+    limits = msgspec.structs.replace(
+        FLEETING, outbox_bytes_max=32 * 1024, outbox_over_limit_s_max=0.5
+    )
     async with serve(bench, GatewaySettings(limits=limits)) as running:
         peer = await Peer.connect(running.port)
         peer.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -119,7 +119,10 @@ def test_what_is_well_formed_is_understood() -> None:
     asked = chat_api.decode_command(
         chat_api.decode_body(json.dumps(CHAT).encode()), GenerationSettings(), generate_id
     )
-    assert [type(item).__name__ for item in asked.input] == ["FunctionCallItem", "FunctionCallOutputItem"]
+    assert [type(item).__name__ for item in asked.input] == [
+        "FunctionCallItem",
+        "FunctionCallOutputItem",
+    ]
     assert asked.settings.instructions == "x"
     grammar = asked.settings.sampling.grammar
     assert grammar is not None

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from functools import lru_cache
 from random import Random
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,15 @@ HEALED_S = 120.0
 WORDS = ("hello", "and then?", "a b c", "tell me more", "no, wait", "why?")
 
 
+class Frame(NamedTuple):
+    """A frame at a client's end of its connection."""
+
+    client: str
+    kind: Literal["sent", "received", "closed"]
+    content: Any
+    """JSON; of `closed` the code and the reason, or None where the connection was cut."""
+
+
 class Outcome:
     """Of a life: its trace as a hash, and how much happened."""
 
@@ -36,6 +45,8 @@ class Outcome:
         self._hash = hashlib.blake2b(digest_size=16)
         self.faults: list[str] = []
         self.events = 0
+        self.frames: list[Frame] = []
+        """Of all clients, in order."""
 
     def tell(self, line: str) -> None:
         self.events += 1
@@ -115,16 +126,31 @@ class World:
             link = self.network.link(process, gateway.process)
             ours, theirs = link.ends
             ours.post(lambda: gateway.accept(theirs, wish))
-            hear = ours._hear
-
-            def noted(what: Any) -> None:
-                self._tell(f"{process.name} {what}")
-                hear(what)
-
-            ours._hear = noted
+            self._note_frames(process.name, ours)
             return ours
 
         return dial
+
+    def _note_frames(self, client: str, end: End) -> None:
+        frames = self.outcome.frames
+        hear, send, closed = end._hear, end.send, end.end
+
+        def noted(what: Any) -> None:
+            self._tell(f"{client} {what}")
+            frames.append(Frame(client, "received", what))
+            hear(what)
+
+        def noted_send(what: Any) -> None:
+            frames.append(Frame(client, "sent", what))
+            send(what)
+
+        def noted_end(why: Any = None) -> None:
+            frames.append(Frame(client, "closed", why))
+            closed(why)
+
+        end._hear = noted  # type: ignore[method-assign]
+        end.send = noted_send  # type: ignore[method-assign]
+        end.end = noted_end  # type: ignore[method-assign]
 
     # ------------------------------------------------------------ what befalls it
 

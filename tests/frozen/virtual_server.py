@@ -1,11 +1,11 @@
-"""A whole server on virtual time, above a real store: deterministic to the byte.
+"""A gateway and an engine on virtual time, above a real store: deterministic to the byte.
 
     client ── ASGI ── the application ── virtual network ── engine (a device of digests)
                            │
                       a real store, SQLite or Redis, on a thread of its own
 
-Ids, tokens and seeds are drawn from one seed, and clocks stand still while the store works: what it
-is given is the same each time. Its own clock is the real one.
+Ids, tokens and seeds are drawn from one seed, and virtual time stands still during a call of the
+store, so that each run writes the same. The clock of the store is the real one.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ SETTINGS = GatewaySettings(tenants={KEY: "acme"}, served_model_name=("demo",), w
 
 
 class _Blocking:
-    """A store on an event loop of real time. Each call is over when it returns."""
+    """A store on an event loop of its own, in real time. Each call blocks virtual time."""
 
     def __init__(self, url: str) -> None:
         self._loop = uvloop.new_event_loop()
@@ -71,14 +71,14 @@ class _Blocking:
 class Socket:
     """A WebSocket of a client."""
 
-    def __init__(self, house: "House", path: str, query: str, key: str) -> None:
+    def __init__(self, server: "VirtualServer", path: str, query: str, key: str) -> None:
         self.events: list[Event] = []
         self.closed: int | None = None
         self._to_server: asyncio.Queue[Event] = asyncio.Queue()
         self._to_server.put_nowait({"type": "websocket.connect"})
         self._new = asyncio.Event()
-        scope = house.scope("websocket", path, query, key)
-        house.gateway.run(house.app(scope, self._to_server.get, self._receive))
+        scope = server.scope("websocket", path, query, key)
+        server.gateway.run(server.app(scope, self._to_server.get, self._receive))
 
     async def _receive(self, message: Event) -> None:
         match message["type"]:
@@ -109,7 +109,7 @@ class Socket:
         await asyncio.sleep(1.0)
 
 
-class House:
+class VirtualServer:
     """One gateway and one engine, within `live`."""
 
     app: Any
@@ -141,7 +141,7 @@ class House:
             await asyncio.Event().wait()
 
     def kill(self) -> None:
-        """Both at once, whatever they were doing."""
+        """Kill gateway and engine at one moment."""
         self.gateway.kill()
         self.engine.process.kill()
 
@@ -187,7 +187,7 @@ class House:
         return f"{status} {data.decode()}"
 
 
-def live(url: str, seed: int, life: Callable[["House"], Awaitable[T]]) -> T:
+def live(url: str, seed: int, life: Callable[["VirtualServer"], Awaitable[T]]) -> T:
     """The result of `life`, on virtual time, above the store at `url`. The processes are killed
     where they stand when it returns, and then the store is closed."""
     loop = NetworkLoop()
@@ -196,19 +196,19 @@ def live(url: str, seed: int, life: Callable[["House"], Awaitable[T]]) -> T:
         warnings.filterwarnings("ignore", "coroutine '.*' was never awaited")  # of the killed
         store = _Blocking(url)
         try:
-            return loop.run_until_complete(_live(House(loop, store), life))
+            return loop.run_until_complete(_live(VirtualServer(loop, store), life))
         finally:
             bury([task for task in asyncio.all_tasks(loop) if not task.done()])
             store.shut()
             gc.collect()  # while the warnings of what was killed are not shown
 
 
-async def _live(house: "House", life: Callable[["House"], Awaitable[T]]) -> T:
-    await house.start()
+async def _live(server: "VirtualServer", life: Callable[["VirtualServer"], Awaitable[T]]) -> T:
+    await server.start()
     try:
-        return await life(house)
+        return await life(server)
     finally:
-        house.kill()
+        server.kill()
 
 
 @contextmanager
