@@ -25,9 +25,9 @@ from continuo.realtime.protocol.events import ResponseEvent
 from continuo.realtime.protocol.responses_api import ResponseCancel, ResponseCreate, ResponseSteer
 from continuo.realtime.server.config.options import COMMAND_GROUPS, ENVIRONMENT_PREFIX, OPTIONS
 from continuo.realtime.server.http.stats_routes import ServerStats
-from continuo.realtime.store import ResponseCheckpoint, keys, open_store
 from continuo.realtime.server.process.engine_discovery import Announcement
 from continuo.realtime.session.status import SessionStatus
+from continuo.realtime.store import ResponseCheckpoint, keys, open_store
 from tests.frozen.shapes import shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +63,7 @@ def today() -> dict[str, Any]:
             "request of a response": shape_of(StoredRequest),
             "response under way": shape_of(ResponseCheckpoint),
             "recording of a response": shape_of(ResponseEvent),
-from continuo.realtime.server.process.engine_discovery import Announcement
-from continuo.realtime.session.status import SessionStatus
+            "engine that is announced": shape_of(Announcement),
         },
         "redis": _redis_keys(),
         "sqlite": asyncio.run(_sqlite_schema()),

@@ -283,7 +283,7 @@ def has(row: str, number: str) -> bool:
     return re.search(rf"(?<![\d,.^]){re.escape(number)}(?![\d^]|[.,]\d)", row) is not None
 
 
-UNDOCUMENTED = {"off_loop_chars", "close_s_max", "sweep_s"}
+UNDOCUMENTED = {"off_loop_chars_min", "close_timeout_s", "sweep_interval_s"}
 """Limits that clients cannot notice."""
 
 
