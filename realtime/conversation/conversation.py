@@ -129,7 +129,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             return whole
         if whole._is_out_of_window(item_id):
             at = next(n for n, item in enumerate(whole.out_of_window) if item.id == item_id)
-            return msgspec.structs.replace(whole, spans=(), out_of_window=whole.out_of_window[: at + 1])
+            kept = whole.out_of_window[: at + 1]
+            return msgspec.structs.replace(whole, spans=(), out_of_window=kept)
         at = whole._span_index(item_id)
         last = whole.spans[at]
         if last.items[-1].id == item_id:

@@ -195,7 +195,7 @@ def test_every_code_in_the_tables_is_one_of_the_product() -> None:
 
 def test_every_close_code_is_in_the_table() -> None:
     rows = re.findall(r"^\| (\d{4}) \|.*\| (yes|no)\b.*\|$", section("Close codes"), re.M)
-    table = {code: "come back" if back == "yes" else "stop" for code, back in rows}
+    table = {code: "reconnect" if back == "yes" else "stop" for code, back in rows}
     assert table.pop("1002") == "stop", "sent by the WebSocket library"
     assert table == names.frozen()["close codes"]
 

@@ -104,7 +104,7 @@ def _smollm3(config: Any) -> DecoderShape:
         out_bias=bias,
         mlp_bias=config.mlp_bias,
         windows=_read_windows(config),
-        layer_has_rope=tuple(bool(used) for used in config.no_rope_layers[: config.num_hidden_layers]),
+        layer_has_rope=tuple(map(bool, config.no_rope_layers[: config.num_hidden_layers])),
     )
 
 
