@@ -11,6 +11,7 @@ import pytest
 from websockets.asyncio.client import connect
 
 from continuo.engine import EngineClient
+from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 from continuo.realtime.protocol.close_codes import CloseCode
@@ -220,8 +221,8 @@ async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) ->
         await gates[1].close(talk.session)
     await client.socket.until("rate_limits.updated", 2)
     spans = _conversation(gates[0], client).spans
-    asked, header = _conversation(gates[0], client).upto(names[1]).asked()
-    assert spans[-1].sampled == tuple(oracle(asked.ids() + header, 100, stop_ids=[0]))
+    asked, header = _conversation(gates[0], client).up_to_item(names[1]).render_header()
+    assert spans[-1].sampled_ids == tuple(oracle(asked.ids() + header, 100, stop_ids=[0]))
     for stranger in (ForkRequest("sess_x"), ForkRequest(client.session_id)):
         guest = Credentials("umbrella" if stranger.session_id != "sess_x" else "")
         with pytest.raises(Refusal) as caught:
@@ -238,7 +239,7 @@ async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) ->
     await gates[0].delete(client.session_id, "")
 
 
-def _conversation(registry: Registry, client: Client) -> Any:
+def _conversation(registry: Registry, client: Client) -> Conversation:
     session = registry.find(client.session_id)
     assert session is not None
     return session.conversation

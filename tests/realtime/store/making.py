@@ -20,7 +20,7 @@ def fresh_session(**changes: Any) -> NewSession:
         "id": "sess_" + secrets.token_hex(10),
         "owner": "gate-1",
         "tenant": "acme",
-        "hold_s": 3600,
+        "ttl_s": 3600,
         **changes,
     }
     return NewSession(**about)

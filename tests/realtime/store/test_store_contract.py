@@ -663,7 +663,7 @@ async def test_a_parked_session_expires_by_the_store_s_clock(store: Store) -> No
 
 async def test_a_sweep_takes_no_more_than_told(store: Store) -> None:
     await store.sweep(1000)
-    made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(5)}
+    made = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(5)}
     swept = [await store.sweep(3), await store.sweep(3), await store.sweep(3)]
     assert [one.examined for one in swept] == [3, 2, 0]
     assert made == {*swept[0].expired, *swept[1].expired}
@@ -680,7 +680,7 @@ async def test_whatever_is_overdue_goes_though_one_sweep_is_not_enough(
         pass
     for _ in range(5):
         await store.delete(await store.create(fresh_session()))
-    made = {(await store.create(fresh_session(hold_s=0))).session for _ in range(6)}
+    made = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(6)}
     sweeps = [gone async for gone in sweep_overdue(store)]
     assert len(sweeps) >= 3, "11 to look at, 4 at a time"
     assert made <= {name for gone in sweeps for name in gone}

@@ -205,11 +205,11 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         data=st.data(),
         entries=entries,
-        once=st.none() | asked,
+        request=st.none() | asked,
         again=st.just([]) | st.lists(asked, max_size=3, unique_by=lambda once: once.key),
-        undone=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
-        begins=begins,
-        ends=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
+        revoked_keys=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
+        started_responses=begins,
+        ended_responses=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
         state=st.none() | st.binary(max_size=9),
         epoch=st.none() | st.integers(0, 9),
         events=st.none() | st.lists(st.binary(max_size=9), max_size=2).map(tuple),
@@ -227,11 +227,11 @@ class StoreMachine(RuleBasedStateMachine):
         model, lease = self.pick(data)
         change = WriteBatch(**rest)
         known = None if change.request is None else change.request.key
-        change = _with(change, again=tuple(one for one in again if one.key != known))
+        change = _with(change, restored_requests=tuple(one for one in again if one.key != known))
         if data.draw(st.booleans(), "touch the log"):
             end = len(model.log)
             at = data.draw(st.sampled_from((end, end)) | st.integers(0, end + 1), "at")
-            change = _with(change, at=at, entries=entries)
+            change = _with(change, kept_entries=at, entries=entries)
         if events is not None:
             first = data.draw(st.integers(0, len(model.events) + 1), "first")
             change = _with(change, events=StoredEvents(first, events))

@@ -131,7 +131,7 @@ async def test_a_locked_file_does_not_hold_the_loop_and_comes_back(tmp_path: Pat
 async def test_sessions_expire_by_the_clock_it_is_given(tmp_path: Path) -> None:
     now = [1000.0]
     store = await SqliteStore.open(None, clock=lambda: now[0])
-    lease = await store.create(fresh_session(hold_s=10))
+    lease = await store.create(fresh_session(ttl_s=10))
     now[0] = 1009.9
     assert (await store.sweep(10)).expired == []
     assert await store.find(lease.session) is not None

@@ -438,7 +438,7 @@ async def test_of_many_gateways_with_one_request_one_is_written(server: RedisPro
 
 async def test_of_many_sweepers_one_removes_a_session(server: RedisProcess) -> None:
     stores = [await open_store(server.url) for _ in range(3)]
-    made = [(await stores[0].create(fresh_session(hold_s=0))).session for _ in range(60)]
+    made = [(await stores[0].create(fresh_session(ttl_s=0))).session for _ in range(60)]
     swept = await asyncio.gather(*(store.sweep(1000) for store in stores))
     names = [name for one in swept for name in one.expired]
     assert sorted(names) == sorted(made)
@@ -449,8 +449,8 @@ async def test_of_many_sweepers_one_removes_a_session(server: RedisProcess) -> N
 
 
 async def test_an_index_that_is_too_early_is_put_right(server: RedisProcess, store: Store) -> None:
-    made = [(await store.create(fresh_session(hold_s=60))).session for _ in range(3)]
-    over = (await store.create(fresh_session(hold_s=0))).session
+    made = [(await store.create(fresh_session(ttl_s=60))).session for _ in range(3)]
+    over = (await store.create(fresh_session(ttl_s=0))).session
     async with server.client() as client:
         scores = [await client.zscore(keys.DEADLINES_KEY, name) for name in made]
         await client.zadd(keys.DEADLINES_KEY, dict.fromkeys(made, 0))
