@@ -51,7 +51,7 @@ class Storage:
     def facts(self) -> dict[Fact, str]:
         return facts(self._db)
 
-    def do(self, act: Callable[..., Any], *args: Any) -> Any:
+    def do(self, act: Callable[..., T], *args: Any) -> T:
         """As the product's thread does it."""
         with transaction(self._db):
             self._db.execute("SAVEPOINT call")
@@ -65,7 +65,7 @@ class Storage:
             finally:
                 self._db.execute("RELEASE call")
 
-    async def ask(self, act: Callable[..., Any], *args: Any) -> Any:
+    async def ask(self, act: Callable[..., T], *args: Any) -> T:
         """One call of a gateway. Raises StoreUnavailable where it hears nothing in time; then it is
         not known what becomes of it."""
         loop, chance, here = self._loop, self._chance, HERE.get()

@@ -13,7 +13,10 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from continuo.engine.text import ModelText
+from continuo.realtime.conversation.conversation import Conversation
+from continuo.realtime.conversation.tokenization import Span
 from continuo.realtime.persistence.session_codec import encode_entry, to_entries
+from continuo.realtime.protocol.items import Item, MessageItem
 from continuo.realtime.registry.access import ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
@@ -366,9 +369,9 @@ def check(world: World, person: Person) -> None:
         assert there == words or person.lost["item", name], f"{name}: {there!r} is not {words!r}"
     snapshot = world.storage.do(world.storage.tables.load, person.session)
     assert snapshot is not None, "the store has it"
-    assert snapshot.card.fence == session.fence, "who has it owns it"
-    assert snapshot.log == tuple(encode_entry(piece) for piece in to_entries(conversation, ()))
-    assert snapshot.answers == (), "nothing is being made there either"
+    assert snapshot.metadata.fence == session.fence, "who has it owns it"
+    assert snapshot.entries == tuple(encode_entry(piece) for piece in to_entries(conversation, ()))
+    assert snapshot.running_responses == (), "nothing is being made there either"
     answers = [span for span in conversation.spans if span.sampled_ids is not None]
     assert len({span.response_id for span in answers}) == len(answers)
     assert {span.response_id for span in answers} <= set(person.asks.values())
@@ -379,19 +382,22 @@ def check(world: World, person: Person) -> None:
         _check_answer(person, conversation, answers[-1])
 
 
-def _words(item: Any) -> str:
+def _words(item: Item) -> str:
+    assert isinstance(item, MessageItem)
     return "".join(part.text for part in item.parts)
 
 
-def _check_answer(person: Person, conversation: Any, span: Any) -> None:
+def _check_answer(person: Person, conversation: Conversation, span: Span) -> None:
     """It is what a fresh prefill of all before it gives."""
     before = conversation.spans[: conversation.spans.index(span)]
-    asked, header = msgspec.structs.replace(conversation, spans=before).asked()
+    asked, header = msgspec.structs.replace(conversation, spans=before).render_header()
     expected = oracle([*asked.ids(), *header], 60, stop_ids=[0])
-    assert list(span.sampled) == expected[: len(span.sampled)], "as a fresh prefill would"
-    response = person.responses.get(span.answer)
+    assert span.sampled_ids is not None, "an answer"
+    assert span.response_id is not None, "an answer"
+    assert list(span.sampled_ids) == expected[: len(span.sampled_ids)], "as a fresh prefill would"
+    response = person.responses.get(span.response_id)
     if response is not None and response["status"] == "completed":
-        assert span.sampled[-1] == 0, "it ended by itself"
+        assert span.sampled_ids[-1] == 0, "it ended by itself"
 
 
 async def leave(world: World, person: Person) -> None:
