@@ -77,7 +77,7 @@ async def in_the_middle(world: House, chance: Random) -> None:
 
 @asynccontextmanager
 async def behind_a_proxy(folder: Path) -> AsyncIterator[House]:
-    with patch.object(web_server, "PING_INTERVAL_S", PING_S):
+    with patch.object(web_server, "PING_S", PING_S):
         async with house(folder) as world, Proxy(world.gateways[0].port).running() as proxy:
             world.proxies.append(proxy)
             yield world

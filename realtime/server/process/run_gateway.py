@@ -137,7 +137,7 @@ async def _wait_until_stopped(
     readiness_gate.is_draining = True
     if stopping.is_graceful:
         print_line("Stopping. Answers in flight are finished; again to stop at once.")
-        readiness_gate.state.registry.send_away()
+        readiness_gate.state.registry.drain()
         await wait_until_idle(lambda: engine.active_turns, settings.drain_grace_s)
     else:
         print_line("Stopping.")
