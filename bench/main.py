@@ -5,6 +5,8 @@ import importlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from continuo.bench.report import Report
+
 BENCHES = {
     "agent-loop": "an agent that goes on from its responses, and one that sends all again",
     "session-latency": "turns of long sessions: no_session, regular, streaming; peers",
@@ -37,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
         command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
         modules[name].add_options(command)
     options = parser.parse_args(argv)
-    report = modules[options.name].run(options)
-    print(report.text())
+    report: Report = modules[options.name].run(options)
+    print(report.render())
     if options.json is not None:
         report.save(options.json)
     return 0

@@ -109,7 +109,7 @@ async def test_beginnings_are_told_first_but_nothing_overtakes_what_it_stands_be
             while len(heard.order) < 12:
                 await asyncio.sleep(0)
     before, behind = ["b0", "d0", "f0"], ["a7", "b1", "a.", "c4", "e0"]
-    assert heard.order == ["Done", *before, *behind, "Done", "h0", "g3"]
+    assert heard.order == ["CommandDone", *before, *behind, "CommandDone", "h0", "g3"]
 
 
 def burst() -> list[EngineEvent]:

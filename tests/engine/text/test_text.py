@@ -110,7 +110,8 @@ def test_what_is_broken_is_named(
 def test_loading_stays_light() -> None:
     """The gateway starts fast and small: neither torch nor transformers comes along."""
     program = (
-        f"import sys; from continuo.engine.text import Text; Text({str(family_folder('qwen3'))!r});"
+        "import sys; from continuo.engine.text import ModelText; "
+        f"ModelText({str(family_folder('qwen3'))!r});"
         "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
     )
     done = subprocess.run(
