@@ -40,7 +40,7 @@ async def test_it_shares_the_conversations_kv(talk: Talk) -> None:
     while (await talk.engine.info(talk.session.id)).committed < talk.session.conversation.length:
         await asyncio.sleep(0)
     computed = talk.bench.runner.tokens_run
-    await talk.respond(5, apart=True)
+    await talk.respond(5, is_out_of_band=True)
     answer = await talk.ended()
     assert words(answer) == expected
     assert answer.usage is not None
@@ -55,7 +55,7 @@ async def test_items_that_are_referred_to_share_it_too(talk: Talk) -> None:
     known = [item.id for item in talk.session.conversation.items()][:4]
     question = message("q", "what was that about?")
     context = (*(ItemReference(name) for name in known), question)
-    await talk.respond(5, apart=True, context=context)
+    await talk.respond(5, is_out_of_band=True, context=context)
     answer = await talk.ended()
     shared = sum(len(span.ids) for span in talk.session.conversation.all_spans[:5])
     assert answer.usage is not None
@@ -69,7 +69,7 @@ async def test_items_that_are_referred_to_share_it_too(talk: Talk) -> None:
 
 async def test_an_unknown_reference_is_refused(talk: Talk) -> None:
     with pytest.raises(Refusal) as caught:
-        await talk.respond(5, apart=True, context=(ItemReference("nobody"),))
+        await talk.respond(5, is_out_of_band=True, context=(ItemReference("nobody"),))
     assert caught.value.code == "item_reference_invalid_item_id"
 
 
@@ -80,7 +80,7 @@ async def test_own_input_replaces_the_context(talk: Talk) -> None:
         made = start
         for item in context:
             made = made.add_item(item)
-        await talk.respond(4, apart=True, context=context)
+        await talk.respond(4, is_out_of_band=True, context=context)
         assert words(await talk.ended()) == told(talk, made, 4)
     await talk.turn()
 
@@ -91,10 +91,10 @@ async def test_several_beside_the_default_one(talk: Talk) -> None:
     expected = talk.expected(60)
     beside = told(talk, talk.session.conversation, 6)
     for n in range(2):
-        await talk.respond(6, apart=True, metadata={"n": str(n)})
+        await talk.respond(6, is_out_of_band=True, metadata={"n": str(n)})
     await talk.respond(60)
     for n in range(2, 4):
-        await talk.respond(6, apart=True, metadata={"n": str(n)})
+        await talk.respond(6, is_out_of_band=True, metadata={"n": str(n)})
     answers = [await talk.ended() for _ in range(5)]
     (main,) = [answer for answer in answers if answer.conversation is not None]
     assert talk.sampled(main) == expected

@@ -42,7 +42,7 @@ class Holding(DigestRunner):
 @pytest.fixture
 async def bench(chatty: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
     monkeypatch.setattr(
-        "continuo.engine.client.connection.SILENT_S", 600.0
+        "continuo.engine.client.connection.UNRESPONSIVE_AFTER_S", 600.0
     )  # it is not taken for dead
     async with engine_on(chatty, Holding) as bench:
         try:

@@ -94,7 +94,7 @@ async def test_nobody_waits_for_an_engine_that_is_not_there(
     while alone.engine.is_available_soon:
         await asyncio.sleep(0.01)
     with pytest.raises(Refusal, match="try again") as caught:
-        await alone.respond(6, apart=True)
+        await alone.respond(6, is_out_of_band=True)
     assert (caught.value.code, caught.value.kind) == ("engine_unavailable", "server_error")
     assert caught.value.retry_after_s
     alone.bench.may_launch.set()

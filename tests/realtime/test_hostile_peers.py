@@ -218,7 +218,7 @@ async def leave(running: Running, part: bytes, how: str) -> None:
 
 async def test_who_answers_no_ping_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the way in between has swallowed both directions."""
-    monkeypatch.setattr(web_server, "PING_INTERVAL_S", 0.1)
+    monkeypatch.setattr(web_server, "PING_S", 0.1)
     async with serve(bench, GatewaySettings(limits=FLEETING)) as running:
         peer = await Peer.connect(running.port)
         await peer.event()

@@ -209,10 +209,10 @@ async def test_it_goes_on_when_the_engine_dies(bench: Bench) -> None:
 class Refusing:
     """A store that is not there."""
 
-    async def keep(self, kept: object, for_s: float) -> None:
+    async def put_response(self, response: object, ttl_s: float) -> None:
         raise StoreUnavailable("gone")
 
-    async def kept(self, response: str) -> None:
+    async def find_response(self, response_id: str) -> None:
         raise StoreUnavailable("gone")
 
 

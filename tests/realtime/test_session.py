@@ -272,7 +272,7 @@ async def test_an_answer_apart_changes_nothing(talk: Talk) -> None:
     await talk.say("hello")
     before = talk.session.conversation
     context = (ItemReference("u1"), message("x", "what was that about?"))
-    await talk.respond(5, apart=True, context=context, metadata={"for": "title"})
+    await talk.respond(5, is_out_of_band=True, context=context, metadata={"for": "title"})
     answer = await talk.ended()
     assert answer.conversation is None
     assert answer.metadata == {"for": "title"}
@@ -286,7 +286,7 @@ async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
     expected = talk.expected(60)
     await talk.respond(60)
     await talk.ears.until(TextDelta)
-    await talk.respond(3, apart=True)
+    await talk.respond(3, is_out_of_band=True)
     answers = {answer.conversation: answer for answer in [await talk.ended(), await talk.ended()]}
     assert talk.sampled(answers[f"conv_{talk.session.id[5:]}"]) == expected
     assert None in answers
@@ -294,9 +294,9 @@ async def test_an_answer_apart_from_a_running_one(talk: Talk) -> None:
 
 async def test_answers_apart_have_a_bound(bench: Bench) -> None:
     talk = await open_talk(bench, Limits(out_of_band_responses_max=1))
-    await talk.respond(None, apart=True)
+    await talk.respond(None, is_out_of_band=True)
     with pytest.raises(Refusal, match="the limit is 1") as caught:
-        await talk.respond(None, apart=True)
+        await talk.respond(None, is_out_of_band=True)
     assert caught.value.param == "response.conversation"
     (answer_id,) = [t.answer.id for t in talk.ears.heard if isinstance(t, ResponseStarted)]
     await talk.session.execute(CancelResponse(answer_id))
@@ -431,7 +431,7 @@ async def test_closing_stops_what_runs(bench: Bench) -> None:
     talk = await open_talk(bench)
     await talk.say("hello")
     await talk.respond(None)
-    await talk.respond(None, apart=True)
+    await talk.respond(None, is_out_of_band=True)
     await talk.ears.until(TextDelta)
     await talk.session.close()
     stats = await bench.engine.stats()
@@ -500,7 +500,7 @@ async def test_any_history_answers_as_a_fresh_prefill(bench: Bench, steps: list[
                 await talk.session.execute(AppendText(f" and {n}"))
                 await talk.session.execute(CommitText(f"c{n}"))
             case _:
-                await talk.respond(2, apart=True)
+                await talk.respond(2, is_out_of_band=True)
                 await talk.ended()
     await talk.turn(4)
     await talk.session.close()
