@@ -1,4 +1,4 @@
-"""The door of the engine: all that anyone outside may import."""
+"""Public interface of the engine package: all that other packages may import."""
 
 from continuo.engine.client.connection import LinkSecurity
 from continuo.engine.client.engine_client import EngineClient, UnfinishedTurn

@@ -1,12 +1,12 @@
-"""The order to the device and its answer. Knows no session, no scheduler and no torch.
+"""Batches for the device and their results. Knows no session, no scheduler and no torch.
 
-A batch is one step: some page moves first, in order, then the rows together. A row is a stretch of
-one sequence: its inputs are written to KV at positions start, start+1, …; where `sample` is given,
-one id is drawn from the logits of its last input.
+A batch is one step: its page moves first, in order, then all rows together. A row is a stretch of
+one sequence: its inputs are written to KV at positions start, start+1, …; if `sample` is given, one
+id is drawn from the logits of its last input.
 
     position   0 ........ start .......... start+count
-    KV         already there | written now |
-    input      -             | ids, or the id that row `feed` of the step before has drawn
+    KV         committed     | written now |
+    input      -             | ids, or the id drawn by row `feed_row` of the previous step
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TicketT = TypeVar("TicketT")
 
 
 class Penalties(msgspec.Struct, frozen=True):
-    """Per-turn penalties and what they look at. `seen` is every distinct id of prompt and output;
-    `counts` how often each id stands in the output so far."""
+    """Penalties of one turn and the ids that they apply to. `seen_ids` are the distinct ids of
+    prompt and output; `output_counts` are the occurrences of each id in the output so far."""
 
     repetition: float
     presence: float
@@ -31,16 +31,16 @@ class Penalties(msgspec.Struct, frozen=True):
 
 
 class TokenMask(Protocol):
-    """Which ids may be drawn, as its turn stands when the step runs. Asked when the model's work
-    has been launched; on CUDA it takes its time beside it."""
+    """The ids that a turn may draw next. Computed while the step runs, after the forward pass has
+    been launched; on CUDA the two overlap."""
 
     def compute_bitmask(self) -> bytes:
-        """One bit for each id, the least significant first; there may be more than ids."""
+        """Return one bit per id, least significant first; excess bits are ignored."""
         ...
 
 
 class SampleParams(msgspec.Struct, frozen=True):
-    """How to draw one id. Greedy where temperature is 0; else inverse CDF of `uniform`.
+    """Parameters for drawing one id. Greedy if temperature is 0; else inverse CDF of `uniform`.
 
     Order of operations: penalties, logit bias, mask, temperature, top-k, top-p, min-p. Candidates
     are ordered by probability, descending, ties by id, and `uniform` in [0, 1) picks along that
@@ -63,9 +63,9 @@ class SampleParams(msgspec.Struct, frozen=True):
 
 class BatchRow(msgspec.Struct, frozen=True):
     ids: array[int]
-    """int32 inputs known on the host; empty exactly when `feed` is used."""
+    """int32 inputs known on the host; empty exactly when `feed_row` is used."""
     feed_row: int
-    """-1, or the row of the previous batch whose drawn id is this row's one input."""
+    """-1, or the row of the previous batch whose drawn id is the only input of this row."""
     start: int
     """Tokens of this sequence already in KV."""
     pages: array[int]
@@ -78,7 +78,8 @@ class BatchRow(msgspec.Struct, frozen=True):
 
 
 class PageMove(NamedTuple):
-    """One page of KV, all layers: `copy` page to page, `spill` page to host slot, `load` back."""
+    """A move of one KV page, all layers: `copy` from page to page, `spill` from page to host slot,
+    `load` from host slot to page."""
 
     kind: Literal["copy", "spill", "load"]
     source: int
@@ -89,18 +90,18 @@ class Batch(msgspec.Struct, frozen=True):
     number: int
     rows: list[BatchRow]
     moves: list[PageMove] = []
-    """Carried out in order before any row."""
+    """Executed in order before any row."""
 
 
 class Logprobs(msgspec.Struct, frozen=True):
-    """Natural logarithms: of the drawn id, and of the likeliest ids, best first."""
+    """Log-probabilities (natural): of the drawn id, and of the likeliest ids, best first."""
 
     drawn: float
     top: list[tuple[int, float]]
 
 
 class RowResult(msgspec.Struct, frozen=True):
-    """What one row answered: an id, or why that row alone failed."""
+    """Result of one row: the drawn id, or the reason why this row alone failed."""
 
     id: int
     logprobs: Logprobs | None = None
@@ -109,13 +110,13 @@ class RowResult(msgspec.Struct, frozen=True):
 
 class BatchResult(msgspec.Struct, frozen=True):
     results: list[RowResult | None]
-    """Parallel to Batch.rows; None where nothing was to be drawn."""
+    """Parallel to Batch.rows; None for a row without `sample`."""
     model_s: float
-    """Seconds the device spent on this step."""
+    """Seconds that the device spent on this step."""
 
 
 class Geometry(msgspec.Struct, frozen=True):
-    """What the scheduler and the cache must know of the device."""
+    """Sizes and limits of the device, for the scheduler and the cache."""
 
     pages: int
     page_size: int
@@ -124,23 +125,25 @@ class Geometry(msgspec.Struct, frozen=True):
     batched_tokens: int
     steps_ahead: int
     host_pages: int = 0
-    """Pages the host tier can keep."""
+    """Capacity of the host tier, in pages."""
 
 
 class DeviceLost(Exception):
-    """The device cannot run another step in this process."""
+    """Raised when the device cannot run another step in this process."""
 
 
 class Runner(Protocol[TicketT]):
-    """Runs batches in the order given. Called from one thread at a time.
+    """Device that runs batches in the order given. Called from one thread at a time.
 
-    `launch` starts a step, once the one before is done, and returns before it is done; `collect`
-    waits for it, or does it where nobody else can. Until then the batch stays as it is. A failure
-    of one row is in its Drawn; an exception means that the step has failed, for one of its rows or
-    for all. Then `works` says whether another step can be tried.
+    `launch` enqueues a step behind the previous one and returns before it is done; `collect` waits
+    for it, or computes it on the calling thread if the device has no thread of its own. Until then
+    the batch must not be changed. The failure of one row is reported in its RowResult; an exception
+    means that the whole step has failed, because of one row or of all. `is_usable` then says
+    whether another step may be launched.
 
-    Where no step runs ahead, the caller works at each itself, perhaps with others: then it may
-    `approach` the end of a step, and plan and launch the next one while they do the rest.
+    If no steps run ahead, the calling thread computes each step itself, perhaps together with
+    worker threads: `run_until_near_end` returns when the workers can finish alone, so that the
+    caller plans and launches the next step meanwhile.
     """
 
     @property
@@ -151,16 +154,16 @@ class Runner(Protocol[TicketT]):
     def collect(self, ticket: TicketT) -> BatchResult: ...
 
     def run_until_near_end(self, ticket: TicketT) -> bool:
-        """Works at a step until others can do the little that is left. False: there are none, and
-        it must be collected before the next one is launched."""
+        """Compute a step until worker threads can finish it alone. Returns False if there are none:
+        then the step must be collected before the next one is launched."""
         del ticket
         return False
 
     def discard(self, ticket: TicketT) -> None:
-        """In place of `collect`: nobody wants what the step does. Its moves are made; what it has
-        written to KV is anything at all."""
+        """Cancel a launched step, in place of `collect`. Its page moves still take effect; the KV
+        that it wrote is undefined."""
         self.collect(ticket)
 
     def is_usable(self) -> bool:
-        """Whether the device can run another step after one has failed."""
+        """Return whether the device can run another step after a failure."""
         return True

@@ -1,27 +1,27 @@
-"""Everything that can go wrong at the engine's door, drawn once.
+"""Errors that the engine client raises.
 
     EngineError
-    ├── BadRequest        the caller is wrong; the same call can never succeed
-    │   ├── UnknownSession
-    │   └── TooLong       more tokens than the session, the model or the pool can ever hold
-    ├── StaleFence        another front holds the session now; this one has lost it for good
-    ├── Busy              a bound was reached; try again later               (retry)
-    ├── TurnFailed        this turn broke (NaN logits, tokenizer); the session lives on   (retry)
-    ├── CommandFailed     a fault of the engine at this command; it has closed that session
-    ├── OtherModel        the session's ids are of another model, tokenizer or chat template
-    ├── SessionQuarantined  engines died while they computed this session: it can only be closed
-    ├── EngineLost        the engine process is gone or does not answer      (retry)
-    ├── LinkRefused       an engine and its front do not know the same secret, or each other's words
-    └── ModelError        the model cannot be loaded or run
+    ├── BadRequest            invalid argument; the same call can never succeed
+    │   ├── UnknownEngineSession
+    │   └── TooLong           more tokens than the session, the model or the pool can ever hold
+    ├── StaleEngineFence      another gateway has taken the session over; it stays lost here
+    ├── Busy                  a bound was reached                                      (retryable)
+    ├── TurnFailed            this turn failed (NaN logits, …); its session is intact  (retryable)
+    ├── CommandFailed         a bug of the engine in this command; it has closed that session
+    ├── ModelMismatch         the ids are of another model, tokenizer or chat template
+    ├── EngineLost            the engine process has died or does not respond          (retryable)
+    ├── SessionQuarantined    engines died while they computed this session: it can only be closed
+    ├── LinkRefused           gateway and engine differ in secret, link version or model
+    └── ModelError            the model cannot be loaded or run
 
-`retry` says whether the same call may succeed later.
+`is_retryable` says whether the same call may succeed later.
 """
 
 from typing import ClassVar
 
 
 class EngineError(Exception):
-    """Base of the tree. `code` crosses the process border; `field` names the argument at fault."""
+    """Base of the tree. `code` is sent over the link; `field` names the invalid argument."""
 
     code: ClassVar[str] = "engine_error"
     is_retryable: ClassVar[bool] = False

@@ -1,9 +1,9 @@
-"""Fingerprint: which model, tokenizer and chat template a session's ids are of. Knows no torch.
+"""Fingerprint: digest of the model, tokenizer and chat template of a session. Knows no torch.
 
     sha256( name, size, content  of  config, tokenizer, template │ header, sample  of  each shard )
 
-Ids mean something only with the tokenizer that made them, and their KV and what follows them only
-with the weights. A checkpoint in another folder, or copied to another machine, is the same one.
+Ids are valid only with the tokenizer that made them; their KV and their continuation only with the
+weights. The fingerprint does not depend on the folder or the machine of a checkpoint.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import msgspec
 from continuo.engine.errors import ModelError
 
 FINGERPRINT_DIGITS = 16
-"""Hexadecimal, of the digest: there are few models, and none is made to collide with another."""
+"""Hexadecimal digits kept of the digest; models are few, and collisions are not an attack here."""
 IDENTITY_FILES = (
     "config.json",
     "tokenizer.json",
@@ -30,14 +30,14 @@ IDENTITY_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-"""Files that decide how text becomes ids, and which network the ids go through."""
+"""Files that determine tokenization and the architecture of the network."""
 WHOLE_BYTES_MAX = 64 << 20
-"""A shard of at most this size is read whole; of a larger one, a sample of each tensor: a start
-must not wait for gigabytes."""
+"""Shards up to this size are read whole. Larger ones are sampled, one sample per tensor, so that
+startup does not wait for gigabytes to be read."""
 SAMPLE_BYTES = 4096
-"""Bytes sampled from the middle of each tensor of a large shard."""
+"""Bytes read from the middle of each tensor of a large shard."""
 HEADER_BYTES_MAX = 100 << 20
-"""The limit of the safetensors format."""
+"""Header limit of the safetensors format."""
 SHARD_INDEX_FILE, SINGLE_SHARD_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
@@ -46,14 +46,14 @@ class _Index(msgspec.Struct):
 
 
 class _Tensor(msgspec.Struct):
-    """A tensor in the header of a shard. The metadata entry, which stands there too, has no
-    offsets."""
+    """A tensor in the header of a shard; the `__metadata__` entry has no offsets."""
 
     data_offsets: tuple[int, int] = (0, 0)
 
 
 def compute_fingerprint(folder: str) -> str:
-    """The digest of a checkpoint folder in the Hugging Face layout. Raises ModelError."""
+    """Return the fingerprint of a checkpoint folder in the Hugging Face layout. Raises
+    ModelError."""
     path, digest = Path(folder), hashlib.sha256()
     try:
         for part in _iter_parts(path):

@@ -1,2 +1,1 @@
-"""The gateway's side of the engine: the async client, and the routing of commands to engine
-processes."""
+"""Gateway side of the engine: the async client, and the routing of commands to engine processes."""

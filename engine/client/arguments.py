@@ -1,7 +1,7 @@
-"""Validation: a caller's arguments as a command that the link can carry. Knows no session.
+"""Validation of a caller's arguments against the types of a command. Knows no session.
 
-A value of another type than its field's would be found by the engine only, or break the encoding
-of commands of other sessions in the same frame.
+Without it a value of the wrong type would be detected by the engine only, or break the encoding of
+commands of other sessions in the same frame.
 """
 
 import functools
@@ -16,7 +16,7 @@ from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.messages import EngineCommand
 
 COMMAND_BYTES_MAX = 32 << 20
-"""Bytes of one encoded command: far more than a long context takes, far less than a frame."""
+"""Limit of one encoded command: far more than a long context takes, far less than a frame."""
 
 _CommandT = TypeVar("_CommandT", bound=EngineCommand)
 _encoder = msgspec.msgpack.Encoder(enc_hook=operator.index)  # numpy's ints are ints
@@ -25,8 +25,8 @@ _FIELD_PATH = re.compile(r"\$((?:\.\w+|\[\.*\d*\])*)")
 
 
 def list_token_ids(ids: Iterable[int], length_max: int, field: str = "ids") -> list[int]:
-    """`ids` as a list. Raises TooLong, before its elements are looked at, for more ids than any
-    session holds."""
+    """Return `ids` as a list. Raises TooLong for more ids than any session holds, before their
+    types are checked, and BadRequest if `ids` is not iterable."""
     try:
         found = list(ids)
     except TypeError:
@@ -39,8 +39,8 @@ def list_token_ids(ids: Iterable[int], length_max: int, field: str = "ids") -> l
 
 
 def validate_command(command: _CommandT) -> _CommandT:
-    """The command as the engine will decode it. Raises BadRequest that names the field whose value
-    has the wrong type, or is too large."""
+    """Return the command as the engine will decode it. Raises BadRequest, with the name of the
+    field, for a value of the wrong type, and for a command over COMMAND_BYTES_MAX."""
     try:
         data = _encoder.encode(command)
     except _ENCODE_ERRORS as error:
@@ -62,7 +62,7 @@ def _get_decoder(kind: type[_CommandT]) -> "msgspec.msgpack.Decoder[_CommandT]":
 
 
 def _find_unencodable(message: msgspec.Struct) -> str | None:
-    """The field, however deep, that cannot be encoded."""
+    """Return the name of the field, at any depth, that cannot be encoded."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
         try:

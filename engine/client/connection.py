@@ -1,4 +1,4 @@
-"""Peer: one engine as the front sees it, and the link to it, as many times as it takes."""
+"""Connection to one engine process: connects, detects silence, and reconnects with backoff."""
 
 import asyncio
 import itertools
@@ -33,23 +33,24 @@ log = logging.getLogger(__name__)
 
 PING_INTERVAL_S = 1.0
 UNRESPONSIVE_AFTER_S = 3.0
-"""An engine that has said nothing for so long does not answer."""
+"""Silence after which a connected engine counts as unresponsive."""
 UNAVAILABLE_AFTER_S = 15.0
-"""An engine that is not there, and of which nothing was heard for so long, may be away for long."""
+"""Silence after which a disconnected engine is no longer expected to return soon."""
 DEVICE_HANG_S = 30.0
-"""A device that has been at one step for so long hangs: its engine is as good as silent since that
-step began, whatever it says. The first step of a kind may compile for many seconds."""
+"""Duration of one step after which the device counts as hung: the engine counts as silent since the
+step began, even if it sends events. The first step of a kind may compile for many seconds."""
 DISCONNECT_AFTER_S = 60.0
-"""The link to one that has said nothing for so long is cut; a child is killed and started again."""
+"""Silence after which the link is closed; a child process is then killed and restarted."""
 RESTART_BACKOFF_S = (0.0, 0.5, 2.0, 5.0, 10.0)
-"""Before each attempt to start a child again; after the last one it is gone for good."""
+"""Delays before the attempts to restart a child process; after the last one it is given up."""
 RECONNECT_BACKOFF_S_MAX = 2.0
 READY_TIMEOUT_S = 10.0
-"""From being connected to an engine elsewhere, which is loaded, until it says so."""
+"""Limit from connecting to a remote engine, whose model is loaded, to its EngineReady."""
 EVENTS_PER_SLICE = 16
-"""Events passed on at a time: then what was said of them is written, and others have their turn."""
+"""Events delivered at a time. Between slices the event loop writes what they caused and serves
+other tasks."""
 CONNECT_TIMEOUT_S = 3.0
-"""To reach one address."""
+"""Limit for connecting to one address."""
 
 EngineLauncher = Callable[[], Awaitable[socket.socket]]
 OnLoading = Callable[[str, float], None]
@@ -57,48 +58,52 @@ Backoff = Callable[[], Iterator[float]]
 
 
 def restart_backoff() -> Iterator[float]:
-    """Of a child: it may be broken for good."""
+    """Return the delays between restarts of a child process: finite, for it may be broken."""
     return iter(RESTART_BACKOFF_S)
 
 
 def reconnect_backoff() -> Iterator[float]:
-    """Of an engine elsewhere: it may come back at any time."""
+    """Yield the delays between attempts to reach a remote engine: endless, for it may return at any
+    time."""
     yield 0.0
     for attempt in itertools.count():
         yield min(0.1 * 2**attempt, RECONNECT_BACKOFF_S_MAX) * random.uniform(0.5, 1.0)
 
 
 class LinkSecurity(msgspec.Struct, frozen=True):
-    """How a front and an engine elsewhere trust each other."""
+    """Authentication between a gateway and a remote engine."""
 
     secret: bytes = b""
-    """Empty: none, which is enough on one machine."""
+    """Shared secret; empty: none, which is enough on one machine."""
     tls: ssl.SSLContext | None = None
     hostname: str | None = None
-    """Whose certificate it must be, where `tls` checks that."""
+    """Name that the engine's certificate must have, if `tls` verifies it."""
 
 
 class ConnectionObserver(Protocol):
-    """Told what a peer does."""
+    """Receiver of the events of a connection."""
 
     @property
     def client_id(self) -> str:
-        """Of the front."""
+        """Id of this client, the same on all its links."""
         ...
 
-    def on_events(self, peer: "EngineConnection", events: list[EngineEvent]) -> None: ...
+    def on_events(self, connection: "EngineConnection", events: list[EngineEvent]) -> None: ...
     def on_ready(self, ready: EngineReady) -> None:
-        """Raises LinkRefused for an engine that does not fit the others."""
+        """Check the engine of a new link. Raises LinkRefused if it serves another model than the
+        others."""
         ...
 
-    def on_connected(self, peer: "EngineConnection") -> None: ...
-    def on_disconnected(self, peer: "EngineConnection") -> None: ...
-    def on_given_up(self, peer: "EngineConnection") -> None: ...
+    def on_connected(self, connection: "EngineConnection") -> None: ...
+    def on_disconnected(self, connection: "EngineConnection") -> None: ...
+    def on_given_up(self, connection: "EngineConnection") -> None: ...
 
 
 class EngineConnection:
-    """`run` keeps it up. `life` counts the links that were made: what was sent on an earlier one
-    may not have arrived."""
+    """Connection to one engine, which `run` keeps alive over successive links.
+
+    `link_epoch` counts the links: commands sent on an earlier one may not have arrived.
+    """
 
     def __init__(
         self,
@@ -110,17 +115,17 @@ class EngineConnection:
         security: LinkSecurity | None = None,
         on_loading: OnLoading = lambda what, fraction: None,
     ) -> None:
-        """`launch` returns a connected socket to the engine. `security`: it is elsewhere, and both
-        ends prove who they are."""
+        """`launch` returns a socket connected to the engine. `security` is set for a remote engine:
+        both ends then run the handshake."""
         self.name = name
         self.is_connected = False
         self.link_epoch = 0
         self.ready: EngineReady | None = None
         self.load = EngineLoad()
         self.placed_sessions = 0
-        """Sessions placed here since it last told its load."""
+        """Sessions placed here since the engine last reported its load."""
         self.disconnected_since_s = time.monotonic()
-        """Since when it is not up."""
+        """Monotonic time of the last disconnect."""
         self._launch = launch
         self._observer = observer
         self._backoff = backoff
@@ -128,7 +133,7 @@ class EngineConnection:
         self._on_loading = on_loading
         self._received_s = 0.0
         self._undelivered: deque[EngineEvent] = deque()
-        """Not passed on yet."""
+        """Received events that are not delivered to the observer yet."""
         self._link: Link[EngineCommand, EngineEvent] | None = None
         self._ready_future: asyncio.Future[EngineReady] | None = None
         self._disconnected = asyncio.Event()
@@ -136,7 +141,7 @@ class EngineConnection:
 
     @property
     def silent_s(self) -> float:
-        """Since it has last said anything; or done anything, if its device hangs."""
+        """Seconds since the engine last sent data; or since its step began, if its device hangs."""
         hangs_s = self.load.step_s if self.load.step_s > DEVICE_HANG_S else 0.0
         return max(time.monotonic() - self._received_s, hangs_s)
 
@@ -146,7 +151,7 @@ class EngineConnection:
 
     @property
     def is_available_soon(self) -> bool:
-        """Whether it answers, or may soon: one that is not there may be starting again."""
+        """Whether the engine responds or may soon do so: a disconnected one may be restarting."""
         return self.silent_s < (UNRESPONSIVE_AFTER_S if self.is_connected else UNAVAILABLE_AFTER_S)
 
     def send(self, commands: Sequence[EngineCommand]) -> None:
@@ -154,40 +159,44 @@ class EngineConnection:
         self._link.send_all(commands)
 
     async def run(self) -> None:
-        """Brings it up, and up again, until it is gone for good or `close` is called."""
-        waits = self._backoff()
+        """Connect, and reconnect after each loss, until the backoff is exhausted or `close` is
+        called."""
+        delays = self._backoff()
         while not self._is_closed:
             if self.is_connected:
                 await self._disconnected.wait()
-                waits = self._backoff()
-            elif (wait_s := next(waits, None)) is None:
+                delays = self._backoff()
+            elif (delay_s := next(delays, None)) is None:
                 self._observer.on_given_up(self)
                 return
             else:
-                await asyncio.sleep(wait_s)
+                await asyncio.sleep(delay_s)
                 try:
                     await self.connect()
                 except (EngineError, OSError) as error:
                     log.warning("engine %s: %s", self.name, error)
 
     async def connect(self) -> None:
-        """Once. Returns when it is up. Raises ModelError, LinkRefused, OSError."""
-        here = asyncio.get_running_loop()
-        self._ready_future = here.create_future()
+        """Connect once and wait until the engine is ready. Raises ModelError, LinkRefused, OSError,
+        TimeoutError."""
+        event_loop = asyncio.get_running_loop()
+        self._ready_future = event_loop.create_future()
         security = self._security
-        greeting = ClientHandshake(security.secret) if security else None
+        handshake = ClientHandshake(security.secret) if security else None
         tls = security.tls if security else None
         decoder = msgspec.msgpack.Decoder(list[EngineEvent])
         link: Link[EngineCommand, EngineEvent] = Link(
             decoder,
             lambda events: self._receive(link, events),
             lambda: self._handle_link_lost(link),
-            greeting,
+            handshake,
         )
         self._link = link
         sock = await self._launch()
         hostname = security.hostname if security and tls else None
-        await here.create_connection(lambda: link, sock=sock, ssl=tls, server_hostname=hostname)
+        await event_loop.create_connection(
+            lambda: link, sock=sock, ssl=tls, server_hostname=hostname
+        )
         try:
             async with asyncio.timeout(READY_TIMEOUT_S if security else None):
                 ready = await self._ready_future
@@ -204,7 +213,8 @@ class EngineConnection:
         self._observer.on_connected(self)
 
     def ping(self, *, is_late: bool) -> None:
-        """Every PING_S. `late`: we were asleep ourselves, and cannot say that it was silent."""
+        """Send a ping, once per PING_INTERVAL_S, and disconnect an engine that is silent for too
+        long. `is_late`: this process was stalled itself, so its measured silence does not count."""
         if not self.is_connected:
             return
         if is_late:
@@ -212,17 +222,17 @@ class EngineConnection:
             self.load = msgspec.structs.replace(self.load, step_s=0.0)
         self.send([Ping(0, self._observer.client_id)])
         if self.silent_s > DISCONNECT_AFTER_S:
-            self.disconnect(f"it has said or done nothing for {DISCONNECT_AFTER_S:.0f} s")
+            self.disconnect(f"no sign of life for {DISCONNECT_AFTER_S:.0f} s")
 
     def disconnect(self, reason: str) -> None:
-        """Nothing more is heard of this life of it."""
-        log.warning("engine %s: the link is cut: %s", self.name, reason)
+        """Abort the current link; nothing more is received on it. `run` then reconnects."""
+        log.warning("engine %s: closing the link: %s", self.name, reason)
         if self._link is not None:
             self._link.abort()
             self._handle_link_lost(self._link)
 
     def close(self) -> None:
-        """For good; what was sent arrives."""
+        """Close the connection for good, after sending queued commands."""
         self._is_closed = True
         if self._link is not None:
             self._link.close()
@@ -233,15 +243,16 @@ class EngineConnection:
         if link is not self._link:
             return
         self._received_s = time.monotonic()
-        heard, waiting = self._undelivered, bool(self._undelivered)
-        beginnings, ended = len(heard), set[str]()
+        queue, has_slice_scheduled = self._undelivered, bool(self._undelivered)
+        first_tokens_end, ended = len(queue), set[str]()
         for event in events:
             match event:
                 case TurnTokens(first=0) if event.session not in ended:
-                    heard.insert(beginnings, event)  # it is waited for; what goes on is read
-                    beginnings += 1
+                    # The first id of a turn overtakes later ones: a user waits for it.
+                    queue.insert(first_tokens_end, event)
+                    first_tokens_end += 1
                 case TurnTokens():
-                    heard.append(event)
+                    queue.append(event)
                 case ModelLoading():
                     self._on_loading(event.what, event.fraction)
                 case EngineReady():
@@ -251,22 +262,22 @@ class EngineConnection:
                 case Pong():
                     self.load, self.placed_sessions = event.load, 0
                 case TurnEnded():
-                    heard.append(event)
+                    queue.append(event)
                     ended.add(event.session)
                 case _:
-                    heard.append(event)
-                    beginnings = len(heard)  # what is said behind it is told behind it
-        if not waiting:
+                    queue.append(event)
+                    first_tokens_end = len(queue)  # no event overtakes a reply
+        if not has_slice_scheduled:
             self._deliver_slice()
 
     def _deliver_slice(self) -> None:
-        heard = self._undelivered
-        events = [heard.popleft() for _ in range(min(EVENTS_PER_SLICE, len(heard)))]
+        queue = self._undelivered
+        events = [queue.popleft() for _ in range(min(EVENTS_PER_SLICE, len(queue)))]
         try:
             if events:
                 self._observer.on_events(self, events)
         finally:
-            if heard:
+            if queue:
                 asyncio.get_running_loop().call_soon(self._deliver_slice)
 
     def _resolve_ready(self, ready: EngineReady | EngineError) -> None:
@@ -283,30 +294,35 @@ class EngineConnection:
         self._link = None
         while self._undelivered:
             self._deliver_slice()
-        self._resolve_ready(link.handshake_error or ModelError("it hung up before it was ready"))
+        self._resolve_ready(
+            link.handshake_error or ModelError("the link was closed before the engine was ready")
+        )
         if not self.is_connected:
             return
         if not self._is_closed:
-            log.warning("engine %s: it is gone; its work waits, or goes elsewhere", self.name)
+            log.warning(
+                "engine %s: link lost; its work waits or moves to another engine", self.name
+            )
         self.is_connected, self.disconnected_since_s = False, time.monotonic()
         self._disconnected.set()
         self._observer.on_disconnected(self)
 
 
 async def open_socket(host: str, port: int) -> socket.socket:
-    """A connected socket to an engine elsewhere."""
-    here = asyncio.get_running_loop()
+    """Return a socket connected to a remote engine. Tries each address of the host; raises OSError
+    if none can be reached."""
+    event_loop = asyncio.get_running_loop()
     error: OSError = OSError(f"{host}: no address")
-    infos = await here.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    infos = await event_loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, address in infos:
         sock = socket.socket(family, kind, protocol)
         sock.setblocking(False)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await here.sock_connect(sock, address)
+                await event_loop.sock_connect(sock, address)
         except OSError as failed:
             sock.close()
-            error = failed if failed.errno else OSError(f"{host}:{port} does not answer")
+            error = failed if failed.errno else OSError(f"{host}:{port} does not respond")
             continue
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return sock

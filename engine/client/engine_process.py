@@ -1,4 +1,4 @@
-"""EngineProcess: the engine's own process, as many times as it takes."""
+"""Subprocess that runs the engine; started again after it has died."""
 
 import asyncio
 import contextlib
@@ -14,23 +14,24 @@ from continuo.engine.config import EngineConfig, ListenerConfig, StartOptions
 from continuo.engine.wire.flight_recorder import create_memory_file
 
 ENGINE_MODULE = "continuo.engine"
-"""What the process runs."""
+"""Module that the process runs."""
 STOP_GRACE_S = 5.0
-"""How long a process that was hung up on may take before it is killed."""
+"""Seconds a process has to exit once its link is closed, before it is killed."""
 DEFAULT_ENVIRONMENT = {"GOMP_SPINCOUNT": "3000"}
-"""Unless it is told otherwise: torch's threads wait some 30 µs for the next part of a step without
-sleeping. With libgomp's own 300,000, they would take a core from the front between two steps."""
+"""Defaults for the environment of the process. Torch's threads spin for some 30 µs while they wait
+for the next part of a step; with libgomp's own default of 300,000 they would take a core from the
+gateway between two steps."""
 
 
 class EngineProcess:
     def __init__(self, config: EngineConfig, listener: ListenerConfig | None = None) -> None:
-        """`listening`: it takes fronts elsewhere too. The socket stays ours, so that who connects
-        while the engine starts again waits."""
+        """With `listener`, the process also accepts other gateways. The listening socket stays open
+        in this process, so that connections made during a restart wait in its backlog."""
         self._config = config
         self._listener = listener
         self._process: Process | None = None
         self._recorder_fd = create_memory_file(config.max_num_seqs)
-        """Outlives the process: the next one reads in which step this one died."""
+        """Outlives the process, so that the next one reads in which step this one died."""
         weakref.finalize(self, os.close, self._recorder_fd)
 
     @property
@@ -38,7 +39,7 @@ class EngineProcess:
         return None if self._process is None else self._process.pid
 
     async def launch(self) -> socket.socket:
-        """Starts a fresh process, ending one that still runs; returns the socket to it."""
+        """Start a new process and return a socket to it. Kills one that still runs."""
         await self.stop(grace_s=0)
         ours, theirs = socket.socketpair()
         start = StartOptions(
@@ -47,7 +48,7 @@ class EngineProcess:
             recorder=self._recorder_fd,
             listening=self._listener,
         )
-        given = (
+        inherited_fds = (
             theirs.fileno(),
             self._recorder_fd,
             *((self._listener.fd,) if self._listener else ()),
@@ -56,14 +57,14 @@ class EngineProcess:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-P", "-m", ENGINE_MODULE, msgspec.json.encode(start).decode()),
-                pass_fds=given,
+                pass_fds=inherited_fds,
                 env=DEFAULT_ENVIRONMENT | os.environ,
                 start_new_session=True,
             )
         return ours
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Waits for the process to end by itself, then kills it."""
+        """Wait up to `grace_s` seconds for the process to exit, then kill it."""
         if self._process is None or self._process.returncode is not None:
             return
         with contextlib.suppress(TimeoutError):

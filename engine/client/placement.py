@@ -1,4 +1,4 @@
-"""Placing: which engine a session goes to. Pure."""
+"""Placement: the choice of an engine for a session. Pure."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,31 +7,32 @@ from continuo.engine.wire.messages import EngineLoad
 
 
 class PlacementCandidate(NamedTuple):
-    """An engine that answers."""
+    """An engine that responds."""
 
     incarnation: str
     load: EngineLoad
-    """As it said last."""
+    """Load that the engine last reported."""
     placed_sessions: int
-    """Sessions that were placed there since."""
+    """Sessions placed there since that report."""
 
 
 def choose_engine(
     candidates: Sequence[PlacementCandidate], preferred: str | None = None
 ) -> int | None:
-    """Index of the engine for a session: the `wanted` incarnation, which may have its KV, else the
-    one with most room. None: nobody takes sessions."""
-    open_ones = [(n, one) for n, one in enumerate(candidates) if not one.load.draining]
-    for n, one in open_ones:
-        if preferred is not None and one.incarnation == preferred:
+    """Return the index of the engine for a session: the `preferred` incarnation, which may hold its
+    KV, else the least loaded one. Returns None if all are draining."""
+    accepting = [(n, engine) for n, engine in enumerate(candidates) if not engine.load.draining]
+    for n, engine in accepting:
+        if preferred is not None and engine.incarnation == preferred:
             return n
-    if not open_ones:
+    if not accepting:
         return None
-    return min(open_ones, key=lambda numbered: _measure_fullness(numbered[1]))[0]
+    return min(accepting, key=lambda numbered: _measure_fullness(numbered[1]))[0]
 
 
-def _measure_fullness(one: PlacementCandidate) -> tuple[float, int]:
-    """What runs out first decides; where that is much the same, how many there are."""
-    load = one.load
+def _measure_fullness(engine: PlacementCandidate) -> tuple[float, int]:
+    """Return the sort key of an engine: the share in use of its scarcest resource, in tenths; among
+    equals the number of sessions."""
+    load = engine.load
     share = max(load.turns / load.rows, load.pages_leased / load.pages_total)
-    return round(share, 1), load.sessions + one.placed_sessions
+    return round(share, 1), load.sessions + engine.placed_sessions

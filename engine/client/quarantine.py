@@ -1,13 +1,14 @@
 """Quarantine: sessions whose computation makes engine processes die. Pure.
 
-    deaths of engines with the session in the last step   the session then
-    1                                                     goes on as before
+    deaths of engines with the session in the last step   consequence for the session
+    1                                                     none
     2 or more                                             is a suspect: runs in steps of its own
     3 or more, the last with no other row in the step     is quarantined: is not computed again
 
-The rows of the last step are told by the engine that is started next. Until then, all sessions with
-work on the dead engine count; so they do where its record cannot be had, but that quarantines none.
-A session is cleared when it has drawn ids after a death, or when its turn has ended.
+The rows of the last step are reported by the engine process that is started next. Until then, and
+if the record is lost, the death counts against all sessions with work on the dead engine; without
+the record no session is quarantined. A session is cleared when it has drawn enough ids after a
+death, or when its turn has ended.
 """
 
 from collections.abc import Collection, Iterable
@@ -19,19 +20,20 @@ from continuo.engine.wire.messages import Predecessor
 SUSPECT_DEATHS = 2
 QUARANTINE_DEATHS = 3
 EVIDENCE_WINDOW_S = 600.0
-"""Deaths longer ago are no evidence: engines are also killed by other causes."""
+"""Older deaths are no evidence: engines are also killed by other causes."""
 IDS_TO_CLEAR = 4
-"""Ids that a suspect must draw to be cleared. More than one, because those drawn just before a
+"""Ids that a suspect must draw to be cleared. More than one, because the ids drawn just before a
 death were not received. Doubled with each death, so that a search ends however many were lost."""
 IDS_TO_CLEAR_DOUBLINGS_MAX = 16
 UNEXPLAINED_LOSSES_MAX = 16
-"""Deaths of which the record is awaited; the oldest are given up."""
+"""Deaths whose records are awaited; the oldest are discarded first."""
 QUARANTINED_MAX = 1000
-"""Names remembered; the oldest are given up, which costs three deaths to learn anew."""
+"""Quarantined session ids kept; the oldest are discarded first and would take three more deaths to
+find again."""
 
 
 class EngineLoss(NamedTuple):
-    """An engine that may have died: its sessions, and those of them that had work."""
+    """Loss of an engine that may have died: its sessions, and those of them that had work."""
 
     sessions: tuple[str, ...]
     busy_sessions: frozenset[str]
@@ -46,7 +48,7 @@ class CrashEvidence:
         self.deaths: dict[str, float] = {}
         """Times of death, in seconds, by incarnation."""
         self.ids_drawn = 0
-        """Ids since the last death."""
+        """Ids drawn since the last death."""
 
     def add_death(self, incarnation: str, now: float) -> None:
         self.deaths = {name: at for name, at in self.deaths.items() if now - at < EVIDENCE_WINDOW_S}
@@ -62,7 +64,7 @@ class CrashEvidence:
 
     @property
     def ids_to_clear(self) -> int:
-        """Ids to draw before it is cleared."""
+        """Ids that the session must draw to be cleared."""
         more = max(len(self.deaths) - SUSPECT_DEATHS, 0)
         return IDS_TO_CLEAR << min(more, IDS_TO_CLEAR_DOUBLINGS_MAX)
 
@@ -71,7 +73,7 @@ class Quarantine:
     def __init__(self) -> None:
         self._evidence: dict[str, CrashEvidence] = {}
         self._losses: dict[str, EngineLoss] = {}
-        """Deaths that are not explained yet, by incarnation."""
+        """Losses without a record yet, by incarnation."""
         self._quarantined: dict[str, None] = {}
 
     # ---- deaths -------------------------------------------------------------------------------
@@ -79,7 +81,7 @@ class Quarantine:
     def record_loss(
         self, incarnation: str, sessions: Iterable[str], busy_sessions: Collection[str], now: float
     ) -> None:
-        """The link to an engine with these sessions is lost."""
+        """Record that the link to an engine with these sessions is lost."""
         self._losses[incarnation] = EngineLoss(tuple(sessions), frozenset(busy_sessions))
         while len(self._losses) > UNEXPLAINED_LOSSES_MAX:
             del self._losses[next(iter(self._losses))]
@@ -91,26 +93,27 @@ class Quarantine:
 
     def record_reconnect(self, incarnation: str) -> None:
         """Clear the sessions of an engine that has reconnected: only its link was lost."""
-        if scene := self._losses.pop(incarnation, None):
-            for session in scene.busy_sessions:
+        if loss := self._losses.pop(incarnation, None):
+            for session in loss.busy_sessions:
                 self._remove_death(session, incarnation)
 
     def attribute_crash(self, predecessor: Predecessor, now: float) -> str | None:
-        """The record of an engine that died. Returns the session that is quarantined for it."""
-        scene = self._losses.pop(predecessor.incarnation, None)
-        if scene is None:
+        """Evaluate the record of an engine that has died. Returns the session that is quarantined
+        for it, or None."""
+        loss = self._losses.pop(predecessor.incarnation, None)
+        if loss is None:
             return None
         rows = {mark for step in predecessor.steps for mark in step}
-        there = {session for session in scene.sessions if hash_session_id(session) in rows}
-        for session in scene.busy_sessions - there:
+        in_last_step = {session for session in loss.sessions if hash_session_id(session) in rows}
+        for session in loss.busy_sessions - in_last_step:
             self._remove_death(session, predecessor.incarnation)
-        for session in there - scene.busy_sessions:
+        for session in in_last_step - loss.busy_sessions:
             self._evidence.setdefault(session, CrashEvidence()).add_death(
                 predecessor.incarnation, now
             )
-        if len(rows) != 1 or not there:
+        if len(rows) != 1 or not in_last_step:
             return None
-        (session,) = there
+        (session,) = in_last_step
         case = self._evidence.get(session)
         if case is None or len(case.deaths) < QUARANTINE_DEATHS:
             return None
@@ -129,7 +132,7 @@ class Quarantine:
         while len(self._quarantined) > QUARANTINED_MAX:
             del self._quarantined[next(iter(self._quarantined))]
 
-    # ---- what speaks for a session --------------------------------------------------------------
+    # ---- clearing -------------------------------------------------------------------------------
 
     def count_drawn(self, session: str, ids: int) -> None:
         """Count ids that a session has drawn since the last death."""
@@ -144,19 +147,19 @@ class Quarantine:
         self._evidence.pop(session, None)
 
     def release(self, session: str) -> None:
-        """The name is given to a new session, with an empty log."""
+        """Release an id from quarantine because a new session, with an empty log, takes it."""
         self._quarantined.pop(session, None)
 
-    # ---- what follows ---------------------------------------------------------------------------
+    # ---- consequences ---------------------------------------------------------------------------
 
     def __contains__(self, session: str) -> bool:
         return session in self._quarantined
 
     def isolated_ids(self, session: str) -> int:
-        """Ids that it must compute in steps of its own; 0: it is no suspect."""
+        """Return how many ids a suspect computes in steps of its own; 0 for any other session."""
         case = self._evidence.get(session)
         return case.ids_to_clear if case is not None and case.is_suspect else 0
 
     def must_wait_for(self, session: str, incarnation: str) -> bool:
-        """Whether a suspect should go to no other engine before this one has told its last step."""
+        """Return whether a suspect must not be placed before the record of this engine is known."""
         return incarnation in self._losses and self.isolated_ids(session) > 0

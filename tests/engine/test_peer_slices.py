@@ -33,16 +33,16 @@ class Heard:
         self.slices: list[int] = []
         self.down_after: int | None = None
 
-    def on_events(self, peer: EngineConnection, events: list[EngineEvent]) -> None:
+    def on_events(self, connection: EngineConnection, events: list[EngineEvent]) -> None:
         self.slices.append(len(events))
         self.order += [name_of(event) for event in events]
         self.numbers += [event.first for event in events if isinstance(event, TurnTokens)]
 
     def on_ready(self, ready: EngineReady) -> None: ...
-    def on_connected(self, peer: EngineConnection) -> None: ...
-    def on_given_up(self, peer: EngineConnection) -> None: ...
+    def on_connected(self, connection: EngineConnection) -> None: ...
+    def on_given_up(self, connection: EngineConnection) -> None: ...
 
-    def on_disconnected(self, peer: EngineConnection) -> None:
+    def on_disconnected(self, connection: EngineConnection) -> None:
         self.down_after = len(self.numbers)
 
 

@@ -187,7 +187,9 @@ async def test_a_link_with_tls(secret: str, tmp_path: Path) -> None:
         with processes.gateway(*named, "--engine-cafile", str(other)) as gateway:
             await asyncio.to_thread(gateway.until, "(certificate verify failed)")
         with processes.gateway(*named) as gateway:
-            await asyncio.to_thread(gateway.until, "(it hung up before it was ready)")
+            await asyncio.to_thread(
+                gateway.until, "(the link was closed before the engine was ready)"
+            )
         with processes.gateway(*named, "--engine-cafile", "/none") as gateway:
             assert await gateway.ended() == 1
             with pytest.raises(AssertionError, match="--engine-cafile /none: No such file"):
