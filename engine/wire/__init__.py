@@ -1,2 +1,1 @@
-"""Code that both ends of the link between gateway and engine process run: messages, frames,
-handshake."""
+"""Code that runs at both ends of the link: messages, frames, handshake, token log."""

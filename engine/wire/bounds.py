@@ -1,5 +1,8 @@
-"""Bounds on ids and on the sampling of a turn. Checked at the front door and again by the engine,
-which has fronts of other processes; trusted inside."""
+"""Bounds on token ids and on the sampling of a turn.
+
+Checked by the engine client, and again by the engine, which accepts clients of other processes;
+trusted after that.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +14,12 @@ LOGPROBS_MAX = 20
 STOP_STRINGS_MAX = 16
 STOP_CHARACTERS_MAX = 256
 LOGIT_BIASES_MAX = 1024
-
-
 STOP_IDS_MAX = 1024
-"""More than any tokenizer has special tokens that end an answer."""
+"""More than the special tokens of any tokenizer that end a response."""
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> None:
-    """Raises BadRequest for an id that the model does not have. Ids are ints here."""
+    """Raise BadRequest for an id outside the vocabulary. All ids must be ints."""
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         at = next(n for n, id in enumerate(ids) if not 0 <= id < vocab_size)
         raise BadRequest(
@@ -27,7 +28,7 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, field: str = "ids") -> 
 
 
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raises BadRequest that names the field and its limits."""
+    """Raise BadRequest, with the field and its limits, for a value out of bounds."""
     s = sampling
     _check_range("temperature", s.temperature, 0, 100)
     _check_range("top_k", s.top_k, 0, vocab_size)
@@ -56,11 +57,11 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
 
 
 def _check_grammar_end(sampling: Sampling) -> None:
-    """At the end of a grammar nothing but a stop id can follow."""
+    """Check that a turn with a grammar can end: only a stop id may follow a complete match."""
     if sampling.ignore_eos:
         raise BadRequest("ignore_eos cannot be used with a grammar", field="ignore_eos")
     if not sampling.stop_ids:
-        raise BadRequest("a grammar needs stop_ids: nothing else ends it", field="stop_ids")
+        raise BadRequest("a grammar needs stop_ids: no other id can end the turn", field="stop_ids")
 
 
 def _check_range(

@@ -1,10 +1,11 @@
 """FlightRecorder: the rows of the steps in flight, in memory that outlives the engine process.
 
-    incarnation │ rows of a step │ rows of the step behind it
+    incarnation │ rows of a step │ rows of the next step
 
-An engine writes the marks of a step's rows before it launches the step, and takes them back when
-the step has taken effect. If the process dies, the next one reads in which steps, and tells the
-fronts (messages.Predecessor). The memory is a file without a name that the parent keeps open.
+An engine writes the session hashes of a step's rows before it launches the step, and clears them
+when the step has taken effect. If the process dies, the next one reads the rows of the steps that
+were in flight and reports them to its clients (messages.Predecessor). The memory is an anonymous
+file that the parent process keeps open.
 """
 
 import mmap
@@ -16,26 +17,25 @@ from continuo.engine.wire.messages import Predecessor
 
 SESSION_HASH_BYTES = 8
 INCARNATION_BYTES = 64
-"""Bytes for the name of an incarnation, the byte of its length included."""
+"""Bytes for the id of an incarnation, including one for its length."""
 STEP_HEADER_BYTES = 8
-"""Bytes before the rows of a step: one says whether the step is in flight, seven count its rows."""
+"""Bytes before the rows of a step: one in-flight flag and seven for the number of rows."""
 STEPS_IN_FLIGHT_MAX = 2
-"""Steps that may be in flight."""
 
 
 def hash_session_id(session: str) -> bytes:
-    """The mark of a session in the recorder: fixed in size, and it tells no other front the
-    name."""
+    """Return the digest that stands for a session in the recorder: fixed in size, and without the
+    session's id, which other clients must not learn."""
     return blake2b(session.encode(), digest_size=SESSION_HASH_BYTES).digest()
 
 
 def compute_recorder_bytes(rows: int) -> int:
-    """Bytes of a recorder for steps of so many rows."""
+    """Return the size of a recorder for steps of up to `rows` rows."""
     return INCARNATION_BYTES + STEPS_IN_FLIGHT_MAX * (STEP_HEADER_BYTES + rows * SESSION_HASH_BYTES)
 
 
 def create_memory_file(rows: int) -> int:
-    """A descriptor of memory for a recorder, which is freed with its last descriptor."""
+    """Return a descriptor of anonymous memory for a recorder; freed with its last descriptor."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("continuo-flight-recorder")
     else:
@@ -55,14 +55,14 @@ class FlightRecorder:
 
     @classmethod
     def from_fd(cls, fd: int) -> "FlightRecorder":
-        """Takes the descriptor over."""
+        """Map the memory of a descriptor, which is closed."""
         try:
             return cls(mmap.mmap(fd, os.fstat(fd).st_size))
         finally:
             os.close(fd)
 
     def read_predecessor(self) -> Predecessor | None:
-        """The record of the engine before this one. Returns None if there was none."""
+        """Read the record of the previous engine process. Returns None if there is none."""
         memory = self._memory
         if not memory[0]:
             return None
@@ -71,21 +71,21 @@ class FlightRecorder:
         return Predecessor(name, [rows for rows in steps if rows])
 
     def begin_incarnation(self, incarnation: str) -> None:
-        """Begin the record of this engine; that of the engine before is lost."""
+        """Start the record of this engine process, overwriting that of the previous one."""
         for number in range(STEPS_IN_FLIGHT_MAX):
             self.end_step(number)
         name = incarnation.encode()[: INCARNATION_BYTES - 1]
         self._memory[0 : 1 + len(name)] = bytes((len(name),)) + name
 
     def begin_step(self, number: int, session_hashes: list[bytes]) -> None:
-        """The step is about to be launched."""
+        """Record the rows of a step that is about to be launched."""
         start = self._step_offsets[number % STEPS_IN_FLIGHT_MAX]
         rows = self._row_counts[len(session_hashes)] + b"".join(session_hashes)
         self._memory[start + 1 : start + 1 + len(rows)] = rows
         self._memory[start] = 1
 
     def end_step(self, number: int) -> None:
-        """The step has taken effect."""
+        """Clear the rows of a step that has taken effect, or was cancelled."""
         self._memory[self._step_offsets[number % STEPS_IN_FLIGHT_MAX]] = 0
 
     def _read_rows(self, start: int) -> list[bytes]:

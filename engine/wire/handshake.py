@@ -1,12 +1,12 @@
-"""Greeting: how two ends of a link prove to each other that they know one secret. Pure.
+"""Handshake: mutual HMAC proof that both ends of a link know one secret. Pure.
 
-    front   VERSION nonce ──────────────────────────▶
+    client  VERSION nonce ──────────────────────────▶
             ◀────────── VERSION nonce proof            engine
             proof ──────────────────────────────────▶
 
-A proof is an HMAC of both nonces and of who proves, so that none can be used twice or sent back.
-The secret never travels; without one (empty) the greeting still tells who speaks what. What is
-said after it is not hidden: where others can listen or write, the link needs TLS.
+A proof is an HMAC of both nonces and the role of the prover, so that it can be neither replayed nor
+reflected. The secret is never sent; with an empty secret the handshake still checks the version of
+the link. Messages after it are not encrypted: on an untrusted network the link needs TLS.
 """
 
 import hmac
@@ -21,16 +21,18 @@ NONCE_BYTES = 32
 PROOF_BYTES = 32
 SECRET_BYTES_MIN = 16
 HANDSHAKE_FRAME_BYTES_MAX = 1024
-"""Of a frame before the greeting is over."""
+"""Limit of a frame before the handshake is complete."""
 
 
 class Handshake(Protocol):
+    """State of one end of a handshake, without I/O."""
+
     def start(self) -> bytes | None:
-        """What this end says unasked."""
+        """Return the frame to send first; None if the other end begins."""
         ...
 
     def receive(self, frame: bytes) -> bytes | None:
-        """What it answers to. Raises LinkRefused."""
+        """Process a frame and return the frame to send in reply, if any. Raises LinkRefused."""
         ...
 
     @property
@@ -48,10 +50,10 @@ class ClientHandshake:
 
     def receive(self, frame: bytes) -> bytes | None:
         rest = _strip_version(frame, NONCE_BYTES + PROOF_BYTES)
-        theirs, proof = rest[:NONCE_BYTES], rest[NONCE_BYTES:]
-        _verify_proof(proof, _compute_proof(self._secret, "engine", self._nonce, theirs))
+        engine_nonce, proof = rest[:NONCE_BYTES], rest[NONCE_BYTES:]
+        _verify_proof(proof, _compute_proof(self._secret, "engine", self._nonce, engine_nonce))
         self.is_complete = True
-        return _compute_proof(self._secret, "front", self._nonce, theirs)
+        return _compute_proof(self._secret, "front", self._nonce, engine_nonce)
 
 
 class EngineHandshake:
@@ -78,14 +80,14 @@ class EngineHandshake:
 
 
 def read_secret(file: str) -> bytes:
-    """Raises LinkRefused: no file, or too little in it."""
+    """Read the shared secret. Raises LinkRefused if the file cannot be read or is too short."""
     try:
         secret = Path(file).read_bytes().strip()
     except OSError as error:
         raise LinkRefused(f"{file}: cannot be read ({error.strerror})") from None
     if len(secret) < SECRET_BYTES_MIN:
         raise LinkRefused(
-            f"{file}: a secret of {len(secret)} bytes; it must have {SECRET_BYTES_MIN} or more"
+            f"{file}: the secret has {len(secret)} bytes; it must have {SECRET_BYTES_MIN} or more"
         )
     return secret
 
@@ -93,18 +95,19 @@ def read_secret(file: str) -> bytes:
 def _compute_proof(
     secret: bytes, role: Literal["front", "engine"], client_nonce: bytes, engine_nonce: bytes
 ) -> bytes:
+    """Return the proof of one role. The client's role is "front" in link version 2."""
     return hmac.digest(secret, role.encode() + client_nonce + engine_nonce, "sha256")
 
 
 def _verify_proof(received: bytes, expected: bytes) -> None:
     if not hmac.compare_digest(received, expected):
-        raise LinkRefused("the other end of the link does not know our secret")
+        raise LinkRefused("the other end of the link does not know the shared secret")
 
 
 def _strip_version(frame: bytes, size: int) -> bytes:
     if not frame.startswith(LINK_VERSION):
-        raise LinkRefused("the other end of the link speaks another version of it")
+        raise LinkRefused("the other end uses another version of the link protocol")
     rest = frame.removeprefix(LINK_VERSION)
     if len(rest) != size:
-        raise LinkRefused("the other end of the link greets in another way")
+        raise LinkRefused("the other end of the link sent a malformed handshake")
     return rest

@@ -1,8 +1,8 @@
-"""Link: carries messages between front and loop; alone knows that there is another process.
+"""Link: carries messages between engine client and engine; the only code that knows of processes.
 
-A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. What is sent
-within one turn of the event loop goes out as one frame. Over a network the first frames are a
-greeting; nothing else is read or sent before it is over.
+A frame is a 4-byte little-endian length and a MessagePack array of tagged structs. Messages sent in
+one iteration of the event loop share one frame. Over a network the first frames are the handshake;
+no messages are read or sent before it is complete.
 """
 
 import asyncio
@@ -22,24 +22,21 @@ Sent = TypeVar("Sent")
 Received = TypeVar("Received")
 
 FRAME_BYTES_MAX = 256 << 20
-"""A frame longer than this is not ours: the link is dropped."""
-
-
+"""Limit of one frame; a longer one aborts the link."""
 HANDSHAKE_TIMEOUT_S = 5.0
-"""How long a greeting may take."""
 DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Errors that msgspec raises for bytes that are no message."""
+"""Errors that msgspec raises for malformed input."""
 
 
 class _MessageNumber(msgspec.Struct):
-    """The fields that every answered message has."""
+    """The field that every message with a reply has."""
 
     n: int
 
 
 class Link(asyncio.Protocol, Generic[Sent, Received]):
-    """One end. `on_messages` is called with what each frame held, `on_lost` once at the end,
-    `on_greeted` before the first message."""
+    """Protocol of one end of a link. Calls `on_established` before the first message, `on_messages`
+    with the messages of each frame, and `on_lost` once at the end."""
 
     def __init__(
         self,
@@ -50,26 +47,26 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         on_established: Callable[[], None] = lambda: None,
         make_refusal: Callable[[int, str], Sent] | None = None,
     ) -> None:
-        """`refusal` makes the answer to a message that is none of ours but has a number, and why;
-        the other messages of its frame are received. Without it such a frame ends the link."""
+        """`make_refusal` builds the reply to an undecodable message from its number and the reason;
+        the other messages of its frame are received. Without it such a frame aborts the link."""
         self._decoder = decoder
         self._make_refusal = make_refusal
         self._encoder = msgspec.msgpack.Encoder()
         self.on_messages = on_messages
-        """May be replaced while the link lives."""
+        """May be replaced while the link is open."""
         self._on_lost = on_lost
         self._handshake = handshake
         self._on_established = on_established
         self._handshake_timer: asyncio.TimerHandle | None = None
         self.handshake_error: LinkRefused | None = None
-        """Why the greeting came to nothing, if it did."""
+        """Reason why the handshake failed, if it did."""
         self._transport: asyncio.Transport | None = None
         self._received = bytearray()
         self._to_send: list[Sent] = []
 
     def send(self, *messages: Sent) -> None:
-        """Queues messages for this turn of the event loop. Silently dropped once the link is lost;
-        the other side learns that from `on_lost`."""
+        """Queue messages for the frame of this event loop iteration. Discards them silently once
+        the link is lost, which `on_lost` reports."""
         if not self._to_send:
             asyncio.get_running_loop().call_soon(self._flush)
         self._to_send.extend(messages)
@@ -79,19 +76,19 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
             self.send(*messages)
 
     def send_now(self, messages: Sequence[Sent]) -> None:
-        """In a frame with what is queued, without waiting for this turn's end."""
+        """Send messages at once, in one frame with those queued before."""
         if messages:
             self._to_send.extend(messages)
             self._flush()
 
     def close(self) -> None:
-        """Sends what is queued, then hangs up."""
+        """Send queued messages, then close the link."""
         self._flush()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """Hangs up at once; what is queued is lost."""
+        """Close the link at once, discarding queued messages."""
         self._to_send.clear()
         if self._transport is not None:
             transport, self._transport = self._transport, None
@@ -99,7 +96,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is not a subclass
-        self._transport.set_write_buffer_limits(0)  # uvloop: what is written is sent at once
+        self._transport.set_write_buffer_limits(0)  # uvloop: send each write at once
         if self._handshake is None:
             self._on_established()
             return
@@ -133,22 +130,22 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
         del buffer[:start]
 
     def _receive(self, frame: bytes) -> None:
-        """A frame that cannot be read ends this link, and nothing else."""
+        """Pass on the messages of a frame. An undecodable frame aborts this link only."""
         try:
             messages = self._decoder.decode(frame)
         except DECODE_ERRORS as error:
-            found = self._decode_valid(frame)
-            if found is None:
-                log.warning("a link is dropped: a frame on it cannot be read: %s", error)
+            valid = self._decode_valid(frame)
+            if valid is None:
+                log.warning("closing a link: cannot decode a frame: %s", error)
                 self.abort()
                 return
-            messages = found
+            messages = valid
         if messages:
             self.on_messages(messages)
 
     def _decode_valid(self, frame: bytes) -> list[Received] | None:
-        """The messages of a frame of which at least one is none of ours: that one is refused. None:
-        it is no array of messages, or none is to be refused."""
+        """Decode a frame message by message, refusing those that cannot be decoded. Returns None if
+        it is not an array of numbered messages, or this end refuses none."""
         if self._make_refusal is None:
             return None
         [kind] = get_args(self._decoder.type)
@@ -160,7 +157,7 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
                     messages.append(decoder.decode(raw))
                 except DECODE_ERRORS as error:
                     numbered = msgspec.msgpack.decode(raw, type=_MessageNumber)
-                    log.warning("message %d of a link is refused: %s", numbered.n, error)
+                    log.warning("refused message %d: %s", numbered.n, error)
                     self.send(self._make_refusal(numbered.n, str(error)))
         except DECODE_ERRORS:
             return None
@@ -168,13 +165,13 @@ class Link(asyncio.Protocol, Generic[Sent, Received]):
 
     def _receive_handshake(self, handshake: Handshake, frame: bytes) -> None:
         try:
-            answer = handshake.receive(frame)
+            reply = handshake.receive(frame)
         except LinkRefused as error:
             self.handshake_error = error
             self.abort()
             return
-        if answer is not None:
-            self._write(answer)
+        if reply is not None:
+            self._write(reply)
         if handshake.is_complete:
             self._handshake = None
             self._cancel_handshake_timer()

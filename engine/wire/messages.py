@@ -1,14 +1,15 @@
-"""All that crosses the border between front and loop: Command in, Event out.
+"""Messages of the link between gateway and engine: EngineCommand in, EngineEvent out.
 
-Every command carries a number `n` and is answered by exactly one Done or Refused with the same `n`,
-when it has taken effect. What a turn produces comes as Tokens, then exactly one TurnEnded.
-Ids are token ids; positions and lengths count tokens of the session's log.
+Every command has a number `n`. Unless that is 0, exactly one CommandDone or CommandRefused with the
+same `n` replies to it when it has taken effect; a Pong replies to a Ping. A turn emits TurnTokens,
+then exactly one TurnEnded. Ids are token ids; positions and lengths count tokens of the session's
+token log.
 
-A message's tag is its name on the link. The tags are strings of their own, which stay when a class
-is renamed.
+The tag of a message is its name on the link. Tags and field names are part of the link protocol and
+do not follow when a class is renamed; in them `front` means the client, that is a gateway.
 
-A session is held by one front. Its fence only grows: who comes with a higher one takes the session
-over, who comes with a lower one is refused.
+A session is attached to one client. Its fence only grows: a client with a higher fence takes the
+session over; a command with a lower one is refused.
 """
 
 from typing import Literal
@@ -17,22 +18,23 @@ import msgspec
 
 TurnEndReason = Literal["stop", "length", "cancelled", "failed"]
 KVResidency = Literal["hot", "host", "recomputed", "none"]
-"""Where a session's KV was found when its turn began (`none`: there was nothing to find)."""
+"""Place where the KV of a session was found when its turn began (`none`: it had no KV)."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What a turn may say. `json`: an object; `json_schema`: what the schema in `source` describes;
-    `lark`: what a grammar in llguidance's Lark accepts."""
+    """Constraint on the output of a turn. `json`: any JSON object; `json_schema`: an instance of
+    the JSON schema in `source`; `lark`: a match of the grammar in `source`, in llguidance's
+    Lark."""
 
     kind: Literal["json", "json_schema", "lark"]
     source: str = ""
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How a turn's ids are drawn, and when it ends. Checked by `Engine.generate`, trusted after."""
+    """Sampling parameters and stop conditions of a turn. Validated by `check_sampling`."""
 
     max_tokens: int | None = None
-    """None: up to the session's limit."""
+    """Limit of the output; None: up to the capacity of the session."""
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
@@ -42,15 +44,16 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: float = 0.0
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
-    """None: off; n: of the drawn id and the n likeliest."""
+    """Log-probabilities to report: None: off; n: of the drawn id and of the n likeliest."""
     seed: int | None = None
-    """None: drawn by the engine and reported in TurnEnded."""
+    """Seed of the random numbers; None: chosen by the engine. Reported in TurnEnded."""
     stop_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    """Go on past `stop_ids` and `stop`, to max_tokens."""
+    """Ignore `stop_ids` and `stop`; generate up to `max_tokens`."""
     grammar: Grammar | None = None
-    """None: anything. At its end only `stop_ids` may follow; there must be one."""
+    """Constraint on the output, or None. A grammar needs `stop_ids`: only they may follow its
+    end."""
 
 
 class NumberedCommand(msgspec.Struct, frozen=True):
@@ -58,14 +61,14 @@ class NumberedCommand(msgspec.Struct, frozen=True):
 
 
 class FencedCommand(NumberedCommand, frozen=True, kw_only=True):
-    """A command on a session; `fence` is that of the front's right to it."""
+    """A command on a session; `fence` is the client's fencing token for it."""
 
     fence: int = 0
 
 
 class OpenSession(FencedCommand, frozen=True, tag="Open"):
-    """`digest`: of the model, tokenizer and chat template that its ids are of (fingerprint);
-    empty: not told."""
+    """Open a session on an empty log. `scope` is its cache scope. `digest` is the fingerprint of
+    the model, tokenizer and chat template of its ids; empty if unknown."""
 
     session: str
     streaming: bool = True
@@ -79,14 +82,16 @@ AppendSpan = Literal["firm", "provisional", "commit"]
 
 
 class AppendIds(FencedCommand, frozen=True, tag="Append"):
-    """`firm` ids go before a provisional span, if there is one. `provisional` ids become that span,
-    in place of what it was; `commit` ids take its place for good. What they have in common with the
-    span's beginning keeps its KV.
+    """Append ids to the log of a session.
 
-    The other fields are for regular sessions: go on after the end of turn `after` instead of the
-    present log; `replace` that turn and all that followed it (without `after`: everything);
-    `drop_previous_output` takes out of it what the last turn has said, as far as it is still there,
-    and leaves what was appended behind that; keep only [:offset] of the log.
+    `firm` ids are inserted before the provisional span, if there is one. `provisional` ids replace
+    that span; `commit` ids replace it with firm ids. The common prefix of the new ids and the old
+    span keeps its KV.
+
+    The other fields are for regular sessions. `after` continues from the end of that finished turn
+    instead of the current log; `replace` discards that turn and all that followed it (without
+    `after`: everything); `drop_previous_output` removes the output of the last turn, as far as it
+    is still in the log, and keeps ids appended after it; `offset` keeps only [:offset] of the log.
     """
 
     session: str
@@ -99,8 +104,9 @@ class AppendIds(FencedCommand, frozen=True, tag="Append"):
 
 
 class Generate(FencedCommand, frozen=True, tag="Generate"):
-    """`resumed`: how many ids at the end of the log this turn has said already, elsewhere.
-    `asked_s`: when it was asked for, by the monotonic clock where both sides share one; else 0."""
+    """Start a turn. `resumed` is the number of ids at the end of the log that this turn has already
+    emitted, on another engine. `asked_s` is the time of the request on the monotonic clock if
+    client and engine share one; else 0."""
 
     session: str
     turn: str
@@ -110,7 +116,8 @@ class Generate(FencedCommand, frozen=True, tag="Generate"):
 
 
 class CancelTurn(FencedCommand, frozen=True, tag="Cancel"):
-    """Ends the turn, if it is still the one in flight or queued. `drop` forgets what it said."""
+    """Cancel a turn that is running, paused or queued; None: the running or paused one. `drop`
+    removes its output from the log."""
 
     session: str
     turn: str | None = None
@@ -118,17 +125,21 @@ class CancelTurn(FencedCommand, frozen=True, tag="Cancel"):
 
 
 class PauseTurn(FencedCommand, frozen=True, tag="Pause"):
-    """Ends the running turn without a TurnEnded; Attach goes on with it."""
+    """Pause the running turn, without a TurnEnded; AttachSession continues it."""
 
     session: str
 
 
 class RewindSession(FencedCommand, frozen=True, tag="Rewind"):
+    """Cut the log to its first `to` ids."""
+
     session: str
     to: int
 
 
 class ForkSession(FencedCommand, frozen=True, tag="Fork"):
+    """Open `child` on the first `at` ids of a session (None: all), sharing their KV."""
+
     session: str
     child: str
     at: int | None = None
@@ -136,6 +147,8 @@ class ForkSession(FencedCommand, frozen=True, tag="Fork"):
 
 
 class CloseSession(FencedCommand, frozen=True, tag="Close"):
+    """Close a session and cancel its turn. `keep_prefix` leaves its KV in the radix tree."""
+
     session: str
     keep_prefix: bool = True
 
@@ -145,13 +158,17 @@ class GetSessionInfo(FencedCommand, frozen=True, tag="Info"):
 
 
 class AttachSession(FencedCommand, frozen=True, tag="Attach"):
-    """The session as its front knows it: opened if it is not here, else brought to these ids with
-    the fewest tokens. Whatever waited on it, for whomever, is refused.
+    """Make the engine hold a session exactly as its client knows it.
 
-    A turn named by `generate` that runs here, or has ended, and has said what stands in `ids`, goes
-    on: what it has said since comes as Tokens, and its TurnEnded if it has ended. Else it begins
-    here, after the `generate.resumed` ids it has said. Any other turn is over. `paused`: it rests
-    where it was, until it is attached again or cancelled."""
+    A session that is not here is opened; else its log is changed to `ids`, keeping KV of the common
+    prefix. All commands that are deferred on the session are refused, whichever client sent them.
+
+    The turn named by `generate` continues if it runs here, or has ended here, and has emitted what
+    `ids` contain of it: its later ids are sent as TurnTokens, and its TurnEnded if it has ended.
+    Otherwise the turn is started here, behind the `generate.resumed` ids that it has emitted. Any
+    other turn is cancelled. `paused`: the turn is left paused, until it is attached again or
+    cancelled.
+    """
 
     opened: OpenSession
     ids: list[int]
@@ -159,8 +176,8 @@ class AttachSession(FencedCommand, frozen=True, tag="Attach"):
     generate: Generate | None = None
     paused: bool = False
     apart: int = 0
-    """Above 0: engines have died while they computed this session. It runs in steps of its own
-    until all of `ids` and so many more are computed."""
+    """Above 0: the session is suspected of killing engines. It runs in steps of its own until all
+    of `ids` and this many more ids are computed."""
 
     @property
     def session(self) -> str:
@@ -176,26 +193,27 @@ class GetStats(NumberedCommand, frozen=True, tag="Stats"):
 
 
 class Ping(NumberedCommand, frozen=True, tag="Ping"):
-    """Answered at once by a Pong, whatever the device does."""
+    """Liveness probe, answered by a Pong at once, even while the device is busy."""
 
     front: str = ""
-    """Who asks, the same over all its links: of two of them the one before is lost. Empty: not
-    told."""
+    """Id of the client, the same on all its links: a new link supersedes the previous one. Empty:
+    unknown."""
 
 
 class LocateSession(NumberedCommand, frozen=True, tag="Locate"):
-    """Answered at once: Done if the session is here, whoever holds it."""
+    """Find a session: CommandDone at once if this engine has it, whichever client it is attached
+    to."""
 
     session: str
 
 
 class GetModelFiles(NumberedCommand, frozen=True, tag="Files"):
-    """Answered at once with the model's files that front and loop both read: its tokenizer, its
-    configuration, its chat template."""
+    """Get the model files that client and engine both read: tokenizer, configuration and chat
+    template. Answered at once."""
 
 
 class DrainEngine(NumberedCommand, frozen=True, tag="Drain"):
-    """From now on sessions and turns are refused; what runs goes on."""
+    """Refuse new sessions and turns from now on; running turns continue."""
 
 
 SessionCommand = (
@@ -219,25 +237,25 @@ class SessionInfo(msgspec.Struct, frozen=True):
     streaming: bool
     state: Literal["idle", "prefilling", "generating"]
     length: int
-    """Tokens in the session's log: the tip."""
+    """Tokens of the session's log, without the provisional span."""
     provisional: int
-    """Tokens of a provisional span behind it."""
+    """Tokens of the provisional span."""
     committed: int
-    """Tokens of it whose KV is on the device."""
+    """Tokens whose KV is on the device."""
     held_pages: int
     host_pages: int
-    """Pages of it in the host tier, ..."""
+    """Pages in the host tier."""
     host_tokens: int
-    """... and the tokens whose KV they hold."""
+    """Tokens whose KV is in these host pages."""
     lost_tokens: int
-    """Tokens whose KV there was, and is not any more: they are computed again."""
+    """Tokens whose KV was lost and will be recomputed."""
     turn: str | None
     idle_s: float
-    """Since the end of the last turn or append."""
+    """Seconds since the end of the last turn, or the last change."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """The books. free + tree + leased == total."""
+    """Counters and gauges of an engine. pages_free + pages_tree + pages_leased == pages_total."""
 
     pages_total: int
     pages_free: int
@@ -250,7 +268,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     tokens_computed: int
     tokens_drawn: int
     model_s: float
-    """Seconds the device has worked."""
+    """Seconds that the device has computed."""
     failed_steps: int
     failed_audits: int
     retractions: int
@@ -262,32 +280,33 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """How full an engine is."""
+    """Load of an engine."""
 
     sessions: int = 0
     turns: int = 0
-    """Running and queued."""
+    """Turns that run or wait for admission."""
     rows: int = 1
-    """Turns in one step at most."""
+    """Maximum rows in one step."""
     pages_leased: int = 0
-    """Held by sessions."""
+    """Private pages of sessions."""
     pages_total: int = 1
     draining: bool = False
     step_s: float = 0.0
-    """For so long the device has been at the step that it is at."""
+    """Seconds since the step in flight began; 0 if there is none."""
 
 
 class Predecessor(msgspec.Struct, frozen=True):
-    """An engine process that has ended, as the next one of its parent found it."""
+    """Flight record of the previous engine process of the same parent."""
 
     incarnation: str
     steps: list[list[bytes]]
-    """The rows of each step that was in flight, as flight_recorder.mark_of names their sessions.
-    Empty: it ended between steps."""
+    """Rows of each step that was in flight, as flight_recorder.hash_session_id of their sessions.
+    Empty if the process ended between steps."""
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
-    """The loop's first event: what was loaded. `folder` holds config and tokenizer."""
+    """First event of a link, once the model is loaded. `folder` is the checkpoint folder on the
+    engine's machine."""
 
     folder: str
     model: str
@@ -300,14 +319,16 @@ class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
     dtype: str
     load_s: float
     incarnation: str = ""
-    """Names this life of the engine process: never used again."""
+    """Unique id of this life of the engine process."""
     digest: str = ""
-    """Digest of the model, its tokenizer and its chat template (fingerprint)."""
+    """Fingerprint of the model, its tokenizer and its chat template."""
     predecessor: Predecessor | None = None
-    """Record of the engine process before this one; None if it left none."""
+    """Flight record of the previous engine process; None if it left none."""
 
 
 class ModelLoading(msgspec.Struct, frozen=True, tag="Loading"):
+    """Progress of loading the model: the current stage, and the fraction done, from 0 to 1."""
+
     what: str
     fraction: float
 
@@ -319,12 +340,12 @@ class ModelLoadFailed(msgspec.Struct, frozen=True, tag="LoadFailed"):
 class CommandDone(msgspec.Struct, frozen=True, tag="Done"):
     n: int
     length: int = 0
-    """The session's length after the command took effect."""
+    """Length of the session's log after the command took effect."""
     info: SessionInfo | None = None
     sessions: list[SessionInfo] | None = None
     stats: EngineStats | None = None
     files: dict[str, bytes] | None = None
-    """By name."""
+    """Contents by file name."""
 
 
 class CommandRefused(msgspec.Struct, frozen=True, tag="Refused"):
@@ -335,11 +356,13 @@ class CommandRefused(msgspec.Struct, frozen=True, tag="Refused"):
 
 
 def refuse_malformed(n: int, problem: str) -> CommandRefused:
-    """The answer to a command that is none of ours."""
-    return CommandRefused(n, "bad_request", f"the command cannot be read: {problem}")
+    """Build the reply to a command that cannot be decoded."""
+    return CommandRefused(n, "bad_request", f"the command cannot be decoded: {problem}")
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
+    """Log-probabilities (natural): of the drawn id, and of the likeliest ids, best first."""
+
     drawn: float
     top: list[tuple[int, float]]
 
@@ -354,8 +377,8 @@ class TurnTokens(msgspec.Struct, frozen=True, gc=False, tag="Tokens"):
     logprobs: list[TokenLogprobs] | None = None
 
     def select_new(self, received: int) -> "TurnTokens | None":
-        """What of it is new to who has the first `said`. None: nothing, or it is not what comes
-        next; then that is told again (Attach)."""
+        """Return the part behind the first `received` output ids. Returns None if that is empty, or
+        if ids before it are missing; those are sent again after the next AttachSession."""
         if self.first == received:
             return self
         known = received - self.first
@@ -370,34 +393,38 @@ class TurnEnded(msgspec.Struct, frozen=True, tag="TurnEnded"):
     turn: str
     reason: TurnEndReason
     length: int
-    """The session's length now; with `drop`, what it was before the turn."""
+    """Length of the session's log now; after a cancel with `drop`, its length before the turn."""
     prompt_tokens: int
     cached_tokens: int
-    """Of the prompt, how many were found in KV when the turn was first taken up."""
+    """Prompt tokens whose KV was found when the turn was first admitted."""
     output_tokens: int
     seed: int
     residency: KVResidency = "none"
     stop: str | None = None
-    """The stop string that ended it."""
+    """The stop string that ended the turn."""
     queued_s: float = 0.0
-    """From when it was asked for until its first step."""
+    """Seconds from the request to the first step of the turn."""
     prefill_s: float = 0.0
-    """From first taken up to the first id."""
+    """Seconds from the first step to the first id."""
     model_s: float = 0.0
-    """Seconds the device worked, for whomever, from when the turn was asked for to its end."""
+    """Seconds that the device computed, for any session, from the request to the end of the
+    turn."""
     error: str | None = None
 
 
 class SessionExpired(msgspec.Struct, frozen=True, tag="Expired"):
+    """The session was closed by its idle timeout."""
+
     session: str
 
 
 class SessionSuperseded(msgspec.Struct, frozen=True, tag="Superseded"):
-    """Another front holds the session now; this one hears no more of it."""
+    """Another client has taken the session over; this one receives no more of its events."""
 
     session: str
     fence: int
-    """Of the other: who has taken it back since has a higher one."""
+    """Fence of the other client. If this client has taken the session back since, its own fence is
+    higher."""
 
 
 class Pong(msgspec.Struct, frozen=True, tag="Pong"):

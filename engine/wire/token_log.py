@@ -1,11 +1,12 @@
-"""Log: the ids of one session, and how they may be changed. Pure: no KV, no I/O.
+"""TokenLog: the ids of one session and the ways to change them. Pure: no KV, no I/O.
 
-    ids   | firm: history, never taken back by itself | provisional: the last span, replaceable |
-          0 ...................................... firm ............................... len(ids)
+    ids   | firm: history, changed only on request    | provisional: the last span, replaceable |
+          0 .................................... length ............................... len(ids)
 
-The log is the truth. The engine keeps one beside each lease, the front another, from which a
-session is opened again when the engine is gone. Every change checks first and then cannot fail:
-what is refused has changed nothing. Each returns how much of the old log still stands.
+The log is the source of truth. The engine keeps one beside each lease; the engine client keeps
+another, from which it attaches the session elsewhere if the engine is lost. Every change validates
+first and then cannot fail: a refused change has no effect. Each returns how many ids of the old log
+are kept.
 """
 
 from array import array
@@ -19,16 +20,16 @@ from continuo.engine.wire.turn_tree import AppendBase, TurnTree, common_prefix_l
 class TokenLog:
     def __init__(self, capacity: int, *, streaming: bool) -> None:
         self.capacity = capacity
-        """Tokens it may hold."""
+        """Maximum length in tokens."""
         self.ids: array[int] = array("i")
         self.provisional_start: int | None = None
-        """Where the provisional span begins, if there is one: it is ids[firm:]."""
+        """Start of the provisional span ids[provisional_start:]; None if there is none."""
         self.turn_tree = None if streaming else TurnTree()
         """The finished turns of a regular session; a streaming one is append-only."""
 
     @property
     def length(self) -> int:
-        """Without a provisional span."""
+        """Tokens without the provisional span."""
         return len(self.ids) if self.provisional_start is None else self.provisional_start
 
     @property
@@ -39,20 +40,21 @@ class TokenLog:
     # ---- changes ----------------------------------------------------------------------------
 
     def check_append(self, append: AppendIds, vocab_size: int) -> None:
-        """What can be said against an append whatever the log will be when its time comes."""
+        """Raise BadRequest for an append that is invalid whatever the log holds when it takes
+        effect."""
         check_token_ids(append.ids, vocab_size)
         field = regular_only_option(append)
         if field is not None and self.turn_tree is None:
             raise BadRequest(
-                f"session {append.session} is streaming, hence append-only: it takes no {field}; "
-                "use rewind or fork",
+                f"session {append.session} is streaming and therefore append-only: {field} is not "
+                "allowed; use rewind or fork",
                 field=field,
             )
         if field is not None and append.span != "firm":
-            raise BadRequest(f"a {append.span} append takes no {field}", field=field)
+            raise BadRequest(f"{field} is not allowed in a {append.span} append", field=field)
 
     def check_room(self, length: int) -> None:
-        """Raises TooLong for a log that would be of this length."""
+        """Raise TooLong if the log cannot have this length."""
         if length > self.capacity:
             raise TooLong(
                 f"the log would be {length} tokens long; the session holds {self.capacity}",
@@ -60,7 +62,7 @@ class TokenLog:
             )
 
     def append(self, append: AppendIds) -> int:
-        """Raises TooLong, and BadRequest for a turn that has not finished here."""
+        """Apply an append. Raises TooLong, and BadRequest for a turn that has not finished here."""
         new = array("i", append.ids)
         if append.span == "firm":
             return self._append_firm(append, new)
@@ -70,7 +72,7 @@ class TokenLog:
         return kept
 
     def rewind(self, to: int) -> int:
-        """Forgets what comes after `to`; a provisional span stays behind it."""
+        """Remove the ids after `to`; a provisional span stays, and follows them."""
         if not 0 <= to <= self.length:
             raise BadRequest(f"to is {to}; it must be from 0 to {self.length}", field="to")
         span = self.take_provisional()
@@ -79,7 +81,7 @@ class TokenLog:
         return to
 
     def take_provisional(self) -> "array[int]":
-        """The provisional span, taken off."""
+        """Remove and return the provisional span."""
         firm, self.provisional_start = self.provisional_start, None
         if firm is None:
             return array("i")
@@ -88,8 +90,8 @@ class TokenLog:
         return span
 
     def put_provisional(self, span: "array[int]") -> None:
-        """Puts a provisional span back behind a log that has changed. One that no longer fits is
-        dropped: its speaker is still speaking, and will be told when it is committed."""
+        """Put a provisional span back at the end of a log that has changed. A span that no longer
+        fits is discarded; the error is raised when it is committed."""
         if span and len(self.ids) + len(span) <= self.capacity:
             self.provisional_start = len(self.ids)
             self.ids.extend(span)
@@ -100,17 +102,17 @@ class TokenLog:
             self.turn_tree.truncate(to)
 
     def record_turn(self, turn: str, prompt_tokens: int) -> None:
-        """The turn's prompt was `prompt` long; all that follows is what it said."""
+        """Record a finished turn. The ids after the first `prompt_tokens` are its output."""
         if self.turn_tree is not None:
             self.turn_tree.record(turn, self.ids, prompt_tokens)
 
     def check_turn_unused(self, turn: str) -> None:
-        """Raises BadRequest for the name of a turn that a regular session could branch from."""
+        """Raise BadRequest for the id of a turn that a regular session could branch from."""
         if self.turn_tree is not None:
             self.turn_tree.check_unused(turn)
 
     def fork(self, at: int) -> "TokenLog":
-        """The log of a new session on the first `at` ids, with the turns that finished in them."""
+        """Return a log of the first `at` ids, with the turns that finished in them."""
         child = TokenLog(self.capacity, streaming=self.turn_tree is None)
         child.ids.extend(self.ids[:at])
         if self.turn_tree is not None:
@@ -118,12 +120,13 @@ class TokenLog:
         return child
 
     def clear_turns(self) -> None:
-        """None can be branched from any more; the ids stay."""
+        """Remove all finished turns, so that none can be branched from; the ids stay."""
         if self.turn_tree is not None:
             self.turn_tree = TurnTree()
 
     def find_base(self, append: AppendIds) -> AppendBase | None:
-        """What a regular session's append goes on from, if not simply from its log."""
+        """Return the base of an append that uses an option of regular sessions; None if it extends
+        the current log."""
         if self.turn_tree is None or regular_only_option(append) is None:
             return None
         return self.turn_tree.find_base(
@@ -152,7 +155,7 @@ class TokenLog:
         return kept
 
     def _replace_provisional(self, new: "array[int]") -> int:
-        """The common beginning of the old span and the new one stays."""
+        """Replace the provisional span, keeping the common prefix of the old and the new one."""
         firm = self.length
         self.check_room(firm + len(new))
         kept = firm + common_prefix_length(self.ids[firm:], new)
@@ -162,7 +165,7 @@ class TokenLog:
 
 
 def regular_only_option(append: AppendIds) -> str | None:
-    """The first option of an append that only a regular session takes, if it has one."""
+    """Return the first option of an append that only regular sessions allow, or None."""
     given = {
         "after": append.after is not None,
         "replace": append.replace,

@@ -1,10 +1,11 @@
-"""History: the finished turns of a regular session, as a tree one can branch from.
+"""TurnTree: the finished turns of a regular session, as a tree to branch from.
 
     root ── t1 ── t2 ── t3          each node keeps the ids between its parent's end and its own;
-              └── t4                a log is put together again only when a branch is taken up
+              └── t4                a log is joined again only when an append branches off
 
-A turn whose answer a rewind has cut stays in the line of the present log with what is left of it;
-whole, it can still be branched from. A streaming session has none: it is append-only.
+A turn whose output was cut by a rewind stays an ancestor of the current log with the ids left of
+it; the whole turn can still be branched from. A streaming session has no turn tree: it is
+append-only.
 """
 
 from array import array
@@ -15,8 +16,8 @@ from continuo.engine.errors import BadRequest
 
 
 class FinishedTurn:
-    """A finished turn: the log was `prompt` long when it began and `length` when it ended. Never
-    changed, so that forks share it."""
+    """Node of the tree. The log had `prompt_tokens` ids when the turn began and `length` when it
+    ended; `ids` are those after the end of `parent`. Immutable, so that forks share it."""
 
     __slots__ = ("ids", "length", "parent", "prompt_tokens", "turn_id")
 
@@ -36,7 +37,7 @@ class FinishedTurn:
 
 
 class AppendBase(NamedTuple):
-    """What an append goes on from: a log, its last finished turn, and the turns it replaces."""
+    """Base of an append: a log, its last finished turn, and the turns that the append replaces."""
 
     ids: "array[int]"
     tip: FinishedTurn | None
@@ -47,28 +48,29 @@ class TurnTree:
     def __init__(self) -> None:
         self._finished: dict[str, FinishedTurn] = {}
         self._tip: FinishedTurn | None = None
-        """The last finished turn of the present log."""
+        """The last finished turn of the current log."""
 
     def record(self, turn: str, ids: "array[int]", prompt_tokens: int) -> None:
-        """A turn has ended; `ids` is the whole log."""
+        """Add a turn that has ended; `ids` is the whole log."""
         start = self._tip.length if self._tip else 0
         self._tip = FinishedTurn(turn, self._tip, ids[start:], prompt_tokens, len(ids))
         self._finished[turn] = self._tip
 
     def check_unused(self, turn: str) -> None:
-        """Raises BadRequest for the name of a turn that could be branched from."""
+        """Raise BadRequest if a finished turn has this id."""
         if turn in self._finished:
             raise BadRequest(
-                f"turn {turn} has finished in this session already: a new one needs its own name",
+                f"turn {turn} has already finished in this session; a new turn needs a new id",
                 field="turn",
             )
 
     def truncate(self, to: int) -> None:
-        """The present log was cut to `to` ids."""
+        """Follow the current log, which was cut to `to` ids."""
         self._tip = _truncate(self._tip, to)
 
     def fork(self, at: int) -> "TurnTree":
-        """Of a session on the first `at` ids of the present log: the turns that finished there."""
+        """Return the tree of a session forked at `at` ids: the turns of the current log up to
+        there."""
         child = TurnTree()
         child._tip = _truncate(self._tip, at)
         for past in _ancestry(child._tip):
@@ -85,13 +87,16 @@ class TurnTree:
         drop_previous_output: bool,
         offset: int,
     ) -> "AppendBase":
-        """The log to append to, O(its length). Dropped is what its last turn has said, as far as
-        the log still has it, and nothing else: what was appended behind it stays. Changes nothing
-        yet. Raises BadRequest for a turn that has not finished here."""
+        """Return the log to append to; O(its length). The options are those of AppendIds.
+
+        `drop_previous_output` removes the output of the log's last turn, as far as the log still
+        has it; ids appended after that output stay. Changes nothing until `apply_base`. Raises
+        BadRequest for a turn that has not finished here.
+        """
         past = self._tip if after is None else self._find(after)
-        gone: list[FinishedTurn] = []
+        replaced: list[FinishedTurn] = []
         if replace:
-            gone = [
+            replaced = [
                 x for x in self._finished.values() if after is None or past in list(_ancestry(x))
             ]
             past = None if past is None or after is None else past.parent
@@ -102,10 +107,10 @@ class TurnTree:
             past = _truncate(past, past.prompt_tokens)
         if offset:
             ids = ids[:offset]
-        return AppendBase(ids, _truncate(past, len(ids)), gone)
+        return AppendBase(ids, _truncate(past, len(ids)), replaced)
 
     def apply_base(self, base: "AppendBase") -> None:
-        """The present log is now `base.ids`."""
+        """Make `base.ids` the current log."""
         for past in base.replaced:
             del self._finished[past.turn_id]
         self._tip = base.tip
@@ -118,7 +123,7 @@ class TurnTree:
 
 
 def common_prefix_length(a: "array[int]", b: "array[int]") -> int:
-    """Length of the longest common prefix, by halves; compares memory."""
+    """Return the length of the longest common prefix, by bisection over memory comparisons."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high
@@ -132,8 +137,8 @@ def common_prefix_length(a: "array[int]", b: "array[int]") -> int:
 
 
 def _truncate(turn: FinishedTurn | None, to: int) -> FinishedTurn | None:
-    """The last turn of its log once that is cut to `to` ids: one that had begun by then, with what
-    is left of its answer, be it nothing."""
+    """Return the last turn of a log that is cut to `to` ids: the last one whose whole prompt is
+    left, with what is left of its output, which may be empty."""
     while turn is not None and turn.prompt_tokens > to:
         turn = turn.parent
     if turn is None or turn.length <= to:

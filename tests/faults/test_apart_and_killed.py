@@ -161,7 +161,7 @@ async def test_what_is_wrong_is_said(addresses: list[str], tmp_path: Path) -> No
             with pytest.raises(AssertionError, match=words):
                 gateway.until("never")
     with processes.gateway("--engine", addresses[0], "--secret-file", str(file)) as gateway:
-        assert await asyncio.to_thread(gateway.until, "(does not know our secret)")
+        assert await asyncio.to_thread(gateway.until, "(does not know the shared secret)")
         gateway.send(signal.SIGTERM)
         assert await gateway.ended() == 0
     with processes.running("engine", "--listen", "0.0.0.0:0") as engine:

@@ -230,7 +230,7 @@ async def test_preabort_recovery(letters: Path, variant: str) -> None:
         talk = await Talk.open(bench.engine)
         await talk.say(words(20), 16)
         total = len(talk.log)
-        with pytest.raises(BadRequest, match="takes no offset"):
+        with pytest.raises(BadRequest, match="offset is not allowed"):
             await bench.engine.append(talk.session, words(5), offset=1)
         ended = await talk.say(words(5, seed=1), 6)
         assert ended.prompt_tokens == total + 5
