@@ -1,1 +1,1 @@
-"""The engine process around its loop: its start, its clients, and the sessions they hold."""
+"""Engine process around the loop: startup, clients, and the attachment of sessions to clients."""

@@ -1,5 +1,5 @@
-"""Parts: an engine around one device, put together, in the one order that works. It knows nothing
-of tensors: the device is whatever runs batches, a model, a clock or a chain of digests."""
+"""Assembly of an engine core around one device. Knows no tensors: the device is any Runner, be it a
+model, a simulated clock or a chain of digests."""
 
 import time
 from typing import Generic, NamedTuple
@@ -24,7 +24,7 @@ class EngineCore(NamedTuple, Generic[TicketT]):
     clients: Clients
 
     async def run(self) -> None:
-        """Until the loop is stopped."""
+        """Run until the loop is stopped."""
         await self.loop.run(self.sessions, self.clients.send_all)
 
 
@@ -36,7 +36,7 @@ def assemble(
     digest: str = "",
     recorder: FlightRecorder | None = None,
 ) -> EngineCore[TicketT]:
-    """`digest`: what the engine says of its model in Ready."""
+    """Build the parts of an engine core. `digest` is the fingerprint that EngineReady reports."""
     geometry, counters = runner.geometry, Counters()
     cache = SessionAwareCache(geometry.pages, geometry.page_size, geometry.host_pages)
     scheduler = scheduler_type(cache, geometry.batched_tokens, config.max_num_seqs)
@@ -59,5 +59,5 @@ def assemble(
         clock=time.monotonic,
         digest=digest,
     )
-    fronts = Clients(loop.enqueue, sessions.measure_load, config, time.monotonic, text.folder)
-    return EngineCore(cache, scheduler, loop, sessions, fronts)
+    clients = Clients(loop.enqueue, sessions.measure_load, config, time.monotonic, text.folder)
+    return EngineCore(cache, scheduler, loop, sessions, clients)

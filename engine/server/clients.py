@@ -1,12 +1,14 @@
-"""Fronts: which front holds each session. Between the links and the loop, which know nothing of it.
+"""Clients: the attachment of each session to one client. Between the links and the loop, which do
+not know of it.
 
-    front ──commands──▶ held by it? renumbered ──▶ loop
-    front ◀──events──── to who asked; to who holds the session ◀── loop
+    client ──commands──▶ attachment checked, renumbered ─────────────▶ loop
+    client ◀──events──── replies to the sender; others by attachment ◀── loop
 
-A session is held by one front, by a fence that only grows. Who attaches it with a higher one takes
-it over; a front with a lower one can neither change it nor hear of it, but ask how it is. When a
-front is lost, its turns go on for a grace and are then paused; later its sessions are closed. Until
-then all that their turns have said is in their logs, for whoever attaches them.
+A session is attached to one client, under a fence that only grows. A client that attaches it with a
+higher fence takes it over; a client with a lower one can neither change the session nor receive its
+events, but get its SessionInfo. When a client disconnects, its turns continue for a grace and are
+then paused; later its sessions are closed. Until then the output of their turns is in their logs,
+for any client that attaches them.
 """
 
 import asyncio
@@ -58,25 +60,27 @@ log = logging.getLogger(__name__)
 
 SendToClient = Callable[[list[EngineEvent]], None]
 NO_REPLY = 0
+"""Number of a command whose sender awaits no reply."""
 MODEL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 MODEL_FILE_BYTES_MAX = 64 << 20
-"""A larger one is none that is read for its words."""
+"""Larger files are neither tokenizer nor configuration and are not sent."""
 
 
 class ClientState:
-    """One link, as the engine sees it."""
+    """A client on its current link."""
 
     def __init__(self, send: SendToClient, disconnect: Callable[[], None] | None) -> None:
         self.send = send
         self.disconnect = disconnect
-        """None: whoever is at the other end of it is there as long as the link is."""
+        """Aborts the link. None for the parent process, which is connected as long as its link
+        is."""
         self.name = ""
+        """Id that the client sends in its pings; empty if unknown."""
         self.last_received_s = 0.0
-        """When it last said something."""
 
 
 class Attachment:
-    """Who may change a session and hears of it. `front` is None when its front was lost."""
+    """The client that may change a session and receives its events; None if it disconnected."""
 
     __slots__ = ("client", "detach_count", "fence")
 
@@ -84,11 +88,11 @@ class Attachment:
         self.client: ClientState | None = client
         self.fence = fence
         self.detach_count = 0
-        """How often it was left without a front."""
+        """How often the session was detached by a disconnect."""
 
 
 class DetachedSession(NamedTuple):
-    """A session and the loss of its front by which it became one."""
+    """A session whose client disconnected. `detach_count` identifies that disconnect."""
 
     session: str
     attachment: Attachment
@@ -96,12 +100,13 @@ class DetachedSession(NamedTuple):
 
 
 class InFlightCommand(NamedTuple):
-    """A command on its way through the loop: who waits for its answer, under which number."""
+    """A command in the loop, with its sender and the number that the sender gave it."""
 
     client: ClientState
     command: LoopCommand
     created_session: str | None
-    """The session that is there because of it, and is not if it is refused."""
+    """The session attached because of this command; its attachment is removed if the command is
+    refused."""
 
 
 class Clients:
@@ -113,7 +118,7 @@ class Clients:
         clock: Callable[[], float],
         folder: str,
     ) -> None:
-        """`folder`: of the model."""
+        """`folder` is the checkpoint folder of the model."""
         self._folder = folder
         self._enqueue = enqueue
         self._measure_load = measure_load
@@ -121,75 +126,78 @@ class Clients:
         self._clock = clock
         self._attachments: dict[str, Attachment] = {}
         self._closing: dict[str, Attachment] = {}
-        """Those on their way out: the name is free, the end of their turn is still to be heard."""
+        """Sessions being closed: their ids are free, but the end of their turns is still to be
+        sent."""
         self._commands_in_flight: dict[int, InFlightCommand] = {}
         self._last_number = NO_REPLY
         self.connected: set[ClientState] = set()
 
-    # ---- fronts come and go ---------------------------------------------------------------
+    # ---- connecting and disconnecting -----------------------------------------------------
 
     def add(self, send: SendToClient, disconnect: Callable[[], None] | None = None) -> ClientState:
-        front = ClientState(send, disconnect)
-        front.last_received_s = self._clock()
-        self.connected.add(front)
-        return front
+        client = ClientState(send, disconnect)
+        client.last_received_s = self._clock()
+        self.connected.add(client)
+        return client
 
     def remove(self, client: ClientState) -> None:
-        """Its turns go on for `detach_grace_s`, its sessions stay for `detach_keep_s`."""
+        """Remove a client that disconnected. Its turns continue for `detach_grace_s`; its sessions
+        are kept for `detach_keep_s`."""
         self.connected.discard(client)
-        orphans: list[DetachedSession] = []
-        for name, hold in self._attachments.items():
-            if hold.client is client:
-                hold.client, hold.detach_count = None, hold.detach_count + 1
-                orphans.append(DetachedSession(name, hold, hold.detach_count))
-        if orphans:
-            here, config = asyncio.get_running_loop(), self._config
-            here.call_later(config.detach_grace_s, self._pause_detached, orphans)
-            here.call_later(config.detach_keep_s, self._close_detached, orphans)
+        detached: list[DetachedSession] = []
+        for name, attachment in self._attachments.items():
+            if attachment.client is client:
+                attachment.client, attachment.detach_count = None, attachment.detach_count + 1
+                detached.append(DetachedSession(name, attachment, attachment.detach_count))
+        if detached:
+            event_loop, config = asyncio.get_running_loop(), self._config
+            event_loop.call_later(config.detach_grace_s, self._pause_detached, detached)
+            event_loop.call_later(config.detach_keep_s, self._close_detached, detached)
 
     def _identify(self, client: ClientState, name: str) -> None:
-        """Who is here by a new link is so by that alone, though the loss of the one before has not
-        been heard of yet."""
+        """Supersede the previous link of a client that reconnects, even if that link's disconnect
+        has not been detected yet."""
         if not name or client.name == name:
             return
         client.name = name
-        for before in [
+        for previous in [
             other for other in self.connected if other.name == name and other is not client
         ]:
-            self.remove(before)
-            if before.disconnect is not None:
-                before.disconnect()
+            self.remove(previous)
+            if previous.disconnect is not None:
+                previous.disconnect()
 
     def disconnect_silent(self, timeout_s: float) -> None:
-        """Hangs up on fronts elsewhere that have not said anything for so long."""
+        """Disconnect remote clients that have sent nothing for `timeout_s` seconds."""
         since_s = self._clock() - timeout_s
-        for front in list(self.connected):
-            if front.disconnect is not None and front.last_received_s < since_s:
-                front.disconnect()
+        for client in list(self.connected):
+            if client.disconnect is not None and client.last_received_s < since_s:
+                client.disconnect()
 
     # ---- commands in ----------------------------------------------------------------------
 
     def receive(self, client: ClientState, commands: list[EngineCommand]) -> None:
-        """What a front says. Refused is what it may not; the rest goes to the loop, in order."""
+        """Receive commands of a client. Those it has no right to are refused; the others are passed
+        to the loop, in order."""
         client.last_received_s = self._clock()
-        passed: list[LoopCommand] = []
+        accepted: list[LoopCommand] = []
         for command in commands:
             try:
-                self._handle(client, command, passed)
+                self._handle(client, command, accepted)
             except EngineError as error:
                 client.send([CommandRefused(command.n, error.code, error.message, error.field)])
             except Exception as error:
                 name = type(command).__name__
-                log.exception("%s failed by a fault of the engine", name)
+                log.exception("%s failed because of a bug in the engine", name)
                 message = f"the engine failed at {name}: {type(error).__name__}: {error}"
                 client.send([CommandRefused(command.n, CommandFailed.code, message)])
-        if passed:
-            self._enqueue(passed)
+        if accepted:
+            self._enqueue(accepted)
 
     def _handle(
         self, client: ClientState, command: EngineCommand, accepted: list[LoopCommand]
     ) -> None:
-        made = None
+        created = None
         match command:
             case Ping():
                 self._identify(client, command.front)
@@ -208,81 +216,101 @@ class Clients:
             case ListSessions() | GetStats() | DrainEngine() | GetSessionInfo():
                 pass
             case OpenSession():
-                command, made = self._prepare_open(client, command)
+                command, created = self._prepare_open(client, command)
             case AttachSession():
-                made = self._attach(client, command)
+                created = self._attach(client, command)
             case ForkSession():
                 self._check_attached(client, command)
-                made = self._prepare_fork(client, command, accepted)
+                created = self._prepare_fork(client, command, accepted)
             case CloseSession():
                 if not self._is_detached(command):
                     self._check_attached(client, command)
-                if hold := self._attachments.pop(command.session, None):
-                    self._closing[command.session] = hold
+                if attachment := self._attachments.pop(command.session, None):
+                    self._closing[command.session] = attachment
             case _:
                 self._check_attached(client, command)
-        accepted.append(self._renumber(client, command, made))
+        accepted.append(self._renumber(client, command, created))
 
     def _prepare_open(
         self, client: ClientState, command: OpenSession
     ) -> tuple[OpenSession | AttachSession, str | None]:
-        """A session that is here under a lower fence is begun anew."""
-        hold = self._attachments.get(command.session)
-        if hold is None or (hold.client is client and hold.fence == command.fence):
-            made = self._attach(client, command)
-            return command, made
+        """Attach the session to open. A session that is open under a lower fence is restarted: the
+        command becomes an attach with an empty log."""
+        attachment = self._attachments.get(command.session)
+        if attachment is None or (
+            attachment.client is client and attachment.fence == command.fence
+        ):
+            created = self._attach(client, command)
+            return command, created
         attach = AttachSession(command.n, command, [], fence=command.fence)
         return attach, self._attach(client, attach)
 
     def _prepare_fork(
         self, client: ClientState, command: ForkSession, accepted: list[LoopCommand]
     ) -> str | None:
-        """A child left by a lost link, whose front did not hear that it was there, is made anew."""
-        hold = self._attachments.get(command.child)
-        if hold is not None and hold.client is None and command.child_fence >= hold.fence:
+        """Attach the child of a fork. A detached child, left by a link that was lost before the
+        reply arrived, is closed first; a child that is attached is left for the loop to refuse."""
+        attachment = self._attachments.get(command.child)
+        if (
+            attachment is not None
+            and attachment.client is None
+            and command.child_fence >= attachment.fence
+        ):
             accepted.append(CloseSession(NO_REPLY, command.child))
-        elif hold is not None:
+        elif attachment is not None:
             return None
         self._attachments[command.child] = Attachment(client, command.child_fence)
         return command.child
 
     def _attach(self, client: ClientState, command: OpenSession | AttachSession) -> str | None:
+        """Attach a session to a client. Returns the session if it was attached to none before.
+        Raises StaleEngineFence for a lower fence, or the same one held by another client."""
         session, fence = command.session, command.fence
-        hold = self._attachments.get(session)
-        if hold is None:
+        attachment = self._attachments.get(session)
+        if attachment is None:
             self._attachments[session] = Attachment(client, fence)
             return session
-        if fence < hold.fence or (fence == hold.fence and hold.client not in (None, client)):
-            raise _stale_fence(session, fence, hold)
-        if hold.client is not None and hold.client is not client:
-            hold.client.send([SessionSuperseded(session, fence)])
-        hold.client, hold.fence = client, fence
+        if fence < attachment.fence or (
+            fence == attachment.fence and attachment.client not in (None, client)
+        ):
+            raise _stale_fence(session, fence, attachment)
+        if attachment.client is not None and attachment.client is not client:
+            attachment.client.send([SessionSuperseded(session, fence)])
+        attachment.client, attachment.fence = client, fence
         return None
 
     def _is_detached(self, command: CloseSession) -> bool:
-        """Nobody holds it: who knows its fence may end it."""
-        hold = self._attachments.get(command.session)
-        return hold is not None and hold.client is None and command.fence >= hold.fence
+        """Return whether the session is detached and the fence permits any client to close it."""
+        attachment = self._attachments.get(command.session)
+        return (
+            attachment is not None
+            and attachment.client is None
+            and command.fence >= attachment.fence
+        )
 
     def _check_attached(self, client: ClientState, command: SessionCommand) -> None:
-        """The front holds the session it speaks of. A session that is not here is refused by the
-        loop; one that is another's is, for a front that has never held it, as good as not here."""
-        hold = self._attachments.get(command.session)
-        if hold is None:
+        """Check that the session is attached to the client, and raise its fence to the command's.
+
+        A session that is not here is refused by the loop. Raises StaleEngineFence for a lower
+        fence, and UnknownEngineSession for a session of another client.
+        """
+        attachment = self._attachments.get(command.session)
+        if attachment is None:
             return
-        if command.fence < hold.fence:
-            raise _stale_fence(command.session, command.fence, hold)
-        if hold.client is not client:
+        if command.fence < attachment.fence:
+            raise _stale_fence(command.session, command.fence, attachment)
+        if attachment.client is not client:
             raise UnknownEngineSession(
-                f"this front does not hold session {command.session}: attach it", field="session"
+                f"session {command.session} is not attached to this client", field="session"
             )
-        hold.fence = command.fence
+        attachment.fence = command.fence
 
     def _renumber(
         self, client: ClientState, command: LoopCommand, created_session: str | None
     ) -> LoopCommand:
-        """Numbers are the fronts' own, so that two of them may use the same. One with the number 0
-        waits for no answer, and yet what it has made must be forgotten if it is refused."""
+        """Give a command a number that is unique in the loop, because two clients may use the same
+        ones. NO_REPLY commands are recorded too: if one is refused, the attachment that it created
+        must be removed."""
         self._last_number += 1
         self._commands_in_flight[self._last_number] = InFlightCommand(
             client, command, created_session
@@ -292,25 +320,27 @@ class Clients:
     # ---- events out -----------------------------------------------------------------------
 
     def send_all(self, events: list[EngineEvent]) -> None:
-        """To each front what concerns it, in order."""
-        mail: dict[ClientState, list[EngineEvent]] = {}
+        """Send to each client the events that concern it, in order."""
+        events_by_client: dict[ClientState, list[EngineEvent]] = {}
         for event in events:
-            front, said = self._route(event)
-            if front is not None:
-                mail.setdefault(front, []).append(said)
-        for front, told in mail.items():
-            front.send(told)
+            client, routed = self._route(event)
+            if client is not None:
+                events_by_client.setdefault(client, []).append(routed)
+        for client, own_events in events_by_client.items():
+            client.send(own_events)
 
     def _route(self, event: EngineEvent) -> tuple[ClientState | None, EngineEvent]:
         match event:  # tokens, the most frequent, first
             case TurnTokens() | TurnEnded():
-                hold = self._closing.get(event.session) or self._attachments.get(event.session)
-                return (hold.client if hold else None), event
+                attachment = self._closing.get(event.session) or self._attachments.get(
+                    event.session
+                )
+                return (attachment.client if attachment else None), event
             case CommandDone() | CommandRefused():
                 return self._route_reply(event)
             case SessionExpired():
-                hold = self._attachments.pop(event.session, None)
-                return (hold.client if hold else None), event
+                attachment = self._attachments.pop(event.session, None)
+                return (attachment.client if attachment else None), event
             case EngineReady() | ModelLoading() | ModelLoadFailed() | SessionSuperseded() | Pong():
                 return None, event
             case _:
@@ -319,18 +349,18 @@ class Clients:
     def _route_reply(
         self, event: CommandDone | CommandRefused
     ) -> tuple[ClientState | None, EngineEvent]:
-        asked = self._commands_in_flight.pop(event.n, None)
-        if asked is None:
+        in_flight = self._commands_in_flight.pop(event.n, None)
+        if in_flight is None:
             return None, event
         refused = isinstance(event, CommandRefused)
-        if refused and asked.created_session is not None:
-            self._attachments.pop(asked.created_session, None)
-        if isinstance(asked.command, CloseSession):
-            self._closing.pop(asked.command.session, None)
-        front = asked.client if asked.command.n != NO_REPLY else None
-        return front, msgspec.structs.replace(event, n=asked.command.n)
+        if refused and in_flight.created_session is not None:
+            self._attachments.pop(in_flight.created_session, None)
+        if isinstance(in_flight.command, CloseSession):
+            self._closing.pop(in_flight.command.session, None)
+        client = in_flight.client if in_flight.command.n != NO_REPLY else None
+        return client, msgspec.structs.replace(event, n=in_flight.command.n)
 
-    # ---- sessions that nobody holds ---------------------------------------------------------
+    # ---- detached sessions ------------------------------------------------------------------
 
     def _pause_detached(self, detached: list[DetachedSession]) -> None:
         self._enqueue([PauseTurn(NO_REPLY, name) for name in self._filter_detached(detached)])
@@ -342,18 +372,18 @@ class Clients:
         self._enqueue([CloseSession(NO_REPLY, name) for name in closed])
 
     def _filter_detached(self, detached: list[DetachedSession]) -> list[str]:
-        """Those that are here, and that nobody has taken up since."""
+        """Return the sessions that are still open and have not been attached since."""
         return [
             name
-            for name, hold, loss in detached
-            if hold.client is None
-            and hold.detach_count == loss
-            and self._attachments.get(name) is hold
+            for name, attachment, detach_count in detached
+            if attachment.client is None
+            and attachment.detach_count == detach_count
+            and self._attachments.get(name) is attachment
         ]
 
 
 def _read_model_files(folder: str) -> dict[str, bytes]:
-    """All but the weights."""
+    """Return the contents of all files of the checkpoint folder but the weights, by name."""
     return {
         file.name: file.read_bytes()
         for file in Path(folder).iterdir()
@@ -363,6 +393,6 @@ def _read_model_files(folder: str) -> dict[str, bytes]:
 
 def _stale_fence(session: str, fence: int, attachment: Attachment) -> StaleEngineFence:
     return StaleEngineFence(
-        f"session {session} was taken over: its fence is {attachment.fence}, this one is {fence}",
+        f"session {session} was taken over: its fence is {attachment.fence}, yours is {fence}",
         field="fence",
     )

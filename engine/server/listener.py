@@ -1,4 +1,4 @@
-"""Listening: an engine takes fronts of other processes, which come and go."""
+"""Listener: accepts clients of other processes on a socket."""
 
 import asyncio
 import logging
@@ -16,11 +16,12 @@ from continuo.engine.wire.messages import EngineCommand, EngineEvent, EngineRead
 log = logging.getLogger(__name__)
 
 SILENCE_TIMEOUT_S = 10.0
-"""A front that says nothing for so long is gone; each pings every second."""
+"""Silence after which a remote client is disconnected; each sends a ping every second."""
 
 
 class RemoteClient:
-    """One link to a front elsewhere: greeted, it joins; lost, it leaves."""
+    """Link to a remote client: added to the clients after the handshake, removed when the link
+    is lost."""
 
     def __init__(self, clients: Clients, ready: EngineReady, secret: bytes) -> None:
         self._clients = clients
@@ -31,31 +32,31 @@ class RemoteClient:
             self._on_commands,
             self._on_lost,
             EngineHandshake(secret),
-            self._on_greeted,
+            self._on_established,
             refuse_malformed,
         )
 
-    def _on_greeted(self) -> None:
+    def _on_established(self) -> None:
         self.client = self._clients.add(self.link.send_now, self.link.abort)
         self.link.send(self._ready)
 
     def _on_commands(self, commands: list[EngineCommand]) -> None:
-        assert self.client is not None, "the greeting comes first"
+        assert self.client is not None, "no message precedes the handshake"
         self._clients.receive(self.client, commands)
 
     def _on_lost(self) -> None:
         if self.link.handshake_error is not None:
-            log.warning("a front was refused: %s", self.link.handshake_error)
+            log.warning("refused a client: %s", self.link.handshake_error)
         if self.client is not None:
             self._clients.remove(self.client)
 
 
 async def listen(listener: ListenerConfig, clients: Clients, ready: EngineReady) -> asyncio.Server:
-    """On the socket it was given. Raises LinkRefused for a secret that cannot be used."""
+    """Accept clients on the socket of `listener`. Raises LinkRefused for an unusable secret."""
     secret = read_secret(listener.secret_file) if listener.secret_file else b""
-    here = asyncio.get_running_loop()
+    event_loop = asyncio.get_running_loop()
 
-    server = await here.create_server(
+    server = await event_loop.create_server(
         lambda: RemoteClient(clients, ready, secret).link,
         sock=socket.socket(fileno=listener.fd),
         ssl=_tls_context(listener),
@@ -64,7 +65,7 @@ async def listen(listener: ListenerConfig, clients: Clients, ready: EngineReady)
     def sweep() -> None:
         if server.is_serving():
             clients.disconnect_silent(SILENCE_TIMEOUT_S)
-            here.call_later(SILENCE_TIMEOUT_S / 10, sweep)
+            event_loop.call_later(SILENCE_TIMEOUT_S / 10, sweep)
 
     sweep()
     return server

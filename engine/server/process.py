@@ -1,9 +1,9 @@
-"""Child: the engine's process but for its device. Knows no torch.
+"""Main program of an engine process, but for the device. Knows no torch.
 
-Its one argument, START (JSON), names the descriptors the process was given: a connected socket to
-its parent, who is a front too, the memory of the flight recorder, and perhaps a listening socket
-for fronts elsewhere. When the parent
-hangs up, or dies, this process ends; other fronts come and go.
+The single argument, START (JSON of StartOptions), names the inherited descriptors: a socket to the
+parent process, which is a client too, the memory of the flight recorder, and optionally a listening
+socket for remote clients. The process exits when the parent closes its link or dies; other clients
+may connect and disconnect.
 """
 
 import asyncio
@@ -44,61 +44,63 @@ ParentLink = Link[EngineEvent, EngineCommand]
 RunnerFactory = Callable[
     [EngineConfig, Callable[[str, float], None]], tuple[Runner[Any], EngineReady]
 ]
-"""Makes the device, on a thread, and says how far it is. Raises EngineError."""
+"""Builds the device, on a thread, and reports progress. Raises EngineError."""
 
 
 def main(build_runner: RunnerFactory) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever tells us all means our parent
+    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all means the parent
         signal.signal(number, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=StartOptions)
     status = 0
     try:
         uvloop.run(_serve(start, build_runner))
     except DeviceLost as error:
-        log.critical("%s; this engine process ends, to be started again", error)
+        log.critical("%s; this engine process exits and must be restarted", error)
         status = 1
     logging.shutdown()
-    os._exit(status)  # nothing here outlives the process: device libraries need not be torn down
+    os._exit(status)  # skip the teardown of device libraries: nothing outlives the process
 
 
 async def _serve(start: StartOptions, build_runner: RunnerFactory) -> None:
     config = start.engine
     recorder = FlightRecorder.from_fd(start.recorder)
-    early: list[EngineCommand] = []
+    early_commands: list[EngineCommand] = []
     lost = asyncio.Event()
     decoder = msgspec.msgpack.Decoder(list[EngineCommand])
-    link: ParentLink = Link(decoder, early.extend, lost.set, make_refusal=refuse_malformed)
-    here = asyncio.get_running_loop()
-    await here.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
+    link: ParentLink = Link(decoder, early_commands.extend, lost.set, make_refusal=refuse_malformed)
+    event_loop = asyncio.get_running_loop()
+    await event_loop.create_connection(lambda: link, sock=socket.socket(fileno=start.parent))
 
     def progress(what: str, fraction: float) -> None:
-        here.call_soon_threadsafe(link.send, ModelLoading(what, fraction))
+        event_loop.call_soon_threadsafe(link.send, ModelLoading(what, fraction))
 
     try:
-        # The thread ends, and with it the threads that torch had for it: libgomp lets those of a
-        # step spin while they wait for one another only where no more of them exist than cores.
+        # Loading runs on a thread of its own, which ends, and with it the threads that torch made
+        # for it: libgomp lets the threads of a step spin only while no more exist than cores.
         with ThreadPoolExecutor(1, "loading") as loading:
-            runner, ready = await here.run_in_executor(loading, build_runner, config, progress)
+            runner, ready = await event_loop.run_in_executor(
+                loading, build_runner, config, progress
+            )
         text = ModelText(ready.folder)
     except EngineError as error:
         link.send(ModelLoadFailed(error.message))
         link.close()
         return
     ready = msgspec.structs.replace(ready, predecessor=recorder.read_predecessor())
-    parts = assemble(runner, text, config, digest=ready.digest, recorder=recorder)
-    fronts = parts.clients
+    core = assemble(runner, text, config, digest=ready.digest, recorder=recorder)
+    clients = core.clients
     gc.collect()
-    gc.freeze()  # what was loaded stays: the collector need not walk it again and again
-    parent = fronts.add(link.send_now)
-    link.on_messages = functools.partial(fronts.receive, parent)
+    gc.freeze()  # loaded objects stay: exclude them from every later collection
+    parent = clients.add(link.send_now)
+    link.on_messages = functools.partial(clients.receive, parent)
     link.send(ready)
     recorder.begin_incarnation(ready.incarnation)
-    fronts.receive(parent, early)
+    clients.receive(parent, early_commands)
     if start.listening is not None:
-        await listen(start.listening, fronts, ready)
-    running = asyncio.create_task(parts.run())
-    gone = asyncio.create_task(lost.wait())
-    await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
-    parts.loop.stop()
+        await listen(start.listening, clients, ready)
+    running = asyncio.create_task(core.run())
+    parent_lost = asyncio.create_task(lost.wait())
+    await asyncio.wait((running, parent_lost), return_when=asyncio.FIRST_COMPLETED)
+    core.loop.stop()
     await running

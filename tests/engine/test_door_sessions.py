@@ -441,7 +441,7 @@ async def test_a_fork_has_its_turns_whichever_engine_has_it(letters: Path) -> No
         await read(await engine.generate(session, Sampling(max_tokens=3), turn="b"))
         after = await engine.fork(session)
         for child in (before, after):
-            with pytest.raises(BadRequest, match="turn a has finished") as caught:
+            with pytest.raises(BadRequest, match="turn a has already finished") as caught:
                 await engine.generate(child, Sampling(max_tokens=3), turn="a")
             assert caught.value.field == "turn"
             await engine.append(child, [4], after="a")
