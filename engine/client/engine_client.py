@@ -1,5 +1,5 @@
-"""Engine: the async face of one or more engines, for one gateway. Turns ids into text; knows no
-torch."""
+"""EngineClient: the async client of one or more engine processes, for one gateway. Decodes ids to
+text; knows no torch."""
 
 import asyncio
 import functools
@@ -64,23 +64,26 @@ FENCE_MAX = (1 << 63) - 1
 
 
 class UnfinishedTurn(msgspec.Struct, frozen=True):
-    """A turn that was begun elsewhere, or before. `sampling` has the seed it was begun with."""
+    """A turn that was started by another client, or in an earlier process. `sampling` includes its
+    seed."""
 
     turn: str
     sampling: Sampling
     emitted: int
-    """How many ids at the end of the log it has said."""
+    """Number of ids at the end of the log that the turn has emitted."""
 
 
 class EngineClient:
-    """Sessions are named by the caller (or get a fresh id). Errors: see `continuo.engine.errors`.
+    """Client of one or more engines. Session ids are chosen by the caller, or generated. Errors:
+    see `continuo.engine.errors`.
 
-    When an engine process dies, commands wait for it to come back, or go to another; sessions are
-    attached there from their logs when they are next used, and turns go on where they were.
-    EngineLost is raised when there will be none. Positions count tokens of a session's log.
+    When an engine process dies, commands wait until it is restarted, or are sent to another engine;
+    sessions are attached there from their logs when they are next used, and turns resume where they
+    were. EngineLost is raised if no engine will be available. Positions count tokens of a session's
+    log.
 
-    A session's fence is the right of its caller to it, and grows when another caller takes it
-    over; from then on this one gets StaleFence.
+    A session's fence is a fencing token: it grows with each takeover, and calls with a lower one
+    raise StaleEngineFence.
     """
 
     ready: EngineReady
@@ -91,7 +94,8 @@ class EngineClient:
         launch: EngineLauncher | None = None,
         on_loading: OnLoading = lambda what, fraction: None,
     ) -> None:
-        """`launch` returns a socket to a fresh engine; `connect` makes use of it."""
+        """`launch` starts an engine of this client's own and returns a socket to it; used by
+        `connect`."""
         self._router = Router()
         self._on_loading = on_loading
         self._process: EngineProcess | None = None
@@ -102,7 +106,7 @@ class EngineClient:
                 EngineConnection("of this server", launch, self._router, on_loading=on_loading)
             )
 
-    # ---- its engines ----------------------------------------------------------------------
+    # ---- engines --------------------------------------------------------------------------
 
     @classmethod
     async def start(
@@ -111,60 +115,61 @@ class EngineClient:
         on_loading: OnLoading = lambda what, fraction: None,
         listener: ListenerConfig | None = None,
     ) -> "EngineClient":
-        """Starts an engine process and waits until the model is loaded. It ends with this one.
-        `listening`: it also takes fronts of other processes. Raises ModelError."""
+        """Start an engine process and wait until its model is loaded. The process exits with this
+        one. With `listener` it also accepts clients of other processes. Raises ModelError."""
         process = EngineProcess(config, listener)
-        engine = cls(process.launch, on_loading)
-        engine._process = process
-        await engine.connect()
-        return engine
+        client = cls(process.launch, on_loading)
+        client._process = process
+        await client.connect()
+        return client
 
     @property
     def pid(self) -> int | None:
-        """Of the engine process, if it is ours."""
+        """Process id of this client's own engine process, if it has one."""
         return None if self._process is None else self._process.pid
 
     @property
     def is_available(self) -> bool:
-        """Whether an engine is there and answers."""
-        return any(peer.is_responsive for peer in self._router.connections)
+        """Whether an engine is connected and responds."""
+        return any(connection.is_responsive for connection in self._router.connections)
 
     @property
     def is_available_soon(self) -> bool:
-        """Whether what is asked now will be done soon: an engine answers, or may be starting
-        again."""
-        return any(peer.is_available_soon for peer in self._router.connections)
+        """Whether a command sent now will be executed soon: an engine responds, or may be
+        restarting."""
+        return any(connection.is_available_soon for connection in self._router.connections)
 
     @property
     def is_accepting_sessions(self) -> bool:
-        """Whether one of them is not about to stop."""
+        """Whether an engine responds and is not draining."""
         return any(
-            peer.is_responsive and not peer.load.draining for peer in self._router.connections
+            connection.is_responsive and not connection.load.draining
+            for connection in self._router.connections
         )
 
     @property
     def on_expired(self) -> Callable[[str], None]:
-        """Told the id of each session that its timeout has ended."""
+        """Callback for each session that has expired; gets its id."""
         return self._router.on_expired
 
     @on_expired.setter
-    def on_expired(self, told: Callable[[str], None]) -> None:
-        self._router.on_expired = told
+    def on_expired(self, callback: Callable[[str], None]) -> None:
+        self._router.on_expired = callback
 
     @property
     def on_superseded(self) -> Callable[[str], None]:
-        """Told the id of each session that another front has taken over."""
+        """Callback for each session that another gateway has taken over; gets its id."""
         return self._router.on_superseded
 
     @on_superseded.setter
-    def on_superseded(self, told: Callable[[str], None]) -> None:
-        self._router.on_superseded = told
+    def on_superseded(self, callback: Callable[[str], None]) -> None:
+        self._router.on_superseded = callback
 
     async def connect(self) -> None:
-        """Launches the engine for the first time; returns when it is ready. Raises ModelError."""
-        (peer,) = self._router.connections
+        """Launch this client's own engine and wait until it is ready. Raises ModelError."""
+        (connection,) = self._router.connections
         try:
-            await peer.connect()
+            await connection.connect()
             self.ready = await self._router.first_ready
             self.text = await asyncio.to_thread(
                 functools.partial(
@@ -174,11 +179,11 @@ class EngineClient:
         except BaseException:
             await self.stop()
             raise
-        self._supervise(peer)
+        self._supervise(connection)
 
     async def wait_until_ready(self) -> None:
-        """Returns when the first of its engines elsewhere is ready, and has told how its model is
-        read and spoken. Raises ModelError, EngineLost."""
+        """Wait until the first remote engine is ready, then load tokenizer and chat template from
+        it. Raises ModelError, EngineLost."""
         self.ready = await asyncio.shield(self._router.first_ready)
         done = await self._router.request(GetModelFiles(self._router.next_number()))
         self.text = await asyncio.to_thread(
@@ -186,63 +191,76 @@ class EngineClient:
         )
 
     def add_engine(self, host: str, port: int, security: LinkSecurity | None = None) -> None:
-        """An engine elsewhere, from now on; it may come and go."""
+        """Add a remote engine; it is connected in the background and may disconnect at any time."""
         name = f"{host}:{port}"
-        if all(peer.name != name for peer in self._router.connections):
+        if all(connection.name != name for connection in self._router.connections):
             launch = functools.partial(open_socket, host, port)
             security = security or LinkSecurity()
             if security.hostname is None:
                 security = msgspec.structs.replace(security, hostname=host)
-            peer = EngineConnection(
+            connection = EngineConnection(
                 name, launch, self._router, backoff=reconnect_backoff, security=security
             )
-            self._router.connections.append(peer)
-            self._supervise(peer)
+            self._router.connections.append(connection)
+            self._supervise(connection)
 
     def remove_engine(self, host: str, port: int) -> None:
-        """It is not there any more, or not to be used: its sessions go to others."""
-        for peer in list(self._router.connections):
-            if peer.name == f"{host}:{port}":
-                self._supervisors.pop(peer).cancel()
-                peer.disconnect("it is not one of ours any more")
-                self._router.remove(peer)
+        """Remove a remote engine; its sessions move to others."""
+        for connection in list(self._router.connections):
+            if connection.name == f"{host}:{port}":
+                self._supervisors.pop(connection).cancel()
+                connection.disconnect("the engine was removed")
+                self._router.remove(connection)
 
     def loads(self) -> dict[str, EngineLoad]:
-        """How full each of its engines was when it last said so, by incarnation."""
-        peers = [peer for peer in self._router.connections if peer.is_responsive]
-        return {peer.ready.incarnation: peer.load for peer in peers if peer.ready}
+        """Return the last reported load of each responsive engine, by incarnation."""
+        responsive = [
+            connection for connection in self._router.connections if connection.is_responsive
+        ]
+        return {
+            connection.ready.incarnation: connection.load
+            for connection in responsive
+            if connection.ready
+        }
 
     def is_responsive_at(self, host: str, port: int) -> bool:
-        """Whether the engine that was added as this answers."""
+        """Return whether the engine added under this address responds."""
         name = f"{host}:{port}"
-        return any(peer.is_responsive for peer in self._router.connections if peer.name == name)
+        return any(
+            connection.is_responsive
+            for connection in self._router.connections
+            if connection.name == name
+        )
 
     @property
     def active_turns(self) -> int:
-        """Turns of this front that have not ended."""
+        """Number of turns of this client that have not ended."""
         return len(self._router.turns)
 
     async def drain(self) -> None:
-        """Its engines take nothing new; what runs goes on."""
+        """Make all engines refuse new sessions and turns; running turns continue."""
         await self._router.request_all(DrainEngine)
 
     async def stop(self) -> None:
-        """Hangs up; an engine process of ours ends by itself, or is killed after a grace."""
+        """Close all links. This client's own engine process then exits, or is killed after
+        STOP_GRACE_S."""
         self._router.fail(EngineLost("the engine was stopped"))
         for task in (*self._supervisors.values(), self._monitor):
             if task is not None:
                 task.cancel()
-        for peer in self._router.connections:
-            peer.close()
+        for connection in self._router.connections:
+            connection.close()
         if self._process is not None:
             await self._process.stop()
 
     async def wait_until_lost(self) -> None:
-        """Returns when the engine is gone for good."""
+        """Wait until no engine is left and none will return."""
         await self._router.failed.wait()
 
-    def _supervise(self, peer: EngineConnection) -> None:
-        self._supervisors[peer] = asyncio.create_task(peer.run(), name=f"engine {peer.name}")
+    def _supervise(self, connection: EngineConnection) -> None:
+        self._supervisors[connection] = asyncio.create_task(
+            connection.run(), name=f"engine {connection.name}"
+        )
         if self._monitor is None:
             self._monitor = asyncio.create_task(self._router.monitor(), name="engines")
 
@@ -258,8 +276,9 @@ class EngineClient:
         cache_scope: str = "",
         fence: int = 0,
     ) -> str:
-        """Opens a session on an empty log. KV is shared only within `cache_scope`. One that is open
-        already is begun anew by a higher fence; else raises BadRequest, StaleFence."""
+        """Open a session on an empty log and return its id. KV is shared only within `cache_scope`.
+        A session that is already open is restarted if `fence` is higher than its own; else raises
+        BadRequest or StaleEngineFence."""
         session, n = session_id or _new_id("sess"), self._router.next_number()
         digest = self.ready.digest
         opened = validate_command(
@@ -285,13 +304,15 @@ class EngineClient:
         cache_scope: str = "",
         fence: int = 0,
     ) -> TurnStream | None:
-        """Takes up a session that was begun elsewhere: its log is `ids`, whoever has it loses it.
+        """Attach a session that another client opened: its log is `ids`, and the other client loses
+        it.
 
-        An engine that still has it keeps what KV it can; if none has it, it is opened where there
-        is room. An `unfinished` turn goes on, there if it still runs, else from
-        what it has said; the Turn returned begins with that, whole, and misses and doubles nothing.
-        Raises StaleFence, TooLong, BadRequest."""
-        routing, n = self._router, self._router.next_number()
+        An engine that still has the session keeps the KV of the common prefix; if none has it, it
+        is placed on the least loaded one. An `unfinished` turn continues where it runs, or else
+        behind the ids that it has emitted; the TurnStream returned starts with all of these ids and
+        neither skips nor repeats any. Returns None without a turn. Raises StaleEngineFence,
+        TooLong, BadRequest."""
+        router, n = self._router, self._router.next_number()
         scope, digest = cache_scope, self.ready.digest
         opened = OpenSession(
             n, session, streaming, timeout_s, capacity_tokens, scope, digest, fence=fence
@@ -300,31 +321,31 @@ class EngineClient:
         self._check_fence(session, fence)
         turn = None
         if (generate := attach.generate) is not None:
-            sampling, said = generate.sampling, generate.resumed
+            sampling, emitted = generate.sampling, generate.resumed
             turn = TurnStream(generate.turn, session, self.text.create_detokenizer(), sampling)
-            if said:
-                turn.put(TurnTokens(session, turn.id, 0, attach.ids[-said:]))
-            routing.subscribe(turn)
+            if emitted:
+                turn.put(TurnTokens(session, turn.id, 0, attach.ids[-emitted:]))
+            router.subscribe(turn)
         try:
-            place = routing.incarnation_of(session) or await routing.locate(session)
-            await routing.attach(attach, place)
+            preferred = router.incarnation_of(session) or await router.locate(session)
+            await router.attach(attach, preferred)
         except EngineError:
             if turn is not None:
-                routing.unsubscribe(turn)
+                router.unsubscribe(turn)
             raise
         return turn
 
     def _build_attach(
         self, opened: OpenSession, ids: Sequence[int], unfinished: UnfinishedTurn | None
     ) -> AttachSession:
-        """Raises BadRequest, TooLong."""
+        """Build a validated attach. Raises BadRequest, TooLong."""
         generate, n = None, opened.n
         if unfinished is not None:
-            turn, sampling, said = unfinished.turn, unfinished.sampling, unfinished.emitted
-            generate = Generate(n, opened.session, turn, sampling, said)
-        taken = list_token_ids(ids, self.ready.max_model_len)
+            turn, sampling, emitted = unfinished.turn, unfinished.sampling, unfinished.emitted
+            generate = Generate(n, opened.session, turn, sampling, emitted)
+        listed = list_token_ids(ids, self.ready.max_model_len)
         attach = validate_command(
-            AttachSession(n, opened, taken, generate=generate, fence=opened.fence)
+            AttachSession(n, opened, listed, generate=generate, fence=opened.fence)
         )
         check_token_ids(attach.ids, self.ready.vocab_size)
         if (generate := attach.generate) is not None:
@@ -339,33 +360,36 @@ class EngineClient:
     def _check_fence(self, session: str, fence: int) -> None:
         if (held := self._router.fence_of(session)) > fence:
             raise StaleEngineFence(
-                f"session {session} is held by fence {held}, this one is {fence}"
+                f"session {session} was taken over: its fence is {held}, yours is {fence}"
             )
 
     def incarnation_of(self, session: str) -> str | None:
-        """The incarnation of the engine that has a session."""
+        """Return the incarnation of the engine that has a session; None if it is not placed."""
         return self._router.incarnation_of(session)
 
     def set_fence(self, session: str, fence: int) -> None:
         """Set the fence that later commands on the session carry. Raises BadRequest."""
         if type(fence) is not int or not 0 <= fence <= FENCE_MAX:
-            raise BadRequest(f"fence is {fence!r}; it must be an int from 0", field="fence")
+            raise BadRequest(
+                f"fence is {fence!r}; it must be an int from 0 to {FENCE_MAX}", field="fence"
+            )
         self._router.set_fence(session, fence)
 
     async def pause(self, session: str) -> None:
-        """Its turn stops within a step, and says nothing until `resume`. Harmless without one."""
+        """Pause the turn of a session within a step; it emits nothing until `resume`. No effect
+        without a turn."""
         await self._request(PauseTurn(self._router.next_number(), session))
 
     async def resume(self, session: str) -> None:
-        """Its turn goes on where it was paused. Harmless if it was not."""
-        routing = self._router
-        if not routing.replicas.resume_turn(session):
+        """Resume the paused turn of a session. No effect if it is not paused."""
+        router = self._router
+        if not router.replicas.resume_turn(session):
             return
-        n, fence = routing.next_number(), routing.fence_of(session)
-        attach = routing.replicas.build_attach(session, routing.turns, n=n, fence=fence)
+        n, fence = router.next_number(), router.fence_of(session)
+        attach = router.replicas.build_attach(session, router.turns, n=n, fence=fence)
         if attach is None:
             raise UnknownEngineSession(f"there is no session {session}", field="session")
-        await routing.attach(attach, routing.incarnation_of(session))
+        await router.attach(attach, router.incarnation_of(session))
 
     async def append(
         self,
@@ -378,13 +402,14 @@ class EngineClient:
         drop_previous_output: bool = False,
         offset: int = 0,
     ) -> int:
-        """Adds to the log, prefills when there is time. Returns the new length of the log, without
-        a provisional span. While a turn runs it waits for the turn's end.
+        """Append ids to the log; they are prefilled when the device has time. Returns the new
+        length of the log, without a provisional span. While a turn runs, the append is deferred
+        until its end.
 
-        `span`: `firm` ids are history; `provisional` ones are a replaceable last span (words before
-        their speaker has finished), each call in place of the one before; `commit` puts ids in
-        place of that span for good. The other options are for regular sessions: messages.Append.
-        Raises TooLong, BadRequest, UnknownSession, Busy."""
+        `span`: `firm` ids are history; `provisional` ids are a replaceable span at the end (text
+        that its author has not finished), replaced by each further call; `commit` replaces that
+        span with firm ids. The other options are for regular sessions: see messages.AppendIds.
+        Raises TooLong, BadRequest, UnknownEngineSession, Busy."""
         n, new = self._router.next_number(), list_token_ids(ids, self.ready.max_model_len)
         command = AppendIds(n, session, new, span, after, replace, drop_previous_output, offset)
         command = validate_command(command)
@@ -394,8 +419,8 @@ class EngineClient:
     async def complete(
         self, ids: Sequence[int], sampling: Sampling, *, cache_scope: str = ""
     ) -> TurnStream:
-        """One turn without a session: its prompt's KV is found if it is there, and left to be found
-        again. Raises as `append` and `generate` do."""
+        """Run one turn without a lasting session. KV of the prompt is taken from the radix tree and
+        left there. Raises the errors of `append` and `generate`."""
         session = _new_id("once")
         ids = list_token_ids(ids, self.ready.max_model_len)
         try:
@@ -411,15 +436,16 @@ class EngineClient:
         return turn
 
     def _close_in_background(self, session: str) -> None:
-        """Closes a session without waiting for it."""
+        """Close a session without waiting for the reply."""
         self._router.submit(CloseSession(self._router.next_number(), session))
 
     async def generate(
         self, session: str, sampling: Sampling, turn: str | None = None
     ) -> TurnStream:
-        """Starts a turn on all that was appended; returns once it is accepted. The drawn ids,
-        including a final stop id, become part of the log. `turn` names it; a regular session can
-        go on from a turn by its name, and refuses that name for another."""
+        """Start a turn on the whole log; returns once it has begun. The drawn ids, including a
+        final stop id, become part of the log. `turn` is its id; a regular session can branch from a
+        finished turn by its id, and refuses the same id for another turn. Raises BadRequest,
+        TooLong, UnknownEngineSession, Busy."""
         asked_s = time.monotonic() if self._process is not None else 0.0
         n, name = self._router.next_number(), turn or _new_id("turn")
         command = validate_command(Generate(n, session, name, sampling, asked_s=asked_s))
@@ -427,23 +453,23 @@ class EngineClient:
         if command.sampling.seed is None:
             sampling = msgspec.structs.replace(command.sampling, seed=secrets.randbits(63))
             command = msgspec.structs.replace(command, sampling=sampling)
-        made = TurnStream(name, session, self.text.create_detokenizer(), command.sampling)
-        key = (session, made.id)
+        stream = TurnStream(name, session, self.text.create_detokenizer(), command.sampling)
+        key = (session, stream.id)
         if key in self._router.turns:
-            raise BadRequest(f"turn {made.id} is in flight already", field="turn")
-        self._router.turns[key] = made
+            raise BadRequest(f"turn {stream.id} is already in flight", field="turn")
+        self._router.turns[key] = stream
         try:
             await self._router.request(command)
         except EngineError:
             self._router.turns.pop(key, None)
             raise
-        return made
+        return stream
 
     async def cancel(
         self, session: str, turn: str | None = None, *, discard_output: bool = False
     ) -> int:
-        """Stops the turn within a step; what it said stays in the log unless `drop`. Harmless if
-        the turn has ended. Returns the length of the log."""
+        """Cancel a turn within a step (None: the current one). Its output stays in the log unless
+        `discard_output`. No effect if the turn has ended. Returns the length of the log."""
         return (
             await self._request(
                 CancelTurn(self._router.next_number(), session, turn, discard_output)
@@ -451,15 +477,15 @@ class EngineClient:
         ).length
 
     async def rewind(self, session: str, to: int) -> int:
-        """Forgets the log after `to`. Nothing that stays is computed again."""
+        """Cut the log to its first `to` tokens, whose KV is kept. Returns its length."""
         return (await self._request(RewindSession(self._router.next_number(), session, to))).length
 
     async def fork(
         self, session: str, at: int | None = None, *, child: str | None = None, fence: int = 0
     ) -> str:
-        """A new session on the first `at` tokens (None: all) of another, sharing its KV, and with
-        the turns that finished in them; `fence` is the child's. Raises BadRequest for a child
-        that is open already."""
+        """Open a session on the first `at` tokens (None: all) of another, sharing its KV, and with
+        the turns that finished in them. `fence` is the child's. Returns the child's id. Raises
+        BadRequest if it is already open."""
         name = child or _new_id("sess")
         command = validate_command(
             ForkSession(self._router.next_number(), session, name, at, fence)
@@ -470,7 +496,8 @@ class EngineClient:
         return name
 
     async def close(self, session: str, *, keep_prefix: bool = True) -> None:
-        """Ends the session and its turn, if any. `keep_prefix` leaves its KV to be found again."""
+        """Close a session and cancel its turn, if any. `keep_prefix` leaves its KV in the radix
+        tree."""
         await self._request(CloseSession(self._router.next_number(), session, keep_prefix))
 
     async def info(self, session: str) -> SessionInfo:
@@ -479,25 +506,26 @@ class EngineClient:
         return info
 
     async def _request(self, command: EngineCommand) -> CommandDone:
-        """Raises BadRequest for an argument of another type."""
+        """Validate and send a command. Raises BadRequest for an argument of the wrong type."""
         return await self._router.request(validate_command(command))
 
     async def inspect(self, session: str) -> SessionInfo | None:
-        """How a session is that perhaps another front holds. None: none of its engines has it, or
-        says so soon."""
+        """Return the SessionInfo of a session that may be attached to another client. Returns None
+        if no engine reports it in time."""
         return await self._router.inspect(session)
 
     async def list_sessions(self) -> list[SessionInfo]:
-        """Of all its engines, and those that no engine knows until they are used again."""
-        answers = await self._router.request_all(ListSessions)
-        infos = [info for done in answers for info in done.sessions or []]
+        """List the sessions of all engines, and those that no engine has until they are next
+        used."""
+        replies = await self._router.request_all(ListSessions)
+        infos = [info for done in replies for info in done.sessions or []]
         known = {info.session for info in infos}
         return infos + [
             info for info in self._router.replicas.list_infos() if info.session not in known
         ]
 
     async def stats(self) -> EngineStats:
-        """The sums over all its engines; sessions that none of them knows are counted too."""
+        """Return the sums over all engines; sessions that no engine has are counted too."""
         found = [done.stats for done in await self._router.request_all(GetStats) if done.stats]
         names = EngineStats.__struct_fields__
         sums = EngineStats(*(sum(getattr(stats, name) for stats in found) for name in names))
@@ -506,16 +534,17 @@ class EngineClient:
 
 
 _TEXT_TOKENS_MIN = 4096
-"""Cheap in any context; a chat template is probed with conversations of some hundred."""
+"""Lower bound of the encoder's limit: a chat template is probed with texts of some hundred tokens,
+even if the model's context is tiny."""
 
 
 def _text_tokens_max(ready: EngineReady) -> int:
-    """Tokens of one text at most: a new one and the one before may be encoded together."""
+    """Return the maximum tokens of one text: two adjacent texts may be encoded together."""
     return max(2 * ready.max_model_len, _TEXT_TOKENS_MIN)
 
 
 def _load_text(files: dict[str, bytes], tokens_max: int) -> ModelText:
-    """Of a model whose folder is elsewhere."""
+    """Load the ModelText of a remote model from copies of its files."""
     with TemporaryDirectory(prefix="continuo-") as folder:
         for name, content in files.items():
             Path(folder, Path(name).name).write_bytes(content)

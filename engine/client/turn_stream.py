@@ -1,4 +1,4 @@
-"""Turn and Piece: one answer as the front sees it. Ids become text here."""
+"""TurnStream: the output of one turn as the client reads it. Ids become text here."""
 
 import asyncio
 from collections import deque
@@ -14,7 +14,8 @@ from continuo.engine.wire.messages import Sampling, TokenLogprobs, TurnEnded, Tu
 
 class OutputChunk(msgspec.Struct, frozen=True, gc=False):
     """A stretch of a turn's output. `text` may be empty (half a character, a possible stop string)
-    and never takes anything back; a matched stop string and stop ids are not part of it."""
+    and is never retracted; it excludes a matched stop string and stop ids. `first` is the index of
+    the first of `ids` in the output."""
 
     first: int
     ids: list[int]
@@ -23,15 +24,17 @@ class OutputChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class _EngineLossMarker:
-    """Where its engine died, among the pieces of a turn."""
+    """Marks the loss of the engine among the events of a turn."""
 
 
 class TurnStream:
-    """One turn in flight: `follow` its pieces, or iterate over them; `ended` is set at the end.
+    """Asynchronous output of one turn: `consume` its chunks, or iterate over them. `ended` is set
+    at the end.
 
-    If the engine dies under it, the turn goes on where it was when the engine is back; meanwhile
-    `interrupted` is true. Both ways raise EngineLost if it does not come back,
-    StaleFence if another front has taken its session over, TurnFailed if the turn itself broke.
+    If the engine dies, the turn resumes where it was on the restarted or another engine; until then
+    `is_interrupted` is true. Both ways of reading raise EngineLost if no engine is left,
+    StaleEngineFence if another gateway has taken the session over, and TurnFailed if the turn
+    itself failed.
     """
 
     def __init__(
@@ -40,9 +43,9 @@ class TurnStream:
         self.id = turn_id
         self.session = session
         self.sampling = sampling
-        """As it is drawn: with a seed."""
+        """Sampling parameters, including the seed."""
         self.received = 0
-        """Ids received."""
+        """Number of ids received."""
         self.ended: TurnEnded | None = None
         self.is_interrupted = False
         self._has_ended = False
@@ -52,12 +55,12 @@ class TurnStream:
         self._stop_filter = StopStringFilter(() if sampling.ignore_eos else sampling.stop)
         self._hidden_ids = frozenset[int](() if sampling.ignore_eos else sampling.stop_ids)
         self._events: deque[TurnTokens | TurnEnded | EngineError | _EngineLossMarker] = deque()
-        """Not taken yet."""
+        """Received events that are not read yet."""
         self._wake: Callable[[], None] = lambda: None
-        """Of whoever reads: called when there is an event."""
+        """Wakes the reader; called with each event."""
 
     def put(self, event: TurnTokens | TurnEnded | EngineError) -> None:
-        """For Engine."""
+        """Deliver an event of the engine, or the error that ends the turn. For the router."""
         if isinstance(event, TurnTokens):
             if new := event.select_new(self.received):
                 self.is_interrupted = False
@@ -73,28 +76,30 @@ class TurnStream:
         self._wake()
 
     def interrupt(self) -> None:
-        """For Engine: what makes it is gone. Once until it goes on."""
+        """Mark the loss of the engine, once until the turn resumes. For the router."""
         if not self.is_interrupted and not self._has_ended:
             self.is_interrupted = True
             self._enqueue(_EngineLossMarker())
 
     def set_on_interrupted(self, callback: Callable[[], None]) -> None:
-        """`act` is called by whoever iterates, between the last piece before its engine died and
-        the first piece after that."""
+        """Set a callback for losses of the engine. The reader calls it between the last chunk
+        before the loss and the first one after it."""
         self._on_interrupted = callback
 
     def set_on_ended(self, callback: Callable[[], None]) -> None:
-        """`act` is called once when the turn has ended, read or not; at once if it has already."""
+        """Set a callback for the end of the turn, called once, whether or not the output was read;
+        at once if the turn has already ended."""
         self._on_ended = callback
         if self._has_ended:
             callback()
 
     async def consume(self, on_chunk: Callable[[OutputChunk], None]) -> None:
-        """Calls `take` with each piece: those that are there, then each as soon as it comes, with
-        no wake-up of a task between. Returns at the end; also raises what `take` raises."""
+        """Call `on_chunk` with each chunk: with the available ones now, with later ones as soon as
+        they arrive, without waking a task. Returns at the end; also raises what `on_chunk` raises.
+        """
         end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def go_on() -> None:
+        def drain() -> None:
             try:
                 while self._events and not end.done():
                     self._handle(self._events.popleft(), on_chunk)
@@ -103,42 +108,44 @@ class TurnStream:
             except Exception as error:
                 end.set_exception(error)
 
-        go_on()
-        self._wake = go_on
+        drain()
+        self._wake = drain
         try:
             await end
         finally:
-            self._wake = self._on_interrupted = lambda: None  # they refer to who followed
+            self._wake = self._on_interrupted = lambda: None  # release the reader
         self._raise_if_failed()
 
     async def __aiter__(self) -> AsyncIterator[OutputChunk]:
-        pieces: deque[OutputChunk] = deque()
+        chunks: deque[OutputChunk] = deque()
         while self.ended is None:
             while not self._events:
                 await self._wait_for_event()
-            self._handle(self._events.popleft(), pieces.append)
-            while pieces:
-                yield pieces.popleft()
+            self._handle(self._events.popleft(), chunks.append)
+            while chunks:
+                yield chunks.popleft()
         self._raise_if_failed()
 
     async def _wait_for_event(self) -> None:
-        """Returns when there is one."""
-        there = asyncio.Event()
-        self._wake = there.set
-        await there.wait()
+        """Wait until an event has been received."""
+        available = asyncio.Event()
+        self._wake = available.set
+        await available.wait()
 
     def _handle(
         self,
         event: TurnTokens | TurnEnded | EngineError | _EngineLossMarker,
-        take: Callable[[OutputChunk], None],
+        on_chunk: Callable[[OutputChunk], None],
     ) -> None:
         match event:
             case TurnTokens():
-                take(OutputChunk(event.first, event.ids, self._decode(event.ids), event.logprobs))
+                on_chunk(
+                    OutputChunk(event.first, event.ids, self._decode(event.ids), event.logprobs)
+                )
             case TurnEnded():
                 self.ended = event
                 if rest := self._flush_text(event):
-                    take(OutputChunk(self.received, [], rest))
+                    on_chunk(OutputChunk(self.received, [], rest))
             case _EngineLossMarker():
                 self._on_interrupted()
             case EngineError():
@@ -156,6 +163,7 @@ class TurnStream:
         return self._stop_filter.push(self._detokenizer.push(ids))
 
     def _flush_text(self, ended: TurnEnded) -> str:
-        """What was held back and turned out to be neither half a character nor a stop string."""
+        """Return the text held back as half a character or a possible stop string, if it is
+        none."""
         rest = self._stop_filter.push(self._detokenizer.flush())
         return rest if ended.stop is not None else rest + self._stop_filter.flush()

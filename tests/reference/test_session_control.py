@@ -202,7 +202,7 @@ def test_a_name_that_can_be_gone_on_from_is_not_given_twice() -> None:
     desk, first, second = talked()
     refused = desk.refuse(Generate(desk.n(), "s", "a", Sampling(max_tokens=3)))
     assert (refused.code, refused.field) == ("bad_request", "turn")
-    assert "turn a has finished in this session already" in refused.message
+    assert "turn a has already finished in this session" in refused.message
     assert list(desk.sequence("s").ids) == second, "nothing has changed"
     desk.append("s", [1], after="a")
     assert list(desk.sequence("s").ids) == [*first, 1]
