@@ -1,9 +1,11 @@
-"""Routing: which engine each command goes to, and what happens when an engine goes and comes.
+"""Router: sends each command to the engine of its session, and moves sessions when engines are
+lost.
 
-A session is where it was placed. If that engine is lost it may come back within RETURN_S, by the
-same link's successor, KV and all; then the session goes to another one that is up, or waits for
-the first that is. Wherever it goes next it is attached first, from its log. A session that makes
-engines die is found by how they died, and put in quarantine.
+A session stays on the engine where it was placed. If the link to that engine is lost, the session
+waits RECONNECT_GRACE_S for a new link, which finds the KV intact; after that it moves to another
+connected engine, or waits for the first one to connect. On a new link or engine it is attached from
+its replica before its next command. Sessions that kill engines are found by CrashEvidence and
+quarantined.
 """
 
 import asyncio
@@ -63,50 +65,50 @@ from continuo.engine.wire.messages import (
 log = logging.getLogger(__name__)
 
 RECONNECT_GRACE_S = 0.5
-"""How long the sessions of a lost engine wait for it while others are up."""
+"""Seconds that the sessions of a lost engine wait for its return before they move to others."""
 RECORD_WAIT_S = 30.0
-"""How long a suspect waits for the successor of a dead engine, which tells whether the suspect was
-alone in its last step."""
+"""Seconds that a suspect waits for the record of a dead engine, which the next process reports and
+which shows whether the suspect was alone in the last step."""
 LOCATE_TIMEOUT_S = 1.0
-"""How long engines are asked for a session that is being attached."""
+"""Limit for locating or inspecting a session on all engines."""
 QUARANTINED_MESSAGE = (
     f"engine processes died at least {QUARANTINE_DEATHS} times while they computed this session, "
     "the last time with no other session in the step; it can only be closed"
 )
 STALE_COPY_S = 900.0
-"""An engine that was away for so long has ended by itself what nobody wants there."""
+"""Length of a disconnection after which an engine has closed detached sessions by itself."""
 
 
 class Placement:
-    """Where a session is."""
+    """The engine, and the link to it, on which a session is; and the session's fence."""
 
     __slots__ = ("connection", "fence", "incarnation", "link_epoch")
 
-    def __init__(self, peer: EngineConnection, fence: int) -> None:
+    def __init__(self, connection: EngineConnection, fence: int) -> None:
         self.fence = fence
-        self.bind(peer)
+        self.bind(connection)
 
-    def bind(self, peer: EngineConnection) -> None:
-        self.connection = peer
-        self.link_epoch = peer.link_epoch
-        """The link on which the engine was last told of it."""
-        self.incarnation = _get_incarnation(peer)
+    def bind(self, connection: EngineConnection) -> None:
+        self.connection = connection
+        self.link_epoch = connection.link_epoch
+        """Link on which the session was last opened or attached."""
+        self.incarnation = _get_incarnation(connection)
 
     @property
     def is_linked(self) -> bool:
-        """Whether that link is still there."""
+        """Whether that link is still connected."""
         return self.connection.is_connected and self.link_epoch == self.connection.link_epoch
 
     @property
     def is_lost(self) -> bool:
-        """Whether the engine that has it is not there, or not any more."""
+        """Whether the engine process that has the session is disconnected or was restarted."""
         return not self.connection.is_connected or self.incarnation != _get_incarnation(
             self.connection
         )
 
 
 class PendingCommand:
-    """A command that is not answered. `peer` is None while nobody is there to take it."""
+    """A command without a reply yet. `connection` is None while no engine can take it."""
 
     __slots__ = ("command", "connection", "link_epoch", "placement", "reply")
 
@@ -115,7 +117,7 @@ class PendingCommand:
         self.reply: asyncio.Future[CommandDone] = asyncio.get_running_loop().create_future()
         self.connection: EngineConnection | None = None
         self.placement: Placement | None = None
-        """Where its session was when it was sent."""
+        """Placement of its session when the command, a CloseSession, was sent."""
         self.link_epoch = 0
 
 
@@ -128,15 +130,16 @@ class Router:
         self.quarantine = Quarantine()
         self.first_ready: asyncio.Future[EngineReady] = asyncio.get_running_loop().create_future()
         self.failure: EngineLost | None = None
-        """There will be no engine any more."""
+        """Set when no engine will be available any more."""
         self.failed = asyncio.Event()
         self.on_expired: Callable[[str], None] = lambda session: None
         self.on_superseded: Callable[[str], None] = lambda session: None
         self._placements: dict[str, Placement] = {}
         self._stale_copies: dict[EngineConnection, dict[str, int]] = {}
-        """Sessions, and their fences, that have left an engine which could not be told."""
+        """Sessions, with their fences, that moved away from a disconnected engine and must be
+        closed there."""
         self._preferred: dict[str, str] = {}
-        """Incarnations that are said to have sessions that are being attached."""
+        """Incarnations that probably have the sessions that are being attached."""
         self._pending: dict[int, PendingCommand] = {}
         self._last_number = 0
 
@@ -147,13 +150,15 @@ class Router:
     # ---- commands -------------------------------------------------------------------------
 
     async def request(self, command: EngineCommand) -> CommandDone:
-        """Raises what the engine refuses with, EngineLost if there will be none."""
+        """Send a command and wait for its reply. Raises the EngineError of a refusal, and
+        EngineLost if no engine will be available."""
         return await self.submit(command).reply
 
     def submit(
-        self, command: EngineCommand, peer: EngineConnection | None = None
+        self, command: EngineCommand, connection: EngineConnection | None = None
     ) -> PendingCommand:
-        """Sends it, or has it wait for an engine; to `peer` if it is on no session."""
+        """Send a command, or queue it until an engine is available. A command without a placed
+        session is sent to `connection`."""
         pending = PendingCommand(command)
         pending.reply.add_done_callback(_mark_retrieved)
         if self.failure is not None:
@@ -165,22 +170,24 @@ class Router:
         if self._is_quarantined(command):
             self._resolve_quarantined(command)
             return pending
-        pending.connection = peer
+        pending.connection = connection
         self._dispatch(pending)
         return pending
 
     async def request_all(self, make_command: Callable[[int], EngineCommand]) -> list[CommandDone]:
-        """Of every engine that is up; while none is, of the first that will be."""
-        asked: list[PendingCommand] = []
-        for peer in self._list_available() or [None]:
-            asked.append(self.submit(make_command(self.next_number()), peer))
-        return list(await asyncio.gather(*(pending.reply for pending in asked)))
+        """Send a command to every available engine and wait for all replies. If none is available,
+        send it to the first that will be."""
+        requests: list[PendingCommand] = []
+        for connection in self._list_available() or [None]:
+            requests.append(self.submit(make_command(self.next_number()), connection))
+        return list(await asyncio.gather(*(pending.reply for pending in requests)))
 
     def subscribe(self, turn: TurnStream) -> None:
-        """What the engine says of this turn goes to it. One that was there before hears no more."""
+        """Deliver the events of a turn to this stream. A stream of the same turn that was
+        subscribed before ends with StaleEngineFence."""
         key = (turn.session, turn.id)
-        if before := self.turns.get(key):
-            before.put(StaleEngineFence(f"session {turn.session} was taken over"))
+        if previous := self.turns.get(key):
+            previous.put(StaleEngineFence(f"session {turn.session} was taken over"))
         self.turns[key] = turn
 
     def unsubscribe(self, turn: TurnStream) -> None:
@@ -188,94 +195,109 @@ class Router:
             del self.turns[turn.session, turn.id]
 
     async def attach(self, command: AttachSession, preferred: str | None) -> CommandDone:
-        """`wanted`: the incarnation that may have its KV. It is ended wherever else it may still
-        be: who had it before may have had engines that this front does not reach."""
-        session, began = command.session, command.session not in self._placements
+        """Attach a session, on the `preferred` incarnation if possible: it may have the KV. If the
+        session is new to this client, it is closed on all other engines, because its previous
+        client may have placed it on any of them."""
+        session, is_new = command.session, command.session not in self._placements
         if preferred is not None:
             self._preferred[session] = preferred
         try:
             done = await self.request(command)
         finally:
             self._preferred.pop(session, None)
-        for peer in self.connections if began else ():
-            if not self._is_placed_on(session, peer):
-                self._close_stale_copy(peer, session, command.fence)
+        for connection in self.connections if is_new else ():
+            if not self._is_placed_on(session, connection):
+                self._close_stale_copy(connection, session, command.fence)
         return done
 
     async def locate(self, session: str) -> str | None:
-        """The incarnation that has a session, whoever holds it. None: none that answers soon, or
-        there is no choice."""
-        up = [peer for peer in self.connections if peer.is_responsive]
+        """Return the incarnation of the engine that has a session, whichever client it is attached
+        to. Returns None if no engine reports it within LOCATE_TIMEOUT_S, or fewer than two engines
+        respond."""
+        up = [connection for connection in self.connections if connection.is_responsive]
         if len(up) < 2:
             return None
         found = await self._first_success(
-            [self.submit(LocateSession(self.next_number(), session), peer) for peer in up]
+            [
+                self.submit(LocateSession(self.next_number(), session), connection)
+                for connection in up
+            ]
         )
         if found is None or found.connection is None or found.connection.ready is None:
             return None
         return found.connection.ready.incarnation
 
     async def inspect(self, session: str) -> SessionInfo | None:
-        """How a session is, whoever holds it. None: no engine that answers soon has it."""
-        up = [peer for peer in self.connections if peer.is_responsive]
+        """Return the SessionInfo of a session, whichever client it is attached to. Returns None if
+        no engine reports it within LOCATE_TIMEOUT_S."""
+        up = [connection for connection in self.connections if connection.is_responsive]
         if not up or self.failure is not None:
             return None
         found = await self._first_success(
-            [self.submit(GetSessionInfo(self.next_number(), session), peer) for peer in up]
+            [
+                self.submit(GetSessionInfo(self.next_number(), session), connection)
+                for connection in up
+            ]
         )
         return None if found is None else found.reply.result().info
 
-    async def _first_success(self, asked: list[PendingCommand]) -> PendingCommand | None:
-        """Of those that are answered soon, and not refused."""
-        await asyncio.wait([pending.reply for pending in asked], timeout=LOCATE_TIMEOUT_S)
-        for pending in asked:
+    async def _first_success(self, requests: list[PendingCommand]) -> PendingCommand | None:
+        """Return the first request that is done, and not refused, within LOCATE_TIMEOUT_S; cancel
+        the others."""
+        await asyncio.wait([pending.reply for pending in requests], timeout=LOCATE_TIMEOUT_S)
+        for pending in requests:
             self._pending.pop(pending.command.n, None)
-        answered = (pending for pending in asked if pending.reply.done())
-        return next((one for one in answered if one.reply.exception() is None), None)
+        answered = (pending for pending in requests if pending.reply.done())
+        return next((p for p in answered if p.reply.exception() is None), None)
 
     def has_session(self, session: str) -> bool:
-        """Whether it is open, on an engine or not, and not about to be closed."""
+        """Return whether a session is open, on an engine or not, and not being closed."""
         return self.replicas.has_session(session) and not any(
             isinstance(pending.command, CloseSession) and pending.command.session == session
             for pending in self._pending.values()
         )
 
     def count_without_engine(self) -> int:
-        """Sessions that wait to be used again: then an engine is told of them."""
+        """Count the sessions that no engine has until they are next used."""
         return sum(
-            place.is_lost and self.replicas.has_session(s) for s, place in self._placements.items()
+            placement.is_lost and self.replicas.has_session(session)
+            for session, placement in self._placements.items()
         )
 
     def set_fence(self, session: str, fence: int) -> None:
-        """Commands on it carry this fence from now on."""
-        if place := self._placements.get(session):
-            place.fence = fence
+        """Set the fence that later commands on a session carry."""
+        if placement := self._placements.get(session):
+            placement.fence = fence
 
     def fence_of(self, session: str) -> int:
-        place = self._placements.get(session)
-        return place.fence if place else 0
+        placement = self._placements.get(session)
+        return placement.fence if placement else 0
 
     def incarnation_of(self, session: str) -> str | None:
-        """Of the engine that has it."""
-        place = self._placements.get(session)
-        return place.connection.ready.incarnation if place and place.connection.ready else None
+        """Return the incarnation of the engine that has a session; None if it is not placed."""
+        placement = self._placements.get(session)
+        return (
+            placement.connection.ready.incarnation
+            if placement and placement.connection.ready
+            else None
+        )
 
-    # ---- where it goes --------------------------------------------------------------------
+    # ---- dispatch -------------------------------------------------------------------------
 
     def _list_available(self) -> list[EngineConnection]:
-        """Engines that answer; if none does, those whose link is there."""
-        up = [peer for peer in self.connections if peer.is_connected]
-        return [peer for peer in up if peer.is_responsive] or up
+        """List the engines that respond; if none does, those that are connected."""
+        up = [connection for connection in self.connections if connection.is_connected]
+        return [connection for connection in up if connection.is_responsive] or up
 
     def _dispatch(self, pending: PendingCommand) -> None:
         command = pending.command
-        peer = self._route(command, pending.connection)
-        pending.connection = peer
-        if peer is None:
+        connection = self._route(command, pending.connection)
+        pending.connection = connection
+        if connection is None:
             return
-        pending.link_epoch = peer.link_epoch
+        pending.link_epoch = connection.link_epoch
         try:
-            self._send(peer, command)
+            self._send(connection, command)
             if isinstance(command, CloseSession):
                 pending.placement = self._placements.get(command.session)
         except EngineError as error:
@@ -286,8 +308,8 @@ class Router:
     ) -> EngineConnection | None:
         match command:
             case OpenSession() | AttachSession():
-                place = self._placements.get(command.session)
-                if place is not None and self._awaits_record(command.session, place):
+                placement = self._placements.get(command.session)
+                if placement is not None and self._awaits_record(command.session, placement):
                     return None
                 return self._choose_connection(self._preferred.get(command.session))
             case (
@@ -308,85 +330,94 @@ class Router:
                 return self._ensure_attached(command.session)
 
     def _choose_connection(self, preferred: str | None = None) -> EngineConnection | None:
-        """An engine for a session that is on none."""
+        """Choose an engine for a session that has none. Returns None if none is connected."""
         up = self._list_available()
         candidates = [
-            PlacementCandidate(_get_incarnation(peer), peer.load, peer.placed_sessions)
-            for peer in up
+            PlacementCandidate(
+                _get_incarnation(connection), connection.load, connection.placed_sessions
+            )
+            for connection in up
         ]
         chosen = choose_engine(candidates, preferred)
         if chosen is None:
             if not up:
                 return None
-            chosen = 0  # it will say itself that it is stopping
+            chosen = 0  # all are draining: let that engine refuse
         up[chosen].placed_sessions += 1
         return up[chosen]
 
     def _ensure_attached(self, session: str) -> EngineConnection | None:
-        """The engine that has the session, and knows it as it is; it is moved there if need be."""
-        place = self._placements.get(session)
-        if place is None:
+        """Return the engine of a session, after moving and attaching the session there if
+        necessary. Returns None if the session must wait for an engine."""
+        placement = self._placements.get(session)
+        if placement is None:
             return next(iter(self._list_available()), None)
-        if not place.connection.is_connected or self._should_migrate(session, place.connection):
-            place = self._relocate(session, place)
-        if place is None:
+        if not placement.connection.is_connected or self._should_migrate(
+            session, placement.connection
+        ):
+            placement = self._relocate(session, placement)
+        if placement is None:
             return None
-        if place.link_epoch != place.connection.link_epoch:
-            apart = self.quarantine.isolated_ids(session)
+        if placement.link_epoch != placement.connection.link_epoch:
+            isolated_ids = self.quarantine.isolated_ids(session)
             attach = self.replicas.build_attach(
-                session, self.turns, fence=place.fence, isolated_ids=apart
+                session, self.turns, fence=placement.fence, isolated_ids=isolated_ids
             )
-            place.bind(place.connection)
+            placement.bind(placement.connection)
             if attach is not None:
-                place.connection.send([attach])
-        return place.connection
+                placement.connection.send([attach])
+        return placement.connection
 
-    def _should_migrate(self, session: str, peer: EngineConnection) -> bool:
-        """Its engine is about to stop, it has no turn there, and there is another."""
+    def _should_migrate(self, session: str, connection: EngineConnection) -> bool:
+        """Return whether to move a session: its engine is draining, the session has no turn there,
+        and another engine accepts sessions."""
         return (
-            peer.load.draining
+            connection.load.draining
             and not self.replicas.has_turn(session)
             and any(not other.load.draining for other in self._list_available())
         )
 
-    def _relocate(self, session: str, place: Placement) -> Placement | None:
-        old = place.connection
+    def _relocate(self, session: str, placement: Placement) -> Placement | None:
+        """Place a session on another engine. Returns None if it must wait: for the reconnect of its
+        engine, for the record of its engine's death, or for any engine."""
+        old = placement.connection
         if (
             not old.is_connected
             and time.monotonic() - old.disconnected_since_s < RECONNECT_GRACE_S
             and old in self.connections
         ):
             return None
-        if self._awaits_record(session, place):
+        if self._awaits_record(session, placement):
             return None
-        peer = self._choose_connection()
-        if peer is None:
+        connection = self._choose_connection()
+        if connection is None:
             return None
-        if peer is not old:
-            self._close_stale_copy(old, session, place.fence)
-        place.connection, place.link_epoch = peer, -1
-        return place
+        if connection is not old:
+            self._close_stale_copy(old, session, placement.fence)
+        placement.connection, placement.link_epoch = connection, -1
+        return placement
 
-    def _awaits_record(self, session: str, place: Placement) -> bool:
-        """Whether the session waits for the record of the engine that it was on."""
-        old = place.connection
+    def _awaits_record(self, session: str, placement: Placement) -> bool:
+        """Return whether a suspect must wait for the record of the engine that it was on."""
+        old = placement.connection
         if (
             old.is_connected
             or old not in self.connections
             or time.monotonic() - old.disconnected_since_s >= RECORD_WAIT_S
         ):
             return False
-        return self.quarantine.must_wait_for(session, place.incarnation)
+        return self.quarantine.must_wait_for(session, placement.incarnation)
 
-    def _close_stale_copy(self, peer: EngineConnection, session: str, fence: int) -> None:
-        """Nobody wants it there any more, if it still is. Said now, or when `peer` is up."""
-        if peer.is_connected:
-            peer.send([CloseSession(0, session, fence=fence)])
+    def _close_stale_copy(self, connection: EngineConnection, session: str, fence: int) -> None:
+        """Close the stale copy of a session on an engine; queued until reconnect if the engine is
+        disconnected."""
+        if connection.is_connected:
+            connection.send([CloseSession(0, session, fence=fence)])
         else:
-            self._stale_copies.setdefault(peer, {})[session] = fence
+            self._stale_copies.setdefault(connection, {})[session] = fence
 
-    def _send(self, peer: EngineConnection, command: EngineCommand) -> None:
-        """With the fence of its session."""
+    def _send(self, connection: EngineConnection, command: EngineCommand) -> None:
+        """Send a command with the fence of its session, and update placements."""
         match command:
             case (
                 ListSessions()
@@ -398,47 +429,47 @@ class Router:
             ):
                 pass
             case OpenSession() | AttachSession():
-                before = self._placements.get(command.session)
-                fence = max(command.fence, before.fence if before else 0)
-                self._placements[command.session] = Placement(peer, fence)
-                if apart := self.quarantine.isolated_ids(command.session):
-                    command = msgspec.structs.replace(command, apart=apart)
+                previous = self._placements.get(command.session)
+                fence = max(command.fence, previous.fence if previous else 0)
+                self._placements[command.session] = Placement(connection, fence)
+                if isolated_ids := self.quarantine.isolated_ids(command.session):
+                    command = msgspec.structs.replace(command, apart=isolated_ids)
             case _:
                 command = self.replicas.translate(command)
-                place = self._placements.get(command.session)
-                if place is not None and place.fence:
-                    command = msgspec.structs.replace(command, fence=place.fence)
+                placement = self._placements.get(command.session)
+                if placement is not None and placement.fence:
+                    command = msgspec.structs.replace(command, fence=placement.fence)
                 if isinstance(command, ForkSession):
-                    self._placements[command.child] = Placement(peer, command.child_fence)
-        peer.send([command])
+                    self._placements[command.child] = Placement(connection, command.child_fence)
+        connection.send([command])
 
-    # ---- what peers do --------------------------------------------------------------------
+    # ---- events of connections ------------------------------------------------------------
 
-    def on_events(self, peer: EngineConnection, events: list[EngineEvent]) -> None:
+    def on_events(self, connection: EngineConnection, events: list[EngineEvent]) -> None:
         for event in events:
-            self._handle_event(peer, event)
+            self._handle_event(connection, event)
 
-    def _handle_event(self, peer: EngineConnection, event: EngineEvent) -> None:
+    def _handle_event(self, connection: EngineConnection, event: EngineEvent) -> None:
         match event:
             case TurnTokens():
-                if self._is_placed_on(event.session, peer):
+                if self._is_placed_on(event.session, connection):
                     self.replicas.apply_tokens(event)
                     self.quarantine.count_drawn(event.session, len(event.ids))
                     if turn := self.turns.get((event.session, event.turn)):
                         turn.put(event)
             case TurnEnded():
-                if self._is_placed_on(event.session, peer) and self._has_received_all(event):
+                if self._is_placed_on(event.session, connection) and self._has_received_all(event):
                     self.replicas.apply_turn_ended(event)
                     if event.reason in ("stop", "length"):
                         self.quarantine.clear(event.session)
                     if turn := self.turns.pop((event.session, event.turn), None):
                         turn.put(event)
             case CommandDone():
-                self._handle_done(event, peer)
+                self._handle_done(event, connection)
             case CommandRefused():
-                self._handle_refused(event, peer)
+                self._handle_refused(event, connection)
             case SessionExpired():
-                if self._is_placed_on(event.session, peer):
+                if self._is_placed_on(event.session, connection):
                     self._remove_session(event.session)
                     self.on_expired(event.session)
             case SessionSuperseded():
@@ -448,63 +479,68 @@ class Router:
                 pass
 
     def _has_received_all(self, ended: TurnEnded) -> bool:
-        """Whether all that the turn has said has come. If not, we are just taking it over from
-        another front: then both are told again."""
+        """Return whether all ids of an ended turn were received. If not, this client is about to
+        attach the session, and ids and TurnEnded will be sent again."""
         turn = self.turns.get((ended.session, ended.turn))
         return turn is None or turn.received == ended.output_tokens
 
     def on_ready(self, ready: EngineReady) -> None:
-        """All engines of a front serve the same model: its sessions move between them."""
+        """Check that an engine serves the same model as the others, because sessions move between
+        them, and evaluate the record of its predecessor. Raises LinkRefused."""
         if not self.first_ready.done():
             self.first_ready.set_result(ready)
         first = self.first_ready.result()
         for name in ("model", "vocab_size", "max_model_len", "digest"):
-            mine, others = getattr(ready, name), getattr(first, name)
-            if mine != others:
-                raise LinkRefused(f"its {name} is {mine}, that of the others {others}")
+            own, expected = getattr(ready, name), getattr(first, name)
+            if own != expected:
+                raise LinkRefused(f"its {name} is {own}; that of the other engines is {expected}")
         self.quarantine.record_reconnect(ready.incarnation)
         if ready.predecessor is not None:
             session = self.quarantine.attribute_crash(ready.predecessor, time.monotonic())
             if session is not None:
                 self._quarantine_session(session)
 
-    def on_connected(self, peer: EngineConnection) -> None:
-        """Sessions that have left it while it was away may still be there; nobody wants them."""
-        for session, fence in self._stale_copies.pop(peer, {}).items():
-            if not self._is_placed_on(session, peer):
-                peer.send([CloseSession(0, session, fence=fence)])
+    def on_connected(self, connection: EngineConnection) -> None:
+        """Close the sessions that moved away from an engine while it was disconnected, then send
+        waiting commands."""
+        for session, fence in self._stale_copies.pop(connection, {}).items():
+            if not self._is_placed_on(session, connection):
+                connection.send([CloseSession(0, session, fence=fence)])
         self._redispatch()
 
-    def on_disconnected(self, peer: EngineConnection) -> None:
-        """What was under way waits for it, or goes to another."""
+    def on_disconnected(self, connection: EngineConnection) -> None:
+        """Interrupt the turns of a lost engine. Its commands wait for its return, or are sent to
+        another one."""
         for turn in self.turns.values():
-            place = self._placements.get(turn.session)
-            if place is not None and place.connection is peer:
+            placement = self._placements.get(turn.session)
+            if placement is not None and placement.connection is connection:
                 turn.interrupt()
-        here, lost = asyncio.get_running_loop(), _get_incarnation(peer)
+        event_loop, lost = asyncio.get_running_loop(), _get_incarnation(connection)
         sessions = [
-            s for s, p in self._placements.items() if (p.connection, p.incarnation) == (peer, lost)
+            s
+            for s, p in self._placements.items()
+            if (p.connection, p.incarnation) == (connection, lost)
         ]
-        at_work = {*self.replicas.list_generating(), *self._list_awaited_sessions()}.intersection(
+        busy = {*self.replicas.list_generating(), *self._list_awaited_sessions()}.intersection(
             sessions
         )
-        self.quarantine.record_loss(lost, sessions, at_work, time.monotonic())
-        here.call_later(RECONNECT_GRACE_S + 0.01, self._redispatch)
-        here.call_later(RECORD_WAIT_S + 0.01, self._redispatch)
+        self.quarantine.record_loss(lost, sessions, busy, time.monotonic())
+        event_loop.call_later(RECONNECT_GRACE_S + 0.01, self._redispatch)
+        event_loop.call_later(RECORD_WAIT_S + 0.01, self._redispatch)
 
-    def on_given_up(self, peer: EngineConnection) -> None:
-        self.remove(peer)
+    def on_given_up(self, connection: EngineConnection) -> None:
+        self.remove(connection)
         if not self.connections:
-            self.fail(EngineLost("the engine went away and did not come back"))
+            self.fail(EngineLost("the engine was lost and could not be restarted"))
 
-    def remove(self, peer: EngineConnection) -> None:
-        if peer in self.connections:
-            self.connections.remove(peer)
-        self._stale_copies.pop(peer, None)
+    def remove(self, connection: EngineConnection) -> None:
+        if connection in self.connections:
+            self.connections.remove(connection)
+        self._stale_copies.pop(connection, None)
         self._redispatch()
 
     def fail(self, error: EngineLost) -> None:
-        """There will be no engine any more."""
+        """Fail all pending commands and turns, because no engine will be available any more."""
         self.failure = error
         self.failed.set()
         if not self.first_ready.done():
@@ -516,39 +552,43 @@ class Router:
         self.turns.clear()
 
     async def monitor(self) -> None:
-        """Asks every engine every PING_S whether it is there, and looks for sessions whose time is
-        up. Sessions of one that does not answer go to others, if there are any."""
+        """Ping every engine once per PING_INTERVAL_S, and expire idle sessions. Unresponsive
+        engines are disconnected if others respond, so that their sessions move."""
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(PING_INTERVAL_S)
-            late = time.monotonic() - before_s > PING_INTERVAL_S + UNRESPONSIVE_AFTER_S / 2
+            is_late = time.monotonic() - before_s > PING_INTERVAL_S + UNRESPONSIVE_AFTER_S / 2
             self._expire_sessions()
-            for peer in self.connections:
-                peer.ping(is_late=late)
+            for connection in self.connections:
+                connection.ping(is_late=is_late)
                 if (
-                    not peer.is_connected
-                    and time.monotonic() - peer.disconnected_since_s > STALE_COPY_S
+                    not connection.is_connected
+                    and time.monotonic() - connection.disconnected_since_s > STALE_COPY_S
                 ):
-                    self._stale_copies.pop(peer, None)
+                    self._stale_copies.pop(connection, None)
             silent = [
-                peer for peer in self.connections if peer.is_connected and not peer.is_responsive
+                connection
+                for connection in self.connections
+                if connection.is_connected and not connection.is_responsive
             ]
-            if silent and len(silent) < sum(peer.is_connected for peer in self.connections):
-                for peer in silent:
-                    peer.disconnect("it does not answer, and others do")
+            if silent and len(silent) < sum(
+                connection.is_connected for connection in self.connections
+            ):
+                for connection in silent:
+                    connection.disconnect("it does not respond, but other engines do")
 
     def _expire_sessions(self) -> None:
-        """Ends the sessions whose time is up and whose engine cannot: it is gone, or would not be
-        heard."""
+        """Expire idle sessions whose engine cannot report it, because the link on which they were
+        attached is lost."""
         for session in self.replicas.list_timed_out():
-            place = self._placements.get(session)
-            if place is None or place.is_linked or session in self._list_awaited_sessions():
+            placement = self._placements.get(session)
+            if placement is None or placement.is_linked or session in self._list_awaited_sessions():
                 continue
             self._remove_session(session)
             self.on_expired(session)
 
     def _list_awaited_sessions(self) -> set[str]:
-        """Sessions on which a command waits for its answer."""
+        """List the sessions with a pending command."""
         commands = (pending.command for pending in self._pending.values())
         return {command.session for command in commands if isinstance(command, SessionCommand)}
 
@@ -558,9 +598,9 @@ class Router:
         """Quarantine a session: fail its turn, refuse its pending commands, and send it to no
         engine."""
         log.error("session %s: %s", session, QUARANTINED_MESSAGE)
-        place = self._placements.get(session)
-        if place is not None and not place.is_lost:
-            self._close_stale_copy(place.connection, session, place.fence)
+        placement = self._placements.get(session)
+        if placement is not None and not placement.is_lost:
+            self._close_stale_copy(placement.connection, session, placement.fence)
         for turn in [turn for turn in self.turns.values() if turn.session == session]:
             if (ended := self.replicas.build_failed_end(turn, QUARANTINED_MESSAGE)) is not None:
                 self.unsubscribe(turn)
@@ -574,16 +614,17 @@ class Router:
         return isinstance(command, SessionCommand) and command.session in self.quarantine
 
     def _resolve_quarantined(self, command: EngineCommand) -> None:
-        closes = isinstance(command, CloseSession)
+        """Reply to a command on a quarantined session: only a close succeeds."""
+        is_close = isinstance(command, CloseSession)
         self._resolve(
             command.n,
             CommandDone(command.n)
-            if closes
+            if is_close
             else SessionQuarantined(QUARANTINED_MESSAGE, field="session"),
         )
 
     def _redispatch(self) -> None:
-        """Turns and commands whose engine is not there any more, wherever they can now."""
+        """Attach running turns and send pending commands whose link is lost, wherever possible."""
         if self.failure is not None:
             return
         for session in self.replicas.list_generating():
@@ -596,60 +637,60 @@ class Router:
             ):
                 self._dispatch(pending)
 
-    # ---- answers --------------------------------------------------------------------------
+    # ---- replies --------------------------------------------------------------------------
 
-    def _is_placed_on(self, session: str, peer: EngineConnection) -> bool:
-        place = self._placements.get(session)
-        return place is not None and place.connection is peer
+    def _is_placed_on(self, session: str, connection: EngineConnection) -> bool:
+        placement = self._placements.get(session)
+        return placement is not None and placement.connection is connection
 
-    def _handle_done(self, done: CommandDone, peer: EngineConnection) -> None:
-        """Also of a command nobody waits for any more: it has taken effect."""
+    def _handle_done(self, done: CommandDone, connection: EngineConnection) -> None:
+        """Apply a command that has taken effect, even if its caller no longer waits."""
         pending = self._pending.get(done.n)
-        if pending is None or pending.connection is not peer:
+        if pending is None or pending.connection is not connection:
             return
-        assert peer.ready is not None
-        self.replicas.apply_command(pending.command, done, peer.ready.max_model_len)
+        assert connection.ready is not None
+        self.replicas.apply_command(pending.command, done, connection.ready.max_model_len)
         if isinstance(pending.command, CloseSession):
             session = pending.command.session
             if (
                 self._placements.get(session) is pending.placement
-            ):  # else it was taken up again since
+            ):  # else it was opened or attached again since
                 self._placements.pop(session, None)
                 self.quarantine.clear(session)
         self._resolve(done.n, done)
 
-    def _handle_refused(self, refused: CommandRefused, peer: EngineConnection) -> None:
+    def _handle_refused(self, refused: CommandRefused, connection: EngineConnection) -> None:
         if pending := self._pending.get(refused.n):
             if refused.code == UnknownEngineSession.code:
-                self._remove_unknown(pending.command, peer)
+                self._remove_unknown(pending.command, connection)
             match pending.command:
                 case (
-                    OpenSession(session=made)
-                    | AttachSession(session=made)
-                    | ForkSession(child=made)
+                    OpenSession(session=created)
+                    | AttachSession(session=created)
+                    | ForkSession(child=created)
                 ):
-                    place = self._placements.get(made)
-                    ours = place is not None and place.fence == pending.command.fence
-                    if ours and not self.replicas.has_session(made):
-                        del self._placements[made]
+                    placement = self._placements.get(created)
+                    is_ours = placement is not None and placement.fence == pending.command.fence
+                    if is_ours and not self.replicas.has_session(created):
+                        del self._placements[created]
                 case _:
                     pass
         kind = ERRORS_BY_CODE.get(refused.code, EngineError)
         self._resolve(refused.n, kind(refused.message, field=refused.field))
 
-    def _remove_unknown(self, command: EngineCommand, peer: EngineConnection) -> None:
-        """Its engine says that there is no such session: so it may be opened again."""
-        if isinstance(command, SessionCommand) and self._is_placed_on(command.session, peer):
+    def _remove_unknown(self, command: EngineCommand, connection: EngineConnection) -> None:
+        """Remove a session that its engine does not have, so that it can be opened again."""
+        if isinstance(command, SessionCommand) and self._is_placed_on(command.session, connection):
             self.replicas.remove(command.session)
 
-    def _resolve(self, n: int, answer: CommandDone | EngineError) -> None:
+    def _resolve(self, n: int, outcome: CommandDone | EngineError) -> None:
         pending = self._pending.pop(n, None)
         if pending is None or pending.reply.done():
             return
-        if isinstance(answer, EngineError):
-            pending.reply.set_exception(answer)
+        if isinstance(outcome, EngineError):
+            pending.reply.set_exception(outcome)
         else:
-            pending.reply.set_result(answer)
+            pending.reply.set_result(outcome)
 
     def _remove_session(self, session: str) -> None:
         self.replicas.remove(session)
@@ -657,18 +698,19 @@ class Router:
         self.quarantine.clear(session)
 
     def _handle_superseded(self, session: str) -> None:
-        """Another front has it. What was asked of it is refused by the engine itself."""
+        """Remove a session that another client has taken over; its turns end with StaleEngineFence.
+        Pending commands on it are refused by the engine."""
         self._remove_session(session)
         self.on_superseded(session)
         for key in [key for key in self.turns if key[0] == session]:
             self.turns.pop(key).put(StaleEngineFence(f"session {session} was taken over"))
 
 
-def _get_incarnation(peer: EngineConnection) -> str:
-    return peer.ready.incarnation if peer.ready else ""
+def _get_incarnation(connection: EngineConnection) -> str:
+    return connection.ready.incarnation if connection.ready else ""
 
 
 def _mark_retrieved(reply: "asyncio.Future[CommandDone]") -> None:
-    """Nobody need wait for an answer."""
+    """Mark the exception of a reply as retrieved: a caller may not wait for it."""
     if not reply.cancelled():
         reply.exception()
