@@ -1,5 +1,4 @@
-"""Router: sends each command to the engine of its session, and moves sessions when engines are
-lost.
+"""Router: sends each command to the engine of its session; moves the sessions of lost engines.
 
 A session stays on the engine where it was placed. If the link to that engine is lost, the session
 waits RECONNECT_GRACE_S for a new link, which finds the KV intact; after that it moves to another

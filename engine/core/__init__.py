@@ -1,1 +1,2 @@
-"""The engine loop: sessions, their sequences, the scheduler and the KV cache. Imports no torch."""
+"""Engine core: the loop, sessions and their sequences, the scheduler and the KV cache. Imports no
+torch."""

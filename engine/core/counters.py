@@ -1,4 +1,4 @@
-"""Counters of one engine since its start."""
+"""Counters of one engine since its start, and the clock of its device."""
 
 
 class Counters:
@@ -7,17 +7,17 @@ class Counters:
         self.tokens_computed = 0
         self.tokens_drawn = 0
         self.model_s = 0.0
-        """Seconds the device has worked, in steps that were collected."""
+        """Seconds that the device computed in collected steps."""
         self._model_s_before_step = 0.0
-        """The same without the last of them, ..."""
+        """Value of `model_s` before the step that began at `_step_began_s`."""
         self._step_began_s = 0.0
-        """... which began then; or the one in flight."""
+        """Start of the step in flight; if there is none, of the last one collected."""
         self._is_step_in_flight = False
         self.failed_steps = 0
         self.failed_audits = 0
 
     def begin_step(self, now: float) -> None:
-        """The device is handed a step; the one in flight goes before it."""
+        """Record a launch. The step begins now, unless another one is in flight before it."""
         if not self._is_step_in_flight:
             self._is_step_in_flight, self._step_began_s, self._model_s_before_step = (
                 True,
@@ -26,7 +26,7 @@ class Counters:
             )
 
     def end_step(self, model_s: float, next_began_s: float | None) -> None:
-        """A step is collected; the next one in flight, if any, begins now."""
+        """Record a collected step; the next one in flight, if any, begins at `next_began_s`."""
         self._model_s_before_step = self.model_s
         self.model_s += model_s
         self._is_step_in_flight = next_began_s is not None
@@ -34,14 +34,15 @@ class Counters:
             self._step_began_s, self._model_s_before_step = next_began_s, self.model_s
 
     def discard_steps(self) -> None:
-        """What was in flight is lost."""
+        """Record that all steps in flight are lost."""
         self._is_step_in_flight = False
 
     def step_s(self, now: float) -> float:
-        """How long ago the step in flight began; 0 if there is none."""
+        """Return the seconds since the step in flight began; 0 if there is none."""
         return now - self._step_began_s if self._is_step_in_flight else 0.0
 
     def model_s_at(self, at: float) -> float:
-        """Seconds the device had worked at a time since the last step but one."""
+        """Return the seconds that the device had computed at time `at`, which must not be before
+        the last but one step."""
         within = self._model_s_before_step + max(at - self._step_began_s, 0.0)
         return within if self._is_step_in_flight else min(within, self.model_s)

@@ -1,4 +1,4 @@
-"""Waiting: the commands that wait for a session's turn, or its step in flight, to end. Pure."""
+"""DeferredCommands: the commands of a session that wait until it is idle. Pure."""
 
 from collections import deque
 from typing import TypeGuard
@@ -13,15 +13,15 @@ from continuo.engine.wire.messages import (
 )
 
 DEFERRED_COMMANDS_MAX = 256
-"""Commands that may wait on one session."""
+"""Limit per session."""
 QUEUED_TURNS_MAX = 8
-"""Turns among them."""
+"""Limit of turns among them."""
 
 DeferrableCommand = AppendIds | AttachSession | Generate | RewindSession | ForkSession
 
 
 class DeferredCommands(deque[DeferrableCommand]):
-    """What waits on one session, in order."""
+    """Deferred commands of one session, in order."""
 
     __slots__ = ()
 
@@ -30,25 +30,26 @@ class DeferredCommands(deque[DeferrableCommand]):
         return sum(isinstance(command, Generate) for command in self)
 
     def pop_superseded_span(self, command: DeferrableCommand) -> AppendIds | None:
-        """The provisional span that alone waits, if `command` is the next one: taken out."""
+        """Remove and return the deferred provisional span that `command` supersedes: the only
+        deferred command, if both are provisional spans. Else returns None."""
         if len(self) == 1 and _is_provisional(command) and _is_provisional(last := self[-1]):
             self.clear()
             return last
         return None
 
     def put(self, command: DeferrableCommand, session: str) -> None:
-        """Raises Busy where too many wait on the session already."""
+        """Defer a command. Raises Busy if too many are deferred already."""
         if len(self) >= DEFERRED_COMMANDS_MAX:
-            raise Busy(f"{DEFERRED_COMMANDS_MAX} commands already wait on session {session}")
+            raise Busy(f"session {session} already has {DEFERRED_COMMANDS_MAX} deferred commands")
         if isinstance(command, Generate) and (turns := self.queued_turns) >= QUEUED_TURNS_MAX:
             raise Busy(
-                f"session {session} has a turn in flight and {turns} queued, which is the most",
+                f"session {session} already has {turns} queued turns, which is the limit",
                 field="turn",
             )
         self.append(command)
 
     def remove_turn(self, turn: str) -> Generate | None:
-        """The turn of that name, which waits no longer; None: it is not here."""
+        """Remove and return the queued turn with this id; None if there is none."""
         for command in self:
             if isinstance(command, Generate) and command.turn == turn:
                 self.remove(command)

@@ -1,7 +1,8 @@
-"""Deadlines: which sessions have not been used for as long as they may be. Pure.
+"""IdleTimeouts: finds the sessions whose idle timeout has passed. Pure.
 
-A timeout counts from the end of the last turn or change, and cannot fire inside a turn. To use a
-session costs nothing here: its entry is looked at when it comes up, and put back where it belongs.
+A timeout counts from the end of the last turn or change, and cannot expire during a turn. Using a
+session costs nothing here: its heap entry is only checked when it is due, and then pushed back with
+the actual deadline.
 """
 
 import heapq
@@ -14,7 +15,7 @@ from continuo.engine.core.sequence import Sequence
 class IdleTimeouts:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Sequence]] = []
-        """(not before, which push, the session), one for each that has a timeout."""
+        """Entries (earliest deadline, tie-breaker, session), one per session with a timeout."""
         self._pushes = itertools.count()
 
     def add(self, sequence: Sequence) -> None:
@@ -22,7 +23,7 @@ class IdleTimeouts:
             self._push(sequence, sequence.last_used_s + sequence.timeout_s)
 
     def pop_expired(self, now: float) -> Iterator[Sequence]:
-        """Those whose time is up, each once. They may be closed meanwhile."""
+        """Yield each session whose timeout has passed, once. The caller may close it meanwhile."""
         while self._heap and self._heap[0][0] <= now:
             sequence = heapq.heappop(self._heap)[2]
             if sequence.closing_command is not None or sequence.timeout_s is None:
@@ -36,7 +37,7 @@ class IdleTimeouts:
                 yield sequence
 
     def next_due_in_s(self, now: float) -> float | None:
-        """How long until the next may be due; None: never."""
+        """Return the seconds until the next entry is due; None if there are none."""
         return self._heap[0][0] - now if self._heap else None
 
     def _push(self, sequence: Sequence, deadline: float) -> None:

@@ -1,11 +1,10 @@
-"""Sequence: its ids, how many of them reached KV, what is owed. Turn: one answer in the making.
+"""Sequence: the ids of a session, how many of them have KV, and how many are owed.
 
     committed  ≤  launched  ≤  len(ids) + promised
 
-`committed` is what the lease has; `launched` adds what is on its way to it; `promised` ids have
-been ordered but are still on the device. The rest is owed. There is no prefill phase and no decode
-phase: a step runs part of what is owed, and draws an id where the end is reached and a turn wants
-one.
+`committed` tokens have KV in the lease; `launched` adds those whose KV is in flight; `promised` ids
+will be drawn by launched steps. The rest is owed. There is no prefill phase and no decode phase: a
+step computes part of what is owed, and draws an id if it reaches the end and a turn is running.
 """
 
 from array import array
@@ -25,7 +24,7 @@ from continuo.engine.wire.token_log import TokenLog
 
 
 class Sequence:
-    """A session's tokens and its hold on KV."""
+    """A session in the engine core: its ids, its lease on KV pages and its turn."""
 
     __slots__ = (
         "closing_command",
@@ -55,35 +54,35 @@ class Sequence:
     ) -> None:
         self.id = session_id
         self.session_hash = hash_session_id(session_id)
-        """Names it in the flight recorder."""
+        """Digest of the id for the flight recorder."""
         self.lease = lease
         self.log = log
         self.ids = log.ids
-        """The log's own array."""
+        """The array of `log` itself."""
         self.timeout_s = timeout_s
         self.promised = 0
         self.last_feed: tuple[int, int] = (-1, -1)
-        """(batch number, row) that draws the promised id."""
+        """(batch number, row) that draws the last promised id."""
         self.turn: Turn | None = None
         self.last_turn_ended: TurnEnded | None = None
-        """How the last turn has ended, or how far it was when it was paused."""
+        """End of the last turn; of a paused one, its state when it was paused."""
         self.is_paused = False
         self.turn_count = 0
-        """Turns begun; the first one's prompt is what a streaming session publishes."""
+        """Turns begun. A streaming session publishes the prompt of the first one."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
         self.deferred_span: array[int] = array("i")
-        """A provisional span that waits for the turn to end."""
+        """A provisional span that is deferred until the turn ends."""
         self.committed_high_water = 0
-        """How far KV has ever reached into the present ids, here or where the session was before;
-        committed less: KV was lost."""
+        """Tokens of the current ids that have ever had KV, here or on a previous engine. If fewer
+        are committed, KV was lost."""
         self.deferred = DeferredCommands()
-        """Commands that wait for the turn, or the step in flight, to end."""
+        """Commands that wait until neither a turn nor a step is in flight."""
         self.closing_command: CloseSession | None = None
         self.opening_command: AttachSession | ForkSession | None = None
-        """The command it was opened for, until that has taken effect."""
+        """The command that opened the session, until it has taken effect."""
         self.worst_residency: KVResidency = "none"
-        """The longest way its KV had to come since the last turn."""
+        """The slowest residency found since the last turn."""
         self.last_used_s = now
 
     @property
@@ -96,12 +95,12 @@ class Sequence:
 
     @property
     def in_flight(self) -> int:
-        """Tokens on their way to KV."""
+        """Tokens whose KV is being written."""
         return self.lease.reserved
 
     @property
     def is_busy(self) -> bool:
-        """A turn runs, or tokens are in flight: the log and the lease must not be changed."""
+        """Whether a turn runs or tokens are in flight: then log and lease must not be changed."""
         return self.turn is not None or self.lease.reserved > 0
 
     @property
@@ -114,7 +113,8 @@ class Sequence:
         return len(self.ids) + self.promised - lease.committed - lease.reserved
 
     def has_emitted(self, turn: str, prompt: int, ids: "array[int]") -> bool:
-        """Whether this turn, running or ended, answers to ids[:prompt] and has said the rest."""
+        """Return whether this turn, running or ended, has the prompt ids[:prompt] and has emitted
+        the rest of `ids`."""
         if self.turn is not None:
             known, began, length = self.turn.id, self.turn.prompt_tokens, len(self.ids)
         elif self.last_turn_ended is not None:
@@ -127,5 +127,6 @@ class Sequence:
 
     @property
     def can_draw(self) -> bool:
+        """Whether the turn may launch one more output id."""
         turn = self.turn
         return turn is not None and turn.launched_tokens < turn.max_output_tokens

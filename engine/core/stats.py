@@ -1,4 +1,4 @@
-"""Reports: what the engine says of a session, and of itself. Changes nothing."""
+"""Snapshots of a session, of the load and of the counters of an engine. Read-only."""
 
 from collections.abc import Collection
 
@@ -10,7 +10,7 @@ from continuo.engine.wire.messages import EngineLoad, EngineStats, SessionInfo
 
 
 def session_info(sequence: Sequence, now: float) -> SessionInfo:
-    known = sequence.lease.resident_tokens
+    resident = sequence.lease.resident_tokens
     return SessionInfo(
         session=sequence.id,
         streaming=sequence.log.turn_tree is None,
@@ -20,8 +20,8 @@ def session_info(sequence: Sequence, now: float) -> SessionInfo:
         committed=sequence.committed,
         held_pages=len(sequence.lease.pages),
         host_pages=len(sequence.lease.host_pages),
-        host_tokens=known - sequence.committed,
-        lost_tokens=max(sequence.committed_high_water - known, 0),
+        host_tokens=resident - sequence.committed,
+        lost_tokens=max(sequence.committed_high_water - resident, 0),
         turn=sequence.turn.id if sequence.turn else None,
         idle_s=now - sequence.last_used_s,
     )
@@ -35,7 +35,7 @@ def engine_load(
     draining: bool,
     step_s: float,
 ) -> EngineLoad:
-    """How full it is, at a glance."""
+    """Return the load of the engine; O(1)."""
     return EngineLoad(
         sessions=sessions,
         turns=scheduler.turns,

@@ -11,8 +11,8 @@ _MASK = (1 << 64) - 1
 
 
 def uniform(seed: int, k: int) -> float:
-    """The one uniform in [0, 1) that output k of a turn uses. SplitMix64 (Steele, Lea, Flood 2014)
-    of seed and k, 53 bits."""
+    """Return the uniform number in [0, 1) for output `k` of a turn: 53 bits of SplitMix64 (Steele,
+    Lea, Flood 2014) of seed and k."""
     z = (seed * 0xD1342543DE82EF95 + (k + 1) * 0x9E3779B97F4A7C15) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -20,7 +20,7 @@ def uniform(seed: int, k: int) -> float:
 
 
 class Turn:
-    """One answer: from `generate` to exactly one TurnEnded."""
+    """State of one turn, from `generate` to exactly one TurnEnded."""
 
     __slots__ = (
         "_greedy_sample",
@@ -59,38 +59,39 @@ class Turn:
         self.sampling = sampling
         self.seed = seed
         self.max_output_tokens = max_output_tokens
-        """Output ids at most."""
+        """Maximum number of output ids."""
         self.stop_watch = stop_watch
         self.matcher = matcher
         self.stopped_by: str | None = None
-        """The stop string that has come."""
+        """The stop string found in the output, if any."""
         self.stop_ids = frozenset[int]() if sampling.ignore_eos else frozenset(sampling.stop_ids)
         self.prompt_tokens = 0
-        """Length of the log when the turn began: its prompt."""
+        """Length of the log when the turn began."""
         self.launched_tokens = 0
-        """Ids asked of the device so far, those still promised included."""
+        """Output ids of launched steps, including promised ones."""
         self.output_tokens = 0
-        """Ids that have come back."""
+        """Output ids in the log."""
         self.is_admitted = False
         self.penalties: Penalties | None = None
         self.cached_tokens: int | None = None
-        """Prompt tokens found in KV when the turn was first taken up."""
+        """Prompt tokens whose KV was found when the turn was first admitted."""
         self.residency: KVResidency = "none"
         self._greedy_sample: SampleParams | None = None
         self.model_s_at_request = 0.0
-        """Device seconds when it was asked for."""
+        """`Counters.model_s` at the time of the request."""
         self.requested_s = requested_s
         self.first_step_s = 0.0
         self.first_id_s = 0.0
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether a row may be launched while its last id is still promised."""
+        """Whether the next row may be launched while the last id is still promised. Penalties and
+        grammars depend on that id."""
         return self.penalties is None and self.matcher is None
 
     def begin(self, ids: "array[int]", emitted: int = 0) -> TurnEndReason | None:
-        """The turn's prompt is all of `ids` but the last `said`, which it has said already. Returns
-        why it is over, if with these it is."""
+        """Begin the turn. Its prompt is all of `ids` but the last `emitted`, which it has already
+        emitted. Returns the reason of its end if these complete it, else None."""
         s = self.sampling
         self.prompt_tokens = len(ids) - emitted
         self.launched_tokens = self.output_tokens = emitted
@@ -117,13 +118,14 @@ class Turn:
         return self.finish_reason(ids[-1])
 
     def finish_reason(self, last_id: int) -> TurnEndReason | None:
-        """Why it ends, if it does, `last` being what it has said last."""
+        """Return why the turn ends after `last_id`; None if it continues."""
         if self.stopped_by is not None or last_id in self.stop_ids:
             return "stop"
         return "length" if self.output_tokens >= self.max_output_tokens else None
 
     def next_sample(self) -> SampleParams:
-        """How to draw the turn's next id; the same each time if the turn is greedy."""
+        """Count a launch and return the parameters for drawing the next id; the same object each
+        time if the turn is greedy."""
         self.launched_tokens += 1
         if self._greedy_sample is not None:
             return self._greedy_sample
@@ -147,7 +149,7 @@ class Turn:
         )
 
     def accept(self, token_id: int) -> TurnEndReason | None:
-        """An id has come back and is part of the log. Returns why the turn is over, if it is."""
+        """Apply a drawn id, which is already in the log. Returns why the turn ends, or None."""
         self.output_tokens += 1
         if self.matcher is not None:
             self.matcher.accept(token_id)

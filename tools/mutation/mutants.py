@@ -325,7 +325,10 @@ MUTANTS = [
     _bug(
         "what is being recalled may be pushed out",
         HOST,
-        ('may push them out."""\n        self._holders.pop(lease, None)', 'may push them out."""'),
+        (
+            'discarded for others."""\n        self._holders.pop(lease, None)',
+            'discarded for others."""',
+        ),
     ),
     _bug(
         "the host forgets the latest first",
@@ -404,7 +407,7 @@ MUTANTS = [
         "who waits longest is not remembered",
         SCHEDULER,
         (
-            "self._overdue = None if any(work.sequence is oldest for work in rows) else oldest",
+            "self._overdue = None if any(row.sequence is oldest for row in rows) else oldest",
             "self._overdue = None",
         ),
     ),
@@ -520,9 +523,9 @@ MUTANTS = [
         "what an abandoned step would have written is believed",
         LOOP,
         (
-            "        self._roll_back(order.rows)\n        self._advance_idle(order.rows, sessions)",
-            "        empty = BatchResult([None] * len(order.rows), 0.0)\n"
-            "        self.apply_result(order, empty, sessions)",
+            "        self._roll_back(step.rows)\n        self._advance_idle(step.rows, sessions)",
+            "        empty = BatchResult([None] * len(step.rows), 0.0)\n"
+            "        self.apply_result(step, empty, sessions)",
         ),
     ),
     _bug(
@@ -542,7 +545,7 @@ MUTANTS = [
         "an abandoned step keeps its pages",
         LOOP,
         (
-            "        self._roll_back(order.rows)\n        self._advance_idle(",
+            "        self._roll_back(step.rows)\n        self._advance_idle(",
             "        self._advance_idle(",
         ),
     ),

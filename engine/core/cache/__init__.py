@@ -1,4 +1,4 @@
-"""Who owns which KV page. Plain Python: knows no torch, no session protocol, no time."""
+"""Ownership of KV pages. Plain Python: knows no torch, no session protocol, no time."""
 
 from continuo.engine.core.cache.lease import Lease
 from continuo.engine.core.cache.session_aware_cache import SessionAwareCache

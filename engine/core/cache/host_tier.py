@@ -1,11 +1,11 @@
-"""HostTier: where idle sessions' pages go when the device has no room: a bounded buffer beside it.
+"""HostTier: bounded host memory for pages of idle sessions when the device has no room.
 
-    lease     | pages on the device ............ | host: what followed them, in order |
-              0 ................. committed = len(pages)·P ................... host_end
+    lease     | pages on the device ............ | host: the pages after them, in order |
+              0 ................. committed = len(pages)·P ..................... host_end
 
-A lease spills from its tail, so what is on the host always goes on where the device pages end. When
-the host is full too, the pages that have been there longest are forgotten. Moves are only written
-down here; the device carries them out in order, before the rows of the next step.
+A lease spills from its tail, so its host pages always continue where its device pages end. When the
+host is full too, the pages that were spilled first are discarded. Moves are only recorded here; the
+device executes them in order, before the rows of the next step.
 """
 
 from array import array
@@ -24,15 +24,16 @@ class HostTier:
         self._page_size = page_size
         self._moves = moves
         self._holders: OrderedDict[Lease, None] = OrderedDict()
-        """Leases with pages here, the longest here first."""
+        """Leases with host pages, least recently spilled first."""
 
     @property
     def used_pages(self) -> int:
         return self.pool.total - self.pool.free_count
 
     def spill(self, lease: Lease, pages: "array[int]") -> None:
-        """Copies `pages`, the last the lease has on the device, before they are given away. If they
-        cannot all be had here, what the lease has here is forgotten: it would leave a gap."""
+        """Copy `pages`, the last ones of the lease on the device, before they are released. If
+        there is no room for all of them, the lease's host pages are discarded, because a gap would
+        be left before them."""
         if not self._make_room(len(pages), lease):
             self.discard(lease)
             return
@@ -47,18 +48,18 @@ class HostTier:
         self._holders.move_to_end(lease)
 
     def pin(self, lease: Lease) -> None:
-        """Its pages here are about to be recalled: nobody else may push them out."""
+        """Protect host pages that are about to be recalled from being discarded for others."""
         self._holders.pop(lease, None)
 
     def recall(self, lease: Lease, pages: "array[int]") -> None:
-        """Copies all it has here to `pages` on the device; then they are no longer here."""
+        """Copy all host pages of a lease to `pages` on the device, and release them here."""
         for slot, page in zip(lease.host_pages, pages, strict=True):
             self._moves.append(PageMove("load", slot, page))
         self.recalled_pages += len(pages)
         self.discard(lease)
 
     def trim(self, lease: Lease, to: int) -> None:
-        """Forgets what lies beyond `to` tokens."""
+        """Discard host pages after the first `to` tokens of the lease."""
         if not lease.host_pages or to >= lease.host_end:
             return
         keep = max(-(-to // self._page_size) - len(lease.pages), 0)
@@ -71,16 +72,19 @@ class HostTier:
     def discard(self, lease: Lease) -> None:
         self.trim(lease, 0)
 
-    def _make_room(self, needed: int, asking: Lease) -> bool:
+    def _make_room(self, needed: int, requester: Lease) -> bool:
+        """Discard the oldest host pages, last those of `requester`, until `needed` are free.
+        Returns False if that cannot be."""
         if needed > self.pool.total:
             return False
         while self.pool.free_count < needed:
-            oldest = next((x for x in self._holders if x is not asking), None)
+            oldest = next((x for x in self._holders if x is not requester), None)
             if oldest is not None:
                 self.discard(oldest)
-            elif asking.host_pages:
+            elif requester.host_pages:
                 self.trim(
-                    asking, (len(asking.pages) + len(asking.host_pages) - 1) * self._page_size
+                    requester,
+                    (len(requester.pages) + len(requester.host_pages) - 1) * self._page_size,
                 )
             else:
                 return False

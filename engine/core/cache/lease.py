@@ -1,13 +1,13 @@
-"""Lease: one sequence's hold on pages. A session is a lease that lives long.
+"""Lease: one sequence's hold on pages. A session is a long-lived lease.
 
     position   0 ............ len(path)·P ............ committed ... committed+reserved
     pages      | tree's: shared, read-only | private: writable                         |
-    KV         | written                                        | on its way           |
+    KV         | written                                        | in flight            |
 
-Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the
-last page of the path may be only partly used; it is copied before the next write (see `grow` of
-SessionAwareCache). A resting lease may have spilled its tail to the host (host.py); it is recalled
-or forgotten before anything is written. Only the cache changes a lease.
+Between steps len(pages) == ceil((committed + reserved) / P): the tail rule. After a rewind the last
+page of the path may be only partly used; it is copied before the next write (see `reserve` of
+SessionAwareCache). An idle lease may have spilled its tail to the host (host_tier.py); that is
+recalled or discarded before the lease is written. Only the cache changes a lease.
 """
 
 from array import array
@@ -22,12 +22,12 @@ class Lease:
         self.scope = scope
         self.path: list[RadixNode] = []
         self.pages: array[int] = array("i")
-        """Another array once it changes: a step in flight has the one it was given."""
+        """Replaced, not mutated, when it changes: a step in flight holds the previous array."""
         self.committed = 0
         self.reserved = 0
         self.host_pages: array[int] = array("i")
         self.host_end = 0
-        """Tokens known with the spilled ones, while `host` is not empty."""
+        """Tokens up to the end of `host_pages`; meaningful only while these are not empty."""
 
     @property
     def private_pages(self) -> int:
@@ -35,10 +35,10 @@ class Lease:
 
     @property
     def resident_tokens(self) -> int:
-        """Tokens whose KV exists somewhere."""
+        """Tokens whose KV is on the device or on the host."""
         return self.host_end if self.host_pages else self.committed
 
     @property
     def launched(self) -> int:
-        """Tokens whose KV is written or on its way."""
+        """Tokens whose KV is written or in flight."""
         return self.committed + self.reserved

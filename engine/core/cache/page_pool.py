@@ -1,4 +1,4 @@
-"""PagePool: fixed KV pages; hands them out, takes them back. Knows no owner but the free list."""
+"""PagePool: the free list of a fixed number of pages."""
 
 from collections.abc import Iterable
 
@@ -19,5 +19,5 @@ class PagePool:
         self._free.extend(pages)
 
     def free_pages(self) -> list[int]:
-        """For the audit."""
+        """List the free pages, for the audit."""
         return list(self._free)

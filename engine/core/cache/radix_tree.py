@@ -1,15 +1,15 @@
-"""RadixTree: pages that may be shared, by their whole past. Read-only, held by count.
+"""RadixTree: shared read-only pages, found by their whole prefix; reference-counted.
 
-One node is one full page. Its place in the tree spells the ids of all pages before it, so two
-leases whose past is the same page for page read the same memory. Each scope has a root of its own:
-nothing is ever shared across scopes, by construction.
+One node is one full page. Its path in the tree is the ids of all pages before it, so leases with
+the same prefix, page for page, read the same memory. Each cache scope has a root of its own, so
+pages are never shared across scopes.
 
     root(scope) ── [ids 0..15] ── [ids 16..31] ── [ids 32..47]
                                 └ [ids 16..31'] …
 
-A lease holds every node of its path, so that `holds` never grows from parent to child, and the
-unheld nodes of a branch always hang below the held ones. Only childless unheld nodes are evicted,
-least recently used first, hence never a page whose continuation is still cached.
+A lease references every node of its path, so `ref_count` never increases from parent to child, and
+unreferenced nodes are always below referenced ones. Only unreferenced leaves are evicted, least
+recently used first, hence never a page whose continuation is still cached.
 """
 
 import heapq
@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 
 
 class RadixNode:
-    """One shared page. `key` is its ids as bytes; `used` the tick of its last hold or drop."""
+    """A shared page. `key` is its ids as bytes; `last_used` the tick of its last acquire or
+    release."""
 
     __slots__ = ("children", "key", "last_used", "page", "parent", "ref_count")
 
@@ -39,11 +40,11 @@ class RadixTree:
         self._roots: dict[str, RadixNode] = {}
         self._tick = 0
         self._evictable: list[tuple[int, int, RadixNode]] = []
-        """Heap of (used, tie-breaker, node); entries whose node has changed since are skipped."""
+        """Heap of (last_used, tie-breaker, node); entries whose node has changed are skipped."""
         self._pushes = 0
 
     def match(self, scope: str, ids: "array[int]", limit: int) -> list[RadixNode]:
-        """The longest shared path of full pages within ids[:limit]. Holds nothing yet."""
+        """Return the longest shared path of full pages within ids[:limit], without acquiring it."""
         path: list[RadixNode] = []
         node = self._roots.get(scope)
         size = self.page_size
@@ -58,8 +59,8 @@ class RadixTree:
     def insert(
         self, scope: str, parent: RadixNode | None, key: bytes, page: int
     ) -> tuple[RadixNode, bool]:
-        """The node for `key` below `parent` (None: the scope's root), made from `page` if it is
-        new. The second value says whether `page` was taken."""
+        """Return the node for `key` below `parent` (None: the scope's root), and whether it is new:
+        then the tree owns `page`."""
         above = parent or self._roots.setdefault(scope, RadixNode(-1, b"", None))
         node = above.children.get(key)
         if node is not None:
@@ -78,17 +79,17 @@ class RadixTree:
             node.last_used = self._tick
 
     def release(self, nodes: Sequence[RadixNode]) -> None:
-        """Deepest first in effect: a path is dropped whole or from its end."""
+        """Release a whole path or its end; the deepest node first."""
         self._tick += 1
         for node in reversed(nodes):
             node.ref_count -= 1
             node.last_used = self._tick
-            assert node.ref_count >= 0, "a node was dropped more often than held"
+            assert node.ref_count >= 0, "a node was released more often than acquired"
             if node.ref_count == 0:
                 self._mark_unreferenced(node)
 
     def evict(self) -> int | None:
-        """Forgets the least recently used childless unheld node; its page, or None."""
+        """Evict the least recently used unreferenced leaf. Returns its page, or None."""
         while self._evictable:
             entry = heapq.heappop(self._evictable)
             if not self._is_current(entry):
@@ -118,7 +119,7 @@ class RadixTree:
         self._push_evictable(node)
 
     def _push_evictable(self, node: RadixNode) -> None:
-        """Makes the node evictable, if it has no children (else its last child will)."""
+        """Make a node evictable if it is a leaf; else evicting its last child will."""
         if node.children:
             return
         self._pushes += 1

@@ -1,18 +1,18 @@
 """SessionAwareCache: the one facade over pages. Every page has exactly one owner:
 
-    free list  |  radix tree (shared, read-only, held by count)  |  one lease (private, writable)
+    free list  |  radix tree (shared, read-only, counted)  |  one lease (private, writable)
 
-    free + tree + leased == total        after every call, proved by `audit`
+    free + tree + leased == total        after every call, verified by `audit`
 
-Memory is given back down a ladder: free pages; unheld tree pages, least recently used first; then
-idle leases, least recently used first, from their tails, so that what is left of a session is
+Memory is reclaimed down a ladder: free pages; unreferenced tree pages, least recently used first;
+then idle leases, least recently used first, from their tails, so that what is left of a session is
 still a prefix of it; their pages are spilled to the host tier while it has room. A lease that lost
 pages has a smaller `committed`: its sequence owes those ids again, and nothing else changes.
 
-Every call is O(what it moves), never O(history), except those that walk the tree (match, publish,
-fork, close): they are off the path of a streaming turn. (The page numbers of a lease that gets or
-loses pages are copied: 4 bytes for each page.) The device runs steps in order, so a page
-may be given away while an earlier step still reads it; see batch.py.
+Every call is O(pages moved), never O(history), except those that walk the tree (match, publish,
+fork, close), which are off the path of a streaming turn. (The page numbers of a lease that gains or
+loses pages are copied: 4 bytes per page.) The device runs steps in order, so a page may be reused
+while an earlier step still reads it; see batch.py.
 """
 
 from array import array
@@ -36,20 +36,21 @@ class SessionAwareCache:
         self._leases: set[Lease] = set()
         self._busy: set[Lease] = set()
         self._idle: OrderedDict[Lease, None] = OrderedDict()
-        """Resting leases that have pages, least recently used first."""
+        """Idle leases with pages, least recently used first."""
         self._leased_pages = 0
 
     # ---- the life of a lease --------------------------------------------------------------
 
     def open(self, scope: str = "") -> Lease:
+        """Open an empty lease, busy at first."""
         lease = Lease(scope)
         self._leases.add(lease)
         self._busy.add(lease)
         return lease
 
     def match(self, lease: Lease, ids: "array[int]", limit: int) -> int:
-        """If the tree knows more of ids[:limit] than the lease has, take the tree's pages instead.
-        Returns the tokens now committed. Only when nothing is in flight."""
+        """Take the tree's pages in place of the lease's own if they cover more of ids[:limit].
+        Returns the tokens now committed. Nothing may be in flight."""
         assert lease.reserved == 0
         path = self.tree.match(lease.scope, ids, limit)
         if len(path) * self.page_size <= lease.resident_tokens:
@@ -63,10 +64,10 @@ class SessionAwareCache:
         return lease.committed
 
     def reserve(self, lease: Lease, count: int) -> bool:
-        """Reserves room for `count` more tokens after what is committed or on its way, giving back
-        idle memory if need be. All or nothing for this lease. Copies the last shared page first if
-        it would be written."""
-        assert not lease.host_pages, "what was spilled must be recalled or forgotten first"
+        """Reserve room for `count` more tokens after those launched, evicting idle pages if
+        necessary. Returns False, with nothing reserved, if there is no room. Copies the last shared
+        page first if it would be written."""
+        assert not lease.host_pages, "host pages must be recalled or discarded first"
         reach, size = lease.committed + lease.reserved, self.page_size
         if reach + count <= len(lease.pages) * size and len(lease.path) * size <= reach:
             lease.reserved += count
@@ -85,8 +86,8 @@ class SessionAwareCache:
         return True
 
     def commit(self, lease: Lease, count: int, kept: int | None = None) -> None:
-        """A step over `count` reserved tokens is done; `kept` of them (all, unless a turn ended
-        before it was collected) are now part of the past. The tail rule gives back the rest."""
+        """Commit a step over `count` reserved tokens. `kept` of them have valid KV: None for all;
+        fewer if the log was cut before the step was collected. The tail rule releases the rest."""
         assert count <= lease.reserved
         lease.reserved -= count
         if kept is None or kept == count:
@@ -96,8 +97,8 @@ class SessionAwareCache:
             self._trim(lease)
 
     def publish(self, lease: Lease, ids: "array[int]", limit: int) -> None:
-        """Moves full private pages within ids[:limit] into the tree, which the lease then holds.
-        Where the tree has the page already, the private double goes back to the pool."""
+        """Move full private pages within ids[:limit] into the tree; the lease then references them
+        there. Pages that the tree already has are released to the pool."""
         size = self.page_size
         last = min(limit, lease.committed) // size
         pages = lease.pages
@@ -116,8 +117,8 @@ class SessionAwareCache:
         lease.pages = pages
 
     def rewind(self, lease: Lease, to: int) -> None:
-        """Forgets the KV after `to` tokens, if there is any. Nothing is computed again: a shared
-        page cut in its middle is copied when it is next written."""
+        """Discard the KV after `to` tokens, if there is any. No KV before that is recomputed: a
+        shared page that is cut in its middle is copied when it is next written."""
         assert lease.reserved == 0
         self.host_tier.trim(lease, to)
         if to < lease.committed:
@@ -125,10 +126,10 @@ class SessionAwareCache:
             self._trim(lease)
 
     def fork(self, lease: Lease, ids: "array[int]", at: int, limit: int) -> Lease:
-        """A new lease on ids[:at]. Full pages are shared through the tree; the last partial page is
-        shared too if the source has filled it and ids[:limit] may be shared that far, else copied
-        (or, with no page to be had, left to be computed again: less than one page). The source
-        must not be resting; what is on its way to it lies behind what is forked."""
+        """Open a lease on ids[:at]. Full pages are shared through the tree. The last partial page
+        is shared too if the source has filled it and ids[:limit] includes it; else it is copied,
+        or, if no page is free, left to be recomputed (less than one page). The source must be busy;
+        its tokens in flight are not forked."""
         assert lease in self._busy
         at = min(at, lease.committed)
         self.publish(lease, ids, min(self._pages_for(at) * self.page_size, limit))
@@ -146,7 +147,7 @@ class SessionAwareCache:
         return child
 
     def close(self, lease: Lease, ids: "array[int]", limit: int) -> None:
-        """Ends the lease. Full pages of ids[:limit] stay in the tree, to be found or evicted."""
+        """Close the lease. Full pages of ids[:limit] stay in the tree until they are evicted."""
         assert lease.reserved == 0
         self.publish(lease, ids, limit)
         self.host_tier.discard(lease)
@@ -154,10 +155,10 @@ class SessionAwareCache:
         self._busy.discard(lease)
         self._leases.remove(lease)
 
-    # ---- who may be evicted ---------------------------------------------------------------
+    # ---- idle and busy leases -------------------------------------------------------------
 
     def mark_idle(self, lease: Lease) -> None:
-        """Nobody waits for this lease now: its pages may be given to others."""
+        """Make the pages of a lease evictable, because no turn waits for it."""
         assert lease.reserved == 0
         self._busy.discard(lease)
         self._idle.pop(lease, None)
@@ -169,9 +170,8 @@ class SessionAwareCache:
         self._busy.add(lease)
 
     def recall(self, lease: Lease) -> bool:
-        """Brings back what the lease has spilled, if room can be made; else it is forgotten and
-        will be computed again. False: there was something, and it is lost. The lease must be
-        awake."""
+        """Load spilled pages back to the device. Returns False if there is no room for them: then
+        they are discarded and their tokens will be recomputed. The lease must be busy."""
         if not lease.host_pages:
             return True
         assert lease not in self._idle
@@ -188,12 +188,12 @@ class SessionAwareCache:
         return True
 
     def retract(self, lease: Lease) -> None:
-        """Gives back everything the lease has, at once. Its sequence owes it all again."""
+        """Release all pages of a lease. Its sequence owes all its ids again."""
         assert lease.reserved == 0
         self._release(lease, 0)
 
     def reset(self) -> None:
-        """All KV, on the device and on the host. Only when nothing is in flight."""
+        """Discard all KV, on the device and on the host. Nothing may be in flight."""
         for lease in self._leases:
             assert lease.reserved == 0
             self.host_tier.discard(lease)
@@ -203,40 +203,42 @@ class SessionAwareCache:
         self._moves.clear()
 
     def take_moves(self) -> list[PageMove]:
-        """What the next batch must move, in order, before anything else."""
+        """Return the page moves for the next batch, and clear them."""
         moves = self._moves.copy()
         self._moves.clear()
         return moves
 
     def available_pages(self) -> int:
-        """Pages that could be had by evicting all that is idle; an upper bound."""
+        """Return an upper bound of the pages that are free after evicting all idle ones."""
         return self.pool.total - sum(lease.private_pages for lease in self._busy)
 
     def has_in_flight(self) -> bool:
-        """Whether any lease has tokens on their way."""
+        """Return whether any lease has tokens in flight."""
         return any(lease.reserved for lease in self._busy)
 
-    # ---- the books ------------------------------------------------------------------------
+    # ---- accounting -----------------------------------------------------------------------
 
     @property
     def leased_pages(self) -> int:
         return self._leased_pages
 
     def audit(self) -> None:
-        """Every page has one owner, every hold a holder, every lease obeys the tail rule. O(pages);
-        raises AssertionError."""
+        """Check that every page has one owner, that reference counts match the leases, and that
+        every lease obeys the tail rule. O(pages). Raises AssertionError."""
         nodes = list(self.tree.nodes())
         owned = self.pool.free_pages() + [node.page for node in nodes]
-        holds: dict[int, int] = {}
+        references: dict[int, int] = {}
         for lease in self._leases:
             owned.extend(lease.pages[len(lease.path) :])
             assert list(lease.pages[: len(lease.path)]) == [node.page for node in lease.path]
             assert len(lease.pages) == self._pages_for(lease.launched), "the tail rule is broken"
             for node in lease.path:
-                holds[id(node)] = holds.get(id(node), 0) + 1
+                references[id(node)] = references.get(id(node), 0) + 1
         assert sorted(owned) == list(range(self.pool.total)), "a page is lost or owned twice"
-        assert all(node.ref_count == holds.pop(id(node), 0) for node in nodes), "holds out of step"
-        assert not holds, "a lease holds a node that left the tree"
+        assert all(node.ref_count == references.pop(id(node), 0) for node in nodes), (
+            "reference counts do not match the leases"
+        )
+        assert not references, "a lease references a node that is not in the tree"
         assert self.tree.size == len(nodes)
         assert self.tree.unreferenced == sum(node.ref_count == 0 for node in nodes)
         assert self.pool.free_count + self.tree.size + self._leased_pages == self.pool.total
@@ -244,10 +246,10 @@ class SessionAwareCache:
         for lease in self._leases:
             slots.extend(lease.host_pages)
             if lease.host_pages:
-                assert lease.committed == len(lease.pages) * self.page_size, "a gap before the host"
+                assert lease.committed == len(lease.pages) * self.page_size, "gap before host pages"
                 assert len(lease.host_pages) == self._pages_for(lease.host_end) - len(lease.pages)
         assert sorted(slots) == list(range(self.host_tier.pool.total)), (
-            "a host page is lost or doubled"
+            "a host page is lost or owned twice"
         )
         assert self._busy <= self._leases
         assert self._idle.keys() == {x for x in self._leases - self._busy if x.pages}
@@ -263,7 +265,7 @@ class SessionAwareCache:
             self._release(lease, keep)
 
     def _release(self, lease: Lease, keep: int) -> None:
-        """Gives back the lease's pages after the first `keep`."""
+        """Release the lease's pages after the first `keep`."""
         shared = len(lease.path)
         private = lease.pages[max(keep, shared) :]
         self.pool.release(private)
@@ -286,7 +288,8 @@ class SessionAwareCache:
         self.tree.release([node])
 
     def _make_room(self, needed: int) -> bool:
-        """Down the ladder until `needed` pages are free."""
+        """Reclaim pages down the ladder until `needed` are free. Returns False if that cannot
+        be."""
         while self.pool.free_count < needed:
             page = self.tree.evict()
             if page is not None:
@@ -299,8 +302,9 @@ class SessionAwareCache:
         return True
 
     def _evict_tail(self, lease: Lease, pages: int) -> None:
-        """Takes up to `pages` from the tail of an idle lease; one that has only shared pages left
-        lets go of them all, so that the tree may evict them. What goes is spilled if it can be."""
+        """Evict up to `pages` private pages from the tail of an idle lease, spilling them if the
+        host tier has room. A lease with only shared pages releases all of them, so that the tree
+        can evict them."""
         taken = min(pages, lease.private_pages)
         self.evicted_pages += taken
         keep = len(lease.pages) - taken if taken else 0

@@ -1,4 +1,4 @@
-"""Who runs next, and how much of it. Plain Python: knows no torch, no wire, no time of day."""
+"""Scheduling: the rows of each step. Plain Python: knows no torch, no wire, no time of day."""
 
 from continuo.engine.core.schedule.budget import StepLoad
 from continuo.engine.core.schedule.scheduler import ScheduledRow, Scheduler, StepPlan

@@ -1,6 +1,7 @@
-"""Budget: what is left of one step. StepTime: what a step costs, learnt while running.
+"""StepBudget: the tokens and rows left in a step. StepLoad: the work that a step is.
 
-A step's budget is time, because one query over 40,000 tokens of context is not one token's work:
+The cost of a step is time, not tokens: one query over 40,000 tokens of context is more than one
+token's work. Its model (step_time_model.py):
 
     seconds ≈ a + b · rows + c · tokens + d · Σ tokens · context
 """
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class StepLoad(NamedTuple):
-    """What a step makes the device do."""
+    """Work of a step: the features that its duration depends on."""
 
     rows: int = 0
     tokens: int = 0
@@ -18,7 +19,7 @@ class StepLoad(NamedTuple):
     """Sum over rows of tokens times context."""
 
     def with_row(self, start: int, tokens: int) -> "StepLoad":
-        """With one row more: `tokens` of a sequence that has `start` in KV."""
+        """Return the load with one more row: `tokens` of a sequence with `start` tokens in KV."""
         over = tokens * start + tokens * tokens // 2
         return StepLoad(self.rows + 1, self.tokens + tokens, self.attention + over)
 
@@ -49,17 +50,17 @@ class StepBudget:
 
 
 def allot(demands: Sequence[int], tokens: int) -> list[int]:
-    """Cuts `tokens` among those who want some, oldest first: an equal share to each, so that nobody
-    stands behind a longer one; what they leave goes to the oldest."""
+    """Divide `tokens` among demands, oldest first: an equal share to each, so that none waits for a
+    longer one; unused shares go to the oldest."""
     if not demands:
         return []
     share = max(tokens // len(demands), 1)
-    given: list[int] = []
-    for want in demands:
-        given.append(min(want, share, tokens))
-        tokens -= given[-1]
-    for index, want in enumerate(demands):
-        more = min(want - given[index], tokens)
-        given[index] += more
+    allotted: list[int] = []
+    for demand in demands:
+        allotted.append(min(demand, share, tokens))
+        tokens -= allotted[-1]
+    for index, demand in enumerate(demands):
+        more = min(demand - allotted[index], tokens)
+        allotted[index] += more
         tokens -= more
-    return given
+    return allotted

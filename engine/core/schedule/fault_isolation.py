@@ -1,4 +1,4 @@
-"""Isolation: find the row that makes a step fail, by bisection. Pure.
+"""FaultIsolation: finds the row that makes a step fail, by bisection. Pure.
 
     step of a b c d e f g h fails   groups [a b c d] [e f g h]
     step of a b c d succeeds               [e f g h]
@@ -9,8 +9,8 @@
 A step takes its rows from one group of suspects, or from all other sequences; the two kinds
 alternate, so that a search does not stop the others. A suspect is cleared when its KV reaches as
 far as the failed step would have brought it, or when the suspected ids are cut from its log. A row
-that fails in a step of its own, after it was suspected, is the culprit: a failure that does not
-come again has none. One bad row among n costs about 2 log2(n) steps.
+that fails in a step of its own, after it was suspected, is the culprit; a failure that is not
+repeated has none. One bad row among n costs about 2 log2(n) steps.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ ALL_SEQUENCES = RowSelection(None, has_only_suspects=False)
 
 
 class Suspicion(NamedTuple):
-    """Why a sequence is suspected: the first `since` ids of its log, until its KV holds `until`."""
+    """Suspicion of the first `log_length` ids of a sequence, until `cleared_at` tokens have KV."""
 
     log_length: int
     cleared_at: int
@@ -49,16 +49,16 @@ class Suspicion(NamedTuple):
 class FaultIsolation:
     def __init__(self) -> None:
         self._groups: list[dict[Sequence, Suspicion]] = []
-        """A sequence is in one group at most."""
+        """Disjoint groups of suspects."""
         self._was_suspects_only = False
-        """The last step took its rows from a group."""
+        """Whether the last step took its rows from a group."""
 
     def __bool__(self) -> bool:
-        """Whether there are suspects."""
+        """Return whether there are suspects."""
         return bool(self._groups)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
-        """Record that a step has raised an exception; `reaches` is how far it would have brought
+        """Record that a step has raised an exception; `kv_ends` is how far it would have brought
         the KV of each of its rows. Returns the culprit, if this step has found it."""
         suspects = self._suspects()
         only = next(iter(kv_ends))
@@ -78,19 +78,20 @@ class FaultIsolation:
         return None
 
     def add_suspect(self, sequence: Sequence, extra_tokens: int) -> None:
-        """Run the sequence in steps of its own until it has KV of its present ids and of `more`."""
+        """Run a sequence in steps of its own until its current ids and `extra_tokens` more have
+        KV."""
         for group in self._groups:
             group.pop(sequence, None)
         length = len(sequence.ids)
         self._groups.append({sequence: Suspicion(length, length + extra_tokens)})
 
     def is_searching(self, has_work: SequenceFilter) -> bool:
-        """Whether a suspect owes tokens."""
+        """Return whether a suspect owes tokens."""
         return bool(self._groups_with_work(has_work))
 
     def row_selections(self, has_work: SequenceFilter) -> list[RowSelection]:
-        """Ways to choose the rows of the next step, the preferred one first. The others follow
-        because a group may find no pages while older turns hold them."""
+        """Return ways to choose the rows of the next step, the preferred one first. The others are
+        needed because a group may get no pages while older turns hold them."""
         groups = self._groups_with_work(has_work)
         if not groups:
             return [ALL_SEQUENCES]
@@ -104,7 +105,7 @@ class FaultIsolation:
         self._was_suspects_only = selection.has_only_suspects
 
     def _groups_with_work(self, has_work: SequenceFilter) -> list[dict[Sequence, Suspicion]]:
-        """Groups of which a sequence owes tokens, without those that are cleared."""
+        """Remove cleared suspects and return the groups in which a sequence owes tokens."""
         for group in self._groups:
             for sequence in [s for s, doubt in group.items() if doubt.is_cleared(s)]:
                 del group[sequence]

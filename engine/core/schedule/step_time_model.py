@@ -1,29 +1,21 @@
-"""The predicted duration of a step, fitted to measured ones while running."""
+"""StepTimeModel: predicts the duration of a step, by online least squares over measured ones."""
 
 from continuo.engine.core.schedule.budget import StepLoad
 
 DECAY = 0.98
-"""Weight of the past at each new observation."""
-
-
+"""Weight of past observations at each new one."""
 OBSERVATIONS_MIN = 8
-"""Observations before predictions are trusted."""
-
-
+"""Observations before predictions are used."""
 OUTLIER_RATIO_MAX = 4.0
-"""An observation counts for at most this many times what was predicted."""
-
-
+"""Limit of an observation, as a multiple of its prediction."""
 REFIT_EVERY = 32
-"""Observations from one fit to the next."""
-
-
+"""Observations between fits."""
 FEATURE_SCALES = (1.0, 8.0, 256.0, 256.0 * 4096.0)
 
 
 class StepTimeModel:
-    """Least squares over the steps so far, older ones forgotten (exponentially weighted normal
-    equations); coefficients below zero are taken as zero."""
+    """Exponentially weighted least squares over the steps so far, by the normal equations; negative
+    coefficients are replaced by zero."""
 
     def __init__(self) -> None:
         size = len(FEATURE_SCALES)
@@ -38,8 +30,9 @@ class StepTimeModel:
         return self._observations + len(self._pending) >= OBSERVATIONS_MIN
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """The device took `seconds` for a step of `load`. Learnt from when somebody asks, or after
-        a number of steps: where nobody plans cold work, a step costs a list's append."""
+        """Record the `seconds` that the device took for a step of `load`. They are fitted at the
+        next prediction, or after REFIT_EVERY steps: without prefills a step costs one list
+        append."""
         self._pending.append((load, seconds))
         if len(self._pending) >= REFIT_EVERY:
             self._learn_pending()
@@ -63,7 +56,7 @@ class StepTimeModel:
             self._coefficients = [max(c, 0.0) for c in _solve(self._products, self._sums)]
 
     def predict(self, load: StepLoad) -> float:
-        """Seconds."""
+        """Return the predicted duration of a step, in seconds."""
         self._learn_pending()
         return self._predict(load)
 
@@ -71,8 +64,8 @@ class StepTimeModel:
         return sum(c * x for c, x in zip(self._coefficients, _features(load), strict=True))
 
     def tokens_within(self, seconds: float, load: StepLoad, start: int, tokens_max: int) -> int:
-        """How many tokens, at most `most`, of a sequence with `start` in KV can join `load` so that
-        the step takes no more than `seconds`."""
+        """Return how many tokens, up to `tokens_max`, of a sequence with `start` tokens in KV fit
+        beside `load` in a step of `seconds`."""
         self._learn_pending()
         low, high = 0, tokens_max
         while low < high:
@@ -90,7 +83,7 @@ def _features(load: StepLoad) -> tuple[float, ...]:
 
 
 def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination with pivoting; a column without one counts as zero."""
+    """Solve by Gaussian elimination with pivoting; an unknown without a pivot is zero."""
     size = len(right)
     rows = [[*line, value] for line, value in zip(matrix, right, strict=True)]
     for i in range(size):
