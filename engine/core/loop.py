@@ -1,11 +1,11 @@
-"""Loop: one step after another.  receive → plan → launch → publish → collect.
+"""EngineLoop: runs one step after another.  receive → plan → launch → send → collect.
 
-One event loop drives the engine; when nothing is owed it sleeps. What a step has said is sent
-while the device works: at once if another step is there, else when the next one has begun. Up to
-`steps_ahead` steps are launched, on a thread beside it, beyond the one whose answer is awaited.
-Where there are none (on a CPU) this thread works at each step itself, since to wait for another
-one costs more than all the Python of a small step; where others work with it, it leaves the end of
-a step to them, and plans the next one meanwhile. Effects on sequences are taken at collect.
+One event loop drives the engine; it sleeps when no tokens are owed. The events of a step are sent
+while the device computes: at once if another step is in flight, else after the next launch. Up to
+`steps_ahead` steps are launched, on a device thread, beyond the one whose result is awaited. With
+`steps_ahead` 0 (on a CPU) this thread computes each step itself, because switching threads costs
+more than all the Python of a small step; if worker threads take part, it leaves the end of a step
+to them and plans the next one meanwhile. Effects on sequences are applied at collect.
 """
 
 import asyncio
@@ -38,14 +38,13 @@ from continuo.engine.wire.messages import EngineEvent, LoopCommand, TokenLogprob
 log = logging.getLogger(__name__)
 
 AUDIT_EVERY_S = 60.0
-"""How often an idle engine proves its books."""
-
+"""Interval between audits of an idle engine."""
 
 SendEvents = Callable[[list[EngineEvent]], None]
 
 
 class PreparedStep(NamedTuple):
-    """A step as it goes to the device, and what each row of it is for."""
+    """A batch for the device, with the scheduled row of each of its rows."""
 
     batch: Batch
     rows: list[ScheduledRow]
@@ -53,9 +52,9 @@ class PreparedStep(NamedTuple):
 
     @property
     def kv_ends(self) -> dict[Sequence, int]:
-        """The position up to which each row brings the KV of its sequence."""
+        """Position up to which each row extends the KV of its sequence."""
         rows = zip(self.rows, self.batch.rows, strict=True)
-        return {work.sequence: row.start + row.count for work, row in rows}
+        return {scheduled.sequence: row.start + row.count for scheduled, row in rows}
 
 
 class InFlightStep(NamedTuple):
@@ -63,7 +62,8 @@ class InFlightStep(NamedTuple):
 
     step: PreparedStep
     ticket: object
-    """The runner's; where steps run ahead, its future. An Exception: it could not be launched."""
+    """Ticket of the runner; with a device thread, the future of it. An Exception if the launch
+    failed."""
 
 
 class EngineLoop(Generic[TicketT]):
@@ -77,7 +77,7 @@ class EngineLoop(Generic[TicketT]):
         *,
         audit_every_step: bool = False,
     ) -> None:
-        """`recorder`: where the rows in flight are written for whoever finds this process dead."""
+        """`recorder` gets the rows in flight, for the process that is started after a crash."""
         self._runner = runner
         self._cache = cache
         self._scheduler = scheduler
@@ -98,12 +98,12 @@ class EngineLoop(Generic[TicketT]):
         self._last_audit_s = time.monotonic()
 
     def enqueue(self, commands: list[LoopCommand]) -> None:
-        """Commands from the link; they take effect at the next receive."""
+        """Queue commands; they take effect before the next step is planned."""
         self._inbox.extend(commands)
         self._wakeup.set()
 
     def wake(self) -> None:
-        """From any thread: there may be something to do."""
+        """Wake the loop. Thread-safe."""
         if self._event_loop is not None:
             self._event_loop.call_soon_threadsafe(self._wakeup.set)
 
@@ -115,7 +115,7 @@ class EngineLoop(Generic[TicketT]):
         self._wakeup.set()
 
     async def run(self, sessions: Sessions, send: SendEvents) -> None:
-        """Until `stop`. Raises DeviceLost."""
+        """Run until `stop`. Raises DeviceLost."""
         self._event_loop = asyncio.get_running_loop()
         while not self._is_stopping:
             if self._steps_in_flight and not self._has_device_thread:
@@ -135,14 +135,14 @@ class EngineLoop(Generic[TicketT]):
             if self._audit_every_step:
                 self._cache.audit()
         while self._steps_in_flight:
-            flight = self._steps_in_flight.popleft()
-            await self._await_result(flight)
-            self._recorder.end_step(flight.step.batch.number)
+            in_flight = self._steps_in_flight.popleft()
+            await self._await_result(in_flight)
+            self._recorder.end_step(in_flight.step.batch.number)
         send(self.take_events())
         self._event_loop = None
         self._device_executor.shutdown(wait=True, cancel_futures=True)
 
-    # ---- the verbs of a step --------------------------------------------------------------
+    # ---- the phases of a step -------------------------------------------------------------
 
     def _apply_commands(self, sessions: Sessions) -> None:
         while self._inbox:
@@ -151,103 +151,104 @@ class EngineLoop(Generic[TicketT]):
         sessions.expire_idle()
 
     def _launch(self) -> bool:
-        """Hands the next step to the device. False: there was nothing to do, or a bad row is
-        searched for, which takes one step at a time."""
+        """Launch the next step. Returns False if no tokens are owed, or a bad row is searched for,
+        one step at a time."""
         if self._steps_in_flight and self._scheduler.is_isolating_fault:
             return False
-        order = self.prepare_step()
-        if order is None:
+        step = self.prepare_step()
+        if step is None:
             return False
         self._counters.begin_step(time.monotonic())
         ticket: object
         if self._has_device_thread:
-            ticket = self._device_executor.submit(self._runner.launch, order.batch)
+            ticket = self._device_executor.submit(self._runner.launch, step.batch)
         else:
             try:
-                ticket = self._runner.launch(order.batch)
+                ticket = self._runner.launch(step.batch)
             except Exception as error:
                 ticket = error
-        self._steps_in_flight.append(InFlightStep(order, ticket))
+        self._steps_in_flight.append(InFlightStep(step, ticket))
         return True
 
     def prepare_step(self) -> PreparedStep | None:
-        """Plans a step and writes it down for the device. None: nothing is owed."""
-        works, load = self._scheduler.plan()
-        if not works:
+        """Plan a step and build its batch. Returns None if no tokens are owed."""
+        scheduled_rows, load = self._scheduler.plan()
+        if not scheduled_rows:
             return None
         number = self._counters.steps
         self._counters.steps += 1
-        self._recorder.begin_step(number, [work.sequence.session_hash for work in works])
-        rows = [self._build_row(work, number, index) for index, work in enumerate(works)]
-        return PreparedStep(Batch(number, rows, self._cache.take_moves()), works, load)
+        self._recorder.begin_step(number, [row.sequence.session_hash for row in scheduled_rows])
+        rows = [self._build_row(row, number, index) for index, row in enumerate(scheduled_rows)]
+        return PreparedStep(Batch(number, rows, self._cache.take_moves()), scheduled_rows, load)
 
     def _build_row(self, scheduled: ScheduledRow, number: int, index: int) -> BatchRow:
         sequence, count, turn = scheduled
         lease = sequence.lease
         start = lease.launched - count
-        feed = -1
+        feed_row = -1
         ids = sequence.ids[start : start + count]
         if not ids:
-            fed_by, feed = sequence.last_feed
-            assert fed_by == number - 1, "a promise nobody keeps"
+            feed_batch, feed_row = sequence.last_feed
+            assert feed_batch == number - 1, "the promised id is not drawn by the previous step"
         sample = None
-        asked = sequence.turn
-        if asked is not None and not asked.first_step_s:
-            asked.first_step_s = time.monotonic()
+        running = sequence.turn
+        if running is not None and not running.first_step_s:
+            running.first_step_s = time.monotonic()
         if turn is not None:
             sample = turn.next_sample()
             sequence.promised += 1
             sequence.last_feed = (number, index)
-        return BatchRow(ids, feed, start, lease.pages, sample)
+        return BatchRow(ids, feed_row, start, lease.pages, sample)
 
     async def _run_until_near_end(self, sessions: Sessions) -> None:
-        """Works at the step in flight to its end, or until others do the rest; then lets in what is
-        to be received before the next one is planned."""
-        order, ticket = self._steps_in_flight[0]
-        near = False
+        """Compute the step in flight to its end, or until worker threads can finish it; then let
+        the event loop receive commands before the next step is planned."""
+        step, ticket = self._steps_in_flight[0]
+        is_near_end = False
         if not isinstance(ticket, Exception):
             try:
-                near = self._runner.run_until_near_end(cast(TicketT, ticket))
+                is_near_end = self._runner.run_until_near_end(cast(TicketT, ticket))
             except Exception as error:
-                self._steps_in_flight[0] = InFlightStep(order, error)
-        if not near:
+                self._steps_in_flight[0] = InFlightStep(step, error)
+        if not is_near_end:
             await self._collect(sessions)
         await asyncio.sleep(0)
 
     async def _collect(self, sessions: Sessions) -> None:
-        """Waits for the oldest step in flight and takes its effects. If the device failed it, those
-        behind it are lost too: they go on from what it has not written."""
-        flight = self._steps_in_flight.popleft()
-        sampled = await self._await_result(flight)
-        if isinstance(sampled, Exception):
-            behind = list(self._steps_in_flight)
+        """Wait for the oldest step in flight and apply its effects. If it failed, the steps behind
+        it are lost too, because they build on KV that it has not written."""
+        oldest = self._steps_in_flight.popleft()
+        result = await self._await_result(oldest)
+        if isinstance(result, Exception):
+            later = list(self._steps_in_flight)
             self._steps_in_flight.clear()
             self._counters.discard_steps()
-            for other in behind:
+            for other in later:
                 await self._await_result(other)
                 self._recorder.end_step(other.step.batch.number)
-            await self._check_device(sampled)
-            self.apply_failure([each.step for each in (flight, *behind)], sampled, sessions)
+            await self._check_device(result)
+            self.apply_failure([each.step for each in (oldest, *later)], result, sessions)
         else:
-            self.apply_result(flight.step, sampled, sessions)
+            self.apply_result(oldest.step, result, sessions)
             self._discard_unneeded_step(sessions)
 
     def _discard_unneeded_step(self, sessions: Sessions) -> None:
-        """Where this thread works at the step in flight: not if all it is for has just ended."""
+        """Cancel the step in flight if all turns that it serves have just ended. Only without a
+        device thread, since this thread would have to compute it."""
         if self._has_device_thread or not self._steps_in_flight:
             return
-        order, ticket = self._steps_in_flight[0]
-        if isinstance(ticket, Exception) or any(work.is_needed for work in order.rows):
+        step, ticket = self._steps_in_flight[0]
+        if isinstance(ticket, Exception) or any(row.is_needed for row in step.rows):
             return
         self._steps_in_flight.popleft()
         self._counters.discard_steps()
         try:
             self._runner.discard(cast(TicketT, ticket))
-        except Exception:  # nobody wanted it
-            log.exception("step %d failed on the device", order.batch.number)
-        self._recorder.end_step(order.batch.number)
-        self._roll_back(order.rows)
-        self._advance_idle(order.rows, sessions)
+        except Exception:  # its result is not needed
+            log.exception("step %d failed on the device", step.batch.number)
+        self._recorder.end_step(step.batch.number)
+        self._roll_back(step.rows)
+        self._advance_idle(step.rows, sessions)
 
     async def _await_result(self, step: InFlightStep) -> BatchResult | Exception:
         try:
@@ -263,34 +264,34 @@ class EngineLoop(Generic[TicketT]):
             return error
 
     async def _check_device(self, error: Exception) -> None:
-        """Raises DeviceLost where no step can be run any more: the turns go on in the engine that
-        is started next."""
+        """Raise DeviceLost if the device cannot run another step; the turns then continue in the
+        next engine process."""
         if self._has_device_thread:
-            works = await asyncio.wrap_future(self._device_executor.submit(self._runner.is_usable))
+            is_usable = await asyncio.wrap_future(
+                self._device_executor.submit(self._runner.is_usable)
+            )
         else:
-            works = self._runner.is_usable()
-        if not works:
+            is_usable = self._runner.is_usable()
+        if not is_usable:
             raise DeviceLost(f"the device is lost: {type(error).__name__}: {error}") from error
 
-    def apply_result(self, step: PreparedStep, sampled: BatchResult, sessions: Sessions) -> None:
-        """A step is done: its effects on sequences, all of them and only here."""
-        self._counters.end_step(
-            sampled.model_s, time.monotonic() if self._steps_in_flight else None
-        )
-        self._scheduler.observe(step.load, sampled.model_s)
-        for work, drawn in zip(step.rows, sampled.results, strict=True):
-            self._apply_row(work, drawn, sessions)
+    def apply_result(self, step: PreparedStep, result: BatchResult, sessions: Sessions) -> None:
+        """Apply all effects of a completed step on its sequences."""
+        self._counters.end_step(result.model_s, time.monotonic() if self._steps_in_flight else None)
+        self._scheduler.observe(step.load, result.model_s)
+        for row, drawn in zip(step.rows, result.results, strict=True):
+            self._apply_row(row, drawn, sessions)
         self._recorder.end_step(step.batch.number)
 
     def _collect_on_thread(self, step: InFlightStep) -> BatchResult:
-        """On the device thread."""
+        """Collect a step; runs on the device thread."""
         return self._runner.collect(cast("Future[Any]", step.ticket).result())
 
     def _apply_row(
         self, scheduled: ScheduledRow, drawn: RowResult | None, sessions: Sessions
     ) -> None:
-        """KV of `count` tokens is written. Where the log was cut meanwhile, what lies beyond it is
-        dropped, and so is an id drawn for a turn that has ended."""
+        """Apply a row: KV of its tokens is written. If the log was cut meanwhile, KV beyond its end
+        is discarded, and so is an id drawn for a turn that has ended."""
         sequence, count, turn = scheduled
         lease = sequence.lease
         kept = min(max(len(sequence.ids) - lease.committed, 0), count)
@@ -311,44 +312,46 @@ class EngineLoop(Generic[TicketT]):
     def _apply_drawn(
         self, sequence: Sequence, turn: Turn, drawn: RowResult, sessions: Sessions
     ) -> None:
-        """An id has come back for a running turn."""
+        """Apply the id drawn for a running turn, or the failure of its row."""
         if drawn.failure is not None:
             sessions.end_turn(sequence, "failed", error=drawn.failure)
             return
         turn.first_id_s = turn.first_id_s or time.monotonic()
         sequence.ids.append(drawn.id)
-        over = turn.accept(drawn.id)
+        end_reason = turn.accept(drawn.id)
         self._counters.tokens_drawn += 1
         logprobs = None
         if drawn.logprobs is not None:
             logprobs = [TokenLogprobs(drawn.logprobs.drawn, drawn.logprobs.top)]
         self.emit(TurnTokens(sequence.id, turn.id, turn.output_tokens - 1, [drawn.id], logprobs))
-        if over is not None:
-            sessions.end_turn(sequence, over)
+        if end_reason is not None:
+            sessions.end_turn(sequence, end_reason)
 
     def apply_failure(
         self, steps: list[PreparedStep], error: Exception, sessions: Sessions
     ) -> None:
-        """The device failed the first of these steps, and the others behind it are lost. All are
-        planned again, the first in parts, until the row that fails alone is found: only its turn
-        fails, and its session lives on. Where pages were to be moved, all KV is forgotten, because
-        their content is undefined."""
+        """Roll back steps of which the first has failed on the device; the others are lost with it.
+
+        All are planned again, the first one in parts, until the row that fails alone is found: only
+        its turn fails, and its session stays open. If pages were to be moved, all KV is discarded,
+        because their content is undefined.
+        """
         self._counters.failed_steps += len(steps)
-        for order in steps:
-            self._recorder.end_step(order.batch.number)
-        works = [work for order in steps for work in order.rows]
-        self._roll_back(works)
+        for step in steps:
+            self._recorder.end_step(step.batch.number)
+        rows = [row for step in steps for row in step.rows]
+        self._roll_back(rows)
         culprit = self._scheduler.record_failure(steps[0].kv_ends)
         if culprit is not None:
             if culprit.turn is not None:
                 sessions.end_turn(culprit, "failed", error=f"{type(error).__name__}: {error}")
             self._scheduler.remove(culprit)
-        if any(order.batch.moves for order in steps):
+        if any(step.batch.moves for step in steps):
             self._scheduler.reset_kv()
-        self._advance_idle(works, sessions)
+        self._advance_idle(rows, sessions)
 
     def _roll_back(self, rows: list[ScheduledRow]) -> None:
-        """None of it has been done."""
+        """Undo the launch of rows that were not computed."""
         for sequence, count, turn in rows:
             self._cache.commit(sequence.lease, count, 0)
             if turn is not None:
@@ -356,7 +359,7 @@ class EngineLoop(Generic[TicketT]):
                 turn.launched_tokens -= 1
 
     def _advance_idle(self, rows: list[ScheduledRow], sessions: Sessions) -> None:
-        for sequence in dict.fromkeys(work.sequence for work in rows):
+        for sequence in dict.fromkeys(row.sequence for row in rows):
             sessions.advance_if_idle(sequence)
 
     # ---- between steps --------------------------------------------------------------------
@@ -366,7 +369,7 @@ class EngineLoop(Generic[TicketT]):
         return events
 
     async def _sleep(self, timeout_s: float | None) -> None:
-        """Until there is something to receive, or to expire, or to audit."""
+        """Sleep until a command arrives, a timeout is due, or an audit is."""
         self._wakeup.clear()
         if self._inbox or self._outbox or self._is_stopping:
             return
@@ -375,7 +378,7 @@ class EngineLoop(Generic[TicketT]):
                 await self._wakeup.wait()
 
     def _audit_idle(self) -> None:
-        """Now and then, where nothing is owed and nothing in flight: nobody waits for it."""
+        """Audit the cache once per AUDIT_EVERY_S; called only when the engine is idle."""
         if time.monotonic() - self._last_audit_s <= AUDIT_EVERY_S:
             return
         self._last_audit_s = time.monotonic()
@@ -383,4 +386,4 @@ class EngineLoop(Generic[TicketT]):
             self._cache.audit()
         except AssertionError:
             self._counters.failed_audits += 1
-            log.exception("the page books do not balance")
+            log.exception("the audit of the KV pages failed")

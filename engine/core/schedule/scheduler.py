@@ -1,15 +1,15 @@
-"""Scheduler: who gets how much of the next step. Plain Python: knows no device, no wire, no clock.
+"""Scheduler: the rows of the next step. Plain Python: knows no device, no wire, no clock.
 
-Order of a step: running decodes and short turns, whole; then long ones that someone waits for, cut
-to the time that is left, oldest first; then appends nobody waits for yet. A step that serves live
-turns is made at most half as long again by what is cold beside them. Where decodes and short turns
-leave nothing, the turn that has waited longest goes first in the next step.
+Order of a step: decodes and short turns (the live rows), whole; then prefill chunks of long turns,
+cut to the time that is left, oldest first; then prefill chunks of appends without a turn. Chunks
+make a step with live rows at most half as long again. If live rows leave no room, the turn that has
+waited longest is first in the next step.
 
-Pages: a turn may take them from whatever is idle and from strictly younger turns (retraction), so
-the oldest turn always goes on and somebody always finishes. A turn that holds nothing yet is
-admitted when its whole prompt could be had; the oldest is admitted always.
+Pages: a turn may take them from idle leases and from strictly younger turns (retraction), so the
+oldest turn always makes progress and turns always finish. A turn without pages is admitted when its
+whole prompt would fit; the oldest turn is always admitted.
 
-After a step has failed, the sequences that may share the next one are limited: see isolation.py.
+After a failed step, the sequences that may share the next one are limited: see fault_isolation.py.
 """
 
 from collections.abc import Collection
@@ -24,23 +24,24 @@ from continuo.engine.core.turn import Turn
 from continuo.engine.wire.messages import KVResidency
 
 SHORT_TURN_TOKENS_MAX = 64
-"""A turn that owes no more than this is never cut: nobody's step grows much by it."""
+"""A turn that owes no more than this is never cut into chunks, because it hardly prolongs a
+step."""
 CHUNK_TOKENS_MIN = 16
-"""A cold prompt gets at least this much of a step, however busy."""
+"""Minimum prefill chunk, even if the time is used up."""
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
-"""From nothing to bring, to the longest way."""
+"""Residencies from the fastest to the slowest."""
 PREFILL_S_MAX = 0.05
-"""Seconds a step may take with cold work alone: what a newcomer may have to wait for."""
+"""Limit of a step without live rows, in seconds: the longest that a new turn waits for it."""
 PREFILL_S_MIN = 0.002
-"""Seconds that cold work may always add to a step."""
+"""Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
-"""How much longer a step with live turns may become by cold work."""
+"""Share of the time of the live rows that prefill chunks may add to a step."""
 PREFILL_GROWTH = 1.5
-"""From one step without live turns to the next, how much more cold work it may do."""
+"""Growth of the prefill time from one step without live rows to the next."""
 
 
 class ScheduledRow(NamedTuple):
-    """`tokens` more of a sequence; `turn` draws an id from the last of them, if given."""
+    """A row: `tokens` more of a sequence. If `turn` is given, an id is drawn from the last one."""
 
     sequence: Sequence
     tokens: int
@@ -48,12 +49,12 @@ class ScheduledRow(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """Not if all it does is draw an id for a turn that has ended."""
+        """Whether the row does more than draw an id for a turn that has ended."""
         return self.turn is None or self.turn is self.sequence.turn
 
 
 class StepPlan(NamedTuple):
-    """A step: its rows, and what they make the device do."""
+    """The rows of a step, and its load."""
 
     rows: list[ScheduledRow]
     load: StepLoad
@@ -67,25 +68,25 @@ class Scheduler:
         self.retractions = 0
         self._step_time = StepTimeModel()
         self._prefill_s = PREFILL_S_MAX
-        """Seconds that the next step may give to cold work, if `_live` does not set them anew."""
+        """Seconds for prefill chunks in the next step, unless `_live_load` sets them anew."""
         self._live_load = StepLoad()
-        """What was live in the last step that served live turns, until it has set `_cold_s`."""
+        """Live rows of the last step that had any, until they have set `_prefill_s`."""
         self._turns: dict[Sequence, None] = {}
-        """Sequences with a turn, by the age of the turn."""
+        """Sequences with a turn, oldest turn first."""
         self._appends: dict[Sequence, None] = {}
-        """Sequences that owe ids nobody waits for."""
+        """Sequences that owe ids and have no turn."""
         self._overdue: Sequence | None = None
-        """The oldest waiting turn, if the last step had nothing for it."""
+        """The oldest waiting turn, if the last step had no room for it."""
         self._fault_isolation = FaultIsolation()
 
-    # ---- what there is to do --------------------------------------------------------------
+    # ---- work -----------------------------------------------------------------------------
 
     def add_turn(self, sequence: Sequence) -> None:
         self._appends.pop(sequence, None)
         self._turns[sequence] = None
 
     def add_append(self, sequence: Sequence) -> None:
-        """It owes ids, and no turn waits for them."""
+        """Add a sequence that owes ids and has no turn."""
         self._appends[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
@@ -99,23 +100,23 @@ class Scheduler:
     # ---- one step -------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """The rows of the next step. Every count in it is reserved in the cache already."""
+        """Plan the next step and reserve the pages of its rows in the cache."""
         if not self._fault_isolation:
             return self._plan(None)
         plan = StepPlan([], StepLoad())
-        for share in self._fault_isolation.row_selections(self._has_work):
+        for selection in self._fault_isolation.row_selections(self._has_work):
             overdue = self._overdue
-            plan = self._plan(share.sequence_filter)
-            if share.has_only_suspects:
+            plan = self._plan(selection.sequence_filter)
+            if selection.has_only_suspects:
                 self._overdue = overdue
             if plan.rows:
-                self._fault_isolation.record_selection(share)
+                self._fault_isolation.record_selection(selection)
                 break
         return plan
 
     def _plan(self, sequence_filter: SequenceFilter | None) -> StepPlan:
         budget = StepBudget(self.max_batched_tokens, self.max_rows)
-        works: list[ScheduledRow] = []
+        rows: list[ScheduledRow] = []
         decoding, waiting = self._candidates(sequence_filter)
         appends = (
             self._appends
@@ -123,12 +124,12 @@ class Scheduler:
             else list(filter(sequence_filter, self._appends))
         )
         if waiting or appends:
-            self._plan_with_prefill(decoding, waiting, appends, budget, works)
+            self._plan_with_prefill(decoding, waiting, appends, budget, rows)
         else:
             self._overdue = None
-            if self._schedule_all(decoding, budget, works) and works:
+            if self._schedule_all(decoding, budget, rows) and rows:
                 self._live_load = budget.load
-        return StepPlan(works, budget.load)
+        return StepPlan(rows, budget.load)
 
     def _plan_with_prefill(
         self,
@@ -138,7 +139,7 @@ class Scheduler:
         budget: StepBudget,
         rows: list[ScheduledRow],
     ) -> None:
-        """The decodes, and what is to be prefilled beside them."""
+        """Schedule decodes, short turns, and prefill chunks beside them."""
         waiting = [s for s in waiting if self._try_admit(s)]
         overdue = [s for s in waiting[:1] if s is self._overdue]
         rest = waiting[len(overdue) :]
@@ -153,34 +154,34 @@ class Scheduler:
             if self._schedule_chunks(long, limit_s, budget, rows):
                 self._schedule_appends(appends, limit_s, budget, rows)
         oldest = waiting[0] if waiting else None
-        self._overdue = None if any(work.sequence is oldest for work in rows) else oldest
+        self._overdue = None if any(row.sequence is oldest for row in rows) else oldest
 
     def observe(self, load: StepLoad, seconds: float) -> None:
-        """What a planned step has cost on the device."""
+        """Record the seconds that a planned step took on the device."""
         self._step_time.observe(load, seconds)
 
     def record_failure(self, kv_ends: dict[Sequence, int]) -> Sequence | None:
-        """A step has raised an exception: see Isolation."""
+        """Record that a step has raised an exception; see FaultIsolation.record_failure."""
         return self._fault_isolation.record_failure(kv_ends)
 
     def isolate(self, sequence: Sequence, extra_tokens: int) -> None:
-        """Plan steps of its own for a sequence, until it has KV of its ids and of `more`."""
+        """Run a sequence in steps of its own; see FaultIsolation.add_suspect."""
         self._fault_isolation.add_suspect(sequence, extra_tokens)
 
     @property
     def is_isolating_fault(self) -> bool:
-        """Whether steps are limited in order to find a bad row."""
+        """Whether the rows of steps are restricted in order to find a bad one."""
         return bool(self._fault_isolation) and self._fault_isolation.is_searching(self._has_work)
 
     def retract(self, sequence: Sequence) -> None:
-        """The turn gives back all its pages and starts over when there is room; its ids stay."""
+        """Release all pages of a turn, which restarts when there is room; its ids stay."""
         assert sequence.turn is not None
         self.retractions += 1
         sequence.turn.is_admitted = False
         self.cache.retract(sequence.lease)
 
     def reset_kv(self) -> None:
-        """All KV is lost, and nothing is in flight: every turn starts over."""
+        """Discard all KV, so that every turn restarts. Nothing may be in flight."""
         for sequence in self._turns:
             assert sequence.turn is not None
             sequence.turn.is_admitted = False
@@ -194,7 +195,7 @@ class Scheduler:
     def _candidates(
         self, sequence_filter: SequenceFilter | None
     ) -> tuple[list[Sequence], list[Sequence]]:
-        """(turns that owe the one id they have just drawn, turns that owe more)."""
+        """Return (turns that owe only the id they drew last, turns that owe more)."""
         decoding: list[Sequence] = []
         waiting: list[Sequence] = []
         for sequence in (
@@ -214,6 +215,8 @@ class Scheduler:
         return decoding, waiting
 
     def _try_admit(self, sequence: Sequence) -> bool:
+        """Admit a turn if its whole prompt can get pages, or if it is the oldest. Returns whether
+        the turn is admitted."""
         turn = sequence.turn
         assert turn is not None
         if turn.is_admitted:
@@ -233,21 +236,24 @@ class Scheduler:
         return True
 
     def _restore_kv(self, sequence: Sequence, limit: int, *, match_shared: bool = False) -> None:
-        """The lease awake, with all KV of ids[:limit] that there is: what was spilled is recalled,
-        and what is shared is taken where the lease has nothing, or when told to `look`."""
+        """Mark the lease busy and restore all available KV of ids[:limit]: spilled pages are
+        recalled; shared pages are matched if the lease is empty, or if `match_shared`."""
         cache, lease = self.cache, sequence.lease
         cache.mark_busy(lease)
         recalled = bool(lease.host_pages) and cache.recall(lease)
         if not lease.committed or match_shared:
             cache.match(lease, sequence.ids, limit)
         lost = lease.committed < min(sequence.committed_high_water, limit)
-        found = _residency(lost, recalled, lease.committed)
-        if RESIDENCY_ORDER.index(found) > RESIDENCY_ORDER.index(sequence.worst_residency):
-            sequence.worst_residency = found
+        residency = _residency(lost, recalled, lease.committed)
+        if RESIDENCY_ORDER.index(residency) > RESIDENCY_ORDER.index(sequence.worst_residency):
+            sequence.worst_residency = residency
 
     def _step_time_limit(self, live: StepLoad) -> float:
-        """Seconds that a step may take with cold work beside what is live. Live turns come back at
-        once: a step of cold work alone is as short as beside them, then longer step by step."""
+        """Return the seconds that a step may take with prefill chunks beside its live rows.
+
+        Live turns usually return soon, so the first step without live rows has as much prefill time
+        as the one before, and later ones have more, up to PREFILL_S_MAX.
+        """
         live_s = self._step_time.predict(self._live_load)
         if self._live_load.rows:
             self._prefill_s = min(max(live_s * PREFILL_SHARE, PREFILL_S_MIN), PREFILL_S_MAX)
@@ -263,8 +269,8 @@ class Scheduler:
     def _schedule_all(
         self, sequences: list[Sequence], budget: StepBudget, rows: list[ScheduledRow]
     ) -> bool:
-        """A row for each. False: the step has no room for one of them, or what it needs is still in
-        flight; nothing more can be planned in this step."""
+        """Schedule a row for each sequence. Returns False if nothing more can be planned in this
+        step: it is full, or the pages that a row needs are still in flight."""
         for sequence in sequences:
             count = min(sequence.owed, SHORT_TURN_TOKENS_MAX, budget.remaining_tokens)
             if (
@@ -282,7 +288,8 @@ class Scheduler:
         budget: StepBudget,
         rows: list[ScheduledRow],
     ) -> bool:
-        """Chunks of long prompts, within the time."""
+        """Schedule chunks of long prompts within `limit_s`. Returns False if nothing more can be
+        planned in this step."""
         sequences = sequences[: budget.remaining_rows]
         if not sequences:
             return True
@@ -295,6 +302,7 @@ class Scheduler:
         return True
 
     def _chunk_tokens(self, sequence: Sequence, limit_s: float, budget: StepBudget) -> int:
+        """Return the tokens of a prefill chunk that fit into `limit_s`."""
         if not self._step_time.is_fitted:
             return budget.remaining_tokens
         start = sequence.launched
@@ -304,8 +312,8 @@ class Scheduler:
     def _schedule_turn(
         self, sequence: Sequence, count: int, budget: StepBudget, rows: list[ScheduledRow]
     ) -> bool:
-        """Reserves `count` tokens for a turn, unless an older one has just taken its pages. False:
-        nothing more can be planned in this step, because what it needs is still in flight."""
+        """Schedule `count` tokens of a turn, unless an older turn has just taken its pages. Returns
+        False if nothing more can be planned in this step, because pages are still in flight."""
         assert sequence.turn is not None
         if not sequence.turn.is_admitted:
             return True
@@ -334,8 +342,8 @@ class Scheduler:
         rows.append(ScheduledRow(sequence, count, sequence.turn if draws else None))
 
     def _release_last_page(self, sequence: Sequence) -> None:
-        """The pool is full of this one turn's pages and lacks only one to copy its last, shared
-        page to: that page is let go and computed again."""
+        """Release the last, partly used page of the only turn in a full pool. The page is shared
+        and no free page is left to copy it to, so it is recomputed."""
         size = self.cache.page_size
         assert sequence.committed % size, "the oldest turn cannot have the pages it needs"
         self.cache.rewind(sequence.lease, sequence.committed // size * size)
@@ -344,7 +352,7 @@ class Scheduler:
         return next(iter(self._turns)) is sequence
 
     def _younger_holders(self, sequence: Sequence) -> list[Sequence]:
-        """Younger turns that hold pages, youngest first."""
+        """List younger turns that hold pages, youngest first."""
         found: list[Sequence] = []
         for other in reversed(self._turns):
             if other is sequence:
@@ -360,8 +368,8 @@ class Scheduler:
         budget: StepBudget,
         rows: list[ScheduledRow],
     ) -> None:
-        """Firm ones before provisional ones. What is asked of one meanwhile waits until nothing of
-        it is in flight."""
+        """Schedule chunks of appends, firm ones before provisional ones. A sequence with deferred
+        commands is skipped while tokens of it are in flight, so that these commands can run."""
         for sequence in sorted(appends, key=lambda s: s.log.provisional_start is not None):
             if not budget:
                 return
