@@ -1,13 +1,14 @@
-"""Sessions: what each command does, and the transitions of a turn, each written once.
+"""Sessions: the effects of all commands, and the transitions of a turn.
 
-    begin ──► end(stop | length | cancelled | failed) ──► settle ──► the commands that waited
+    begin ──► end(stop | length | cancelled | failed) ──► advance_if_idle ──► deferred commands
       ▲         │ paused
       └─────────┘ attach
 
-A command on a session whose turn runs, or whose tokens are in flight, waits in order; only attach,
-cancel, pause, close, info and a fork of what the turn began with do not. A refused command changes
-nothing. A command that fails by a fault of ours is refused too, and its session closed: what it is
-like is not known any more. What is in flight is named by its turn.
+A command on a session with a running turn or with tokens in flight is deferred, in order; only
+attach, cancel, pause, close, info and a fork of the running turn's prompt are not. A refused
+command changes nothing. A command that fails because of a bug is refused too, and its session is
+closed, because its state is unknown. Rows in flight identify what they are for by their Turn
+object.
 """
 
 import logging
@@ -69,7 +70,7 @@ from continuo.engine.wire.turn_tree import common_prefix_length
 log = logging.getLogger(__name__)
 
 NO_REPLY = 0
-"""The number of a command that no front has sent: its Done reaches nobody."""
+"""Number of a command that no client has sent: its CommandDone is sent to none."""
 
 
 class Sessions:
@@ -85,7 +86,7 @@ class Sessions:
         clock: Callable[[], float],
         digest: str = "",
     ) -> None:
-        """`digest`: of the model, tokenizer and chat template."""
+        """`digest` is the fingerprint of the model, tokenizer and chat template."""
         self._digest = digest
         self._cache = cache
         self._scheduler = scheduler
@@ -98,13 +99,14 @@ class Sessions:
         self._sequences: dict[str, Sequence] = {}
         self._timeouts = IdleTimeouts()
         self._awaiting_grammar: dict[Sequence, None] = {}
-        """Quiet sessions whose next command waits until its grammar is compiled."""
+        """Idle sessions whose next command waits until its grammar is compiled."""
         self._is_draining = False
 
     # ---- commands -------------------------------------------------------------------------
 
     def apply(self, command: LoopCommand) -> None:
-        """Answers with exactly one Done or Refused, now or when the session's turn has ended."""
+        """Apply a command, now or once the session is idle. Emits exactly one CommandDone or
+        CommandRefused for it."""
         try:
             self._apply(command)
         except EngineError as error:
@@ -146,7 +148,7 @@ class Sessions:
                 assert_never(command)
 
     def _refuse(self, command: LoopCommand, error: EngineError) -> None:
-        """A session that was opened for a refused attach is closed again."""
+        """Refuse a command. A session that was opened for a refused attach is closed again."""
         self._emit(CommandRefused(command.n, error.code, error.message, error.field))
         if isinstance(command, AttachSession):
             sequence = self._sequences.get(command.session)
@@ -154,10 +156,10 @@ class Sessions:
                 self._close(sequence, CloseSession(NO_REPLY, sequence.id, keep_prefix=False))
 
     def _fail(self, command: LoopCommand, error: Exception) -> None:
-        """Refuse a command that raised what is no EngineError, and close its session, which may be
-        half changed. Other sessions go on."""
+        """Refuse a command that raised anything but an EngineError, and close its session, which
+        may be half changed. Other sessions are not affected."""
         name = type(command).__name__
-        log.error("%s failed by a fault of the engine", name, exc_info=error)
+        log.error("%s failed because of a bug in the engine", name, exc_info=error)
         message = f"the engine failed at {name}: {type(error).__name__}: {error}"
         self._emit(CommandRefused(command.n, CommandFailed.code, message))
         if isinstance(command, ListSessions | GetStats | DrainEngine | GetSessionInfo):
@@ -167,22 +169,23 @@ class Sessions:
                 self._discard(sequence, message)
 
     def _forked_child(self, command: LoopCommand) -> Sequence | None:
-        """The child of a fork, if it is there by this command."""
+        """Return the child of a fork, if this command has opened it."""
         child = self._sequences.get(command.child) if isinstance(command, ForkSession) else None
         return child if child is not None and child.opening_command is command else None
 
     def _discard(self, sequence: Sequence, message: str) -> None:
-        """Close a session of which nothing is known for sure."""
+        """Close a session whose state is unknown."""
         try:
             if sequence.turn is not None:
                 self.end_turn(sequence, "failed", error=message)
             self._close(sequence, CloseSession(NO_REPLY, sequence.id, keep_prefix=False))
         except Exception:
-            log.exception("session %s could not be closed: its pages are lost", sequence.id)
+            log.exception("session %s could not be closed; its pages are leaked", sequence.id)
             self._sequences.pop(sequence.id, None)
             self._scheduler.remove(sequence)
 
     def _apply_or_defer(self, sequence: Sequence, command: DeferrableCommand) -> None:
+        """Apply a command if the session is idle and has none deferred; else defer it."""
         match command:
             case AppendIds():
                 sequence.log.check_append(command, self._geometry.vocab_size)
@@ -190,27 +193,30 @@ class Sessions:
                 check_sampling(command.sampling, self._geometry.vocab_size)
             case _:
                 pass
-        waiting = sequence.deferred
-        prepared = self._is_grammar_ready(command)
+        deferred = sequence.deferred
+        is_ready = self._is_grammar_ready(command)
         if (
             isinstance(command, ForkSession)
-            and not waiting
+            and not deferred
             and _is_fork_of_prompt(sequence, command)
         ):
             self._fork(sequence, command)
             return
-        if not sequence.is_busy and not waiting:
-            if prepared:
+        if not sequence.is_busy and not deferred:
+            if is_ready:
                 self._execute(sequence, command)
                 return
             self._awaiting_grammar[sequence] = None
-        if sequence.turn is not None and (span := waiting.pop_superseded_span(command)) is not None:
+        if (
+            sequence.turn is not None
+            and (span := deferred.pop_superseded_span(command)) is not None
+        ):
             self._defer_span(sequence, span)
-        waiting.put(command, sequence.id)
+        deferred.put(command, sequence.id)
 
     def _defer_span(self, sequence: Sequence, span: AppendIds) -> None:
-        """A provisional span behind which the next one has come while the turn runs need not wait:
-        it takes effect aside, and stands if the next one is refused."""
+        """Apply a deferred provisional span that the next one supersedes while the turn runs. The
+        span is stored aside, so that it remains if the next one is refused."""
         try:
             sequence.log.check_room(len(sequence.ids) + len(span.ids))
         except TooLong as error:
@@ -220,13 +226,13 @@ class Sessions:
         self._emit(CommandDone(span.n, sequence.log.length))
 
     def _is_grammar_ready(self, command: DeferrableCommand) -> bool:
-        """Whether it may take effect. A grammar is compiled from when it is first heard of."""
-        asked = command.generate if isinstance(command, AttachSession) else command
-        grammar = asked.sampling.grammar if isinstance(asked, Generate) else None
+        """Return whether the grammar of a command, if any, is compiled. Starts its compilation."""
+        generate = command.generate if isinstance(command, AttachSession) else command
+        grammar = generate.sampling.grammar if isinstance(generate, Generate) else None
         return grammar is None or self._grammars.prepare(grammar)
 
     def resume_prepared(self) -> None:
-        """Sessions whose next command has its grammar now go on."""
+        """Advance the sessions whose next command was waiting for its grammar."""
         for sequence in tuple(self._awaiting_grammar):
             del self._awaiting_grammar[sequence]
             if sequence.closing_command is None:
@@ -264,7 +270,8 @@ class Sessions:
         return sequence
 
     def _check_open(self, command: OpenSession) -> int:
-        """The tokens that the session may hold. Raises Busy, BadRequest, OtherModel."""
+        """Validate a command and return the capacity of its session, in tokens. Raises Busy,
+        BadRequest, ModelMismatch."""
         self._check_not_draining()
         self._check_digest(command)
         limit = self._geometry.max_model_len
@@ -284,19 +291,19 @@ class Sessions:
 
     def _check_not_draining(self) -> None:
         if self._is_draining:
-            raise Busy("this engine is stopping: it takes nothing new")
+            raise Busy("this engine is stopping and accepts no new sessions or turns")
 
     def _check_digest(self, opened: OpenSession) -> None:
         if opened.digest and self._digest and opened.digest != self._digest:
             raise ModelMismatch(
-                f"session {opened.session} is of another model, tokenizer or chat template "
+                f"session {opened.session} was made with another model, tokenizer or chat template "
                 f"({opened.digest}) than this engine's ({self._digest})",
                 field="digest",
             )
 
     def _attach(self, command: AttachSession) -> None:
-        """A turn that goes on need not stop for it; else the log is brought up to what it says as
-        soon as nothing is in flight."""
+        """Attach a session. A turn that continues is not interrupted; otherwise the log is changed
+        as soon as nothing is in flight."""
         sequence = self._sequences.get(command.session)
         if sequence is not None:
             self._check_digest(command.opened)
@@ -306,9 +313,9 @@ class Sessions:
             sequence = self._open(command.opened)
             sequence.opening_command = command
         if sequence.opening_command is not None:
-            sequence.opening_command = command  # in place of an attach that waits, refused below
+            sequence.opening_command = command  # replaces a deferred attach, refused below
         self._refuse_deferred(
-            sequence, StaleEngineFence("another front has taken the session over")
+            sequence, StaleEngineFence("another client has taken the session over")
         )
         running = sequence.turn is not None
         if running and _continues_turn(sequence, command):
@@ -317,64 +324,66 @@ class Sessions:
             self._resend(sequence, command)
             return
         if running:
-            # Who attaches does not mean this one, though it may have the same name: asked for
-            # before a link was lost, it came late, and is asked for again.
+            # The running turn is not the client's, even if it has the same id: its `generate` was
+            # sent on a lost link and arrived late. The attach starts the turn again.
             self.end_turn(sequence, "cancelled", drop_output=True, emit_event=False)
         self._apply_or_defer(sequence, command)
 
     def _check_attach(self, command: AttachSession, capacity: int) -> None:
-        """Check an attach to a session of this capacity, whatever state it
-        is in. Raises BadRequest, TooLong."""
-        vocabulary, length, asked = self._geometry.vocab_size, len(command.ids), command.generate
-        check_token_ids(command.ids, vocabulary)
-        check_token_ids(command.provisional, vocabulary, "provisional")
+        """Validate an attach to a session of this capacity, independently of its state. Raises
+        BadRequest, TooLong."""
+        vocab_size, length, generate = self._geometry.vocab_size, len(command.ids), command.generate
+        check_token_ids(command.ids, vocab_size)
+        check_token_ids(command.provisional, vocab_size, "provisional")
         for field, count in (("ids", length), ("provisional", len(command.provisional))):
             if count > capacity:
                 raise TooLong(
                     f"{field} has {count} tokens; the session holds {capacity}", field=field
                 )
-        if asked is not None:
-            check_sampling(asked.sampling, vocabulary)
-            _check_resumed(asked.resumed, length)
-            _output_room(capacity, length, asked.resumed)
+        if generate is not None:
+            check_sampling(generate.sampling, vocab_size)
+            _check_resumed(generate.resumed, length)
+            _output_room(capacity, length, generate.resumed)
 
     def _restore(self, sequence: Sequence, command: AttachSession) -> None:
-        """The log becomes what the front says; the turn goes on where it was. Of finished turns the
-        front knows better: of one here it may not have heard, and ask for it again."""
+        """Change the log to that of an attach, and continue its turn where it was. Finished turns
+        are cleared: the client may not know of the last one, and start it again under its id."""
         log, ids = sequence.log, array("i", command.ids)
-        asked, goes_on = command.generate, _continues_turn(sequence, command)
-        if asked is not None:
-            self._make_matcher(asked)  # raises while nothing has changed
+        generate, is_continued = command.generate, _continues_turn(sequence, command)
+        if generate is not None:
+            self._make_matcher(generate)  # may raise: before any change
         sequence.opening_command = None
         log.take_provisional()
         log.clear_turns()
         sequence.deferred_span = array("i")
-        anew = not log.ids
-        if goes_on and sequence.last_turn_ended is not None:
+        was_empty = not log.ids
+        if is_continued and sequence.last_turn_ended is not None:
             self._follow_log_change(sequence, log.rewind(sequence.last_turn_ended.length))
         else:
             kept = log.rewind(common_prefix_length(log.ids, ids))
             log.ids.extend(ids[kept:])
             self._follow_log_change(sequence, kept)
-        if anew:
-            sequence.committed_high_water = log.length  # its KV was elsewhere
+        if was_empty:
+            sequence.committed_high_water = log.length  # the KV was on another engine
         log.put_provisional(array("i", command.provisional))
         self._schedule(sequence)
         self._mark_idle(sequence)
         if command.apart:
             self._scheduler.isolate(sequence, command.apart)
         self._emit(CommandDone(command.n, len(ids)))
-        if goes_on:
+        if is_continued:
             self._resend(sequence, command)
-        if asked is not None and (sequence.is_paused or not goes_on):
-            said = asked.resumed + log.length - len(ids)
-            self._begin_turn(sequence, msgspec.structs.replace(asked, n=NO_REPLY, resumed=said))
+        if generate is not None and (sequence.is_paused or not is_continued):
+            emitted = generate.resumed + log.length - len(ids)
+            self._begin_turn(
+                sequence, msgspec.structs.replace(generate, n=NO_REPLY, resumed=emitted)
+            )
         if command.paused and sequence.turn is not None:
             self.end_turn(sequence, "cancelled", is_paused=True)
             self.advance_if_idle(sequence)
 
     def _resend(self, sequence: Sequence, command: AttachSession) -> None:
-        """What a turn has said behind the ids its front knows, and how it has ended."""
+        """Emit the ids of a turn behind those that its client has, and its end if it has ended."""
         assert command.generate is not None
         turn, first = command.generate.turn, command.generate.resumed
         rest = sequence.ids[len(command.ids) : sequence.log.length].tolist()
@@ -388,22 +397,23 @@ class Sessions:
             self._emit(sequence.last_turn_ended)
 
     def _begin_turn(self, sequence: Sequence, command: Generate) -> None:
-        """A turn starts. Its prompt is the whole log; there must be room for one id more."""
+        """Begin a turn on the whole log. Raises BadRequest or TooLong without room for one more
+        id."""
         log, sampling = sequence.log, command.sampling
         _check_resumed(command.resumed, log.length)
         room = _output_room(log.capacity, log.length, command.resumed)
         limit = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
         seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
-        watch = (
+        stop_watch = (
             self._make_stop_watch(sampling.stop)
             if sampling.stop and not sampling.ignore_eos
             else None
         )
-        matcher, asked_s = self._make_matcher(command), command.asked_s or self._clock()
-        turn = Turn(command.turn, sampling, seed, limit, watch, matcher, asked_s)
+        matcher, requested_s = self._make_matcher(command), command.asked_s or self._clock()
+        turn = Turn(command.turn, sampling, seed, limit, stop_watch, matcher, requested_s)
         sequence.deferred_span = log.take_provisional()
         self._rewind_kv(sequence, log.length)
-        over = turn.begin(sequence.ids, command.resumed)
+        end_reason = turn.begin(sequence.ids, command.resumed)
         turn.model_s_at_request = self._counters.model_s_at(turn.requested_s)
         sequence.turn = turn
         sequence.last_turn_ended, sequence.is_paused = None, False
@@ -412,12 +422,13 @@ class Sessions:
             sequence.publish_to = log.length
         self._scheduler.add_turn(sequence)
         self._emit(CommandDone(command.n, log.length))
-        if over is not None:
-            self.end_turn(sequence, over)
+        if end_reason is not None:
+            self.end_turn(sequence, end_reason)
             self.advance_if_idle(sequence)
 
     def _make_matcher(self, command: Generate) -> GrammarMatcher | None:
-        """Raises BadRequest for a grammar that cannot be enforced."""
+        """Build the matcher of a turn's grammar, if it has one. Raises BadRequest for a grammar
+        that cannot be enforced."""
         grammar = command.sampling.grammar
         if grammar is None:
             return None
@@ -445,7 +456,7 @@ class Sessions:
         self._emit(CommandDone(command.n, at))
 
     def _cancel(self, sequence: Sequence, command: CancelTurn) -> None:
-        """Ends the running turn now, or withdraws a waiting one. Unknown turns have ended: fine."""
+        """Cancel a running, paused or queued turn. An unknown one has ended, which is no error."""
         turn = sequence.turn
         if turn is not None and command.turn in (None, turn.id):
             self.end_turn(sequence, "cancelled", drop_output=command.drop)
@@ -457,10 +468,10 @@ class Sessions:
         ):
             self._end_paused_turn(sequence, sequence.last_turn_ended, drop_output=command.drop)
         elif command.turn is not None:
-            waiting = sequence.deferred.remove_turn(command.turn)
-            if waiting is not None:
-                message = f"turn {waiting.turn} was cancelled"
-                self._emit(CommandRefused(waiting.n, "cancelled", message, "turn"))
+            queued = sequence.deferred.remove_turn(command.turn)
+            if queued is not None:
+                message = f"turn {queued.turn} was cancelled"
+                self._emit(CommandRefused(queued.n, "cancelled", message, "turn"))
         self._emit(CommandDone(command.n, sequence.log.length))
 
     def _pause(self, sequence: Sequence, command: PauseTurn) -> None:
@@ -472,10 +483,10 @@ class Sessions:
     def _end_paused_turn(
         self, sequence: Sequence, ended: TurnEnded, *, drop_output: bool = False
     ) -> None:
-        """It will not go on any more."""
+        """End a paused turn, which cannot be resumed any more."""
         if drop_output:
             kept = sequence.log.rewind(ended.prompt_tokens)
-            if sequence.in_flight:  # KV follows when it lands
+            if sequence.in_flight:  # KV is cut when the step is collected
                 sequence.committed_high_water = min(sequence.committed_high_water, kept)
             else:
                 self._follow_log_change(sequence, kept)
@@ -499,8 +510,8 @@ class Sessions:
         self.advance_if_idle(sequence)
 
     def _refuse_deferred(self, sequence: Sequence, error: EngineError) -> None:
-        for waiting in sequence.deferred:
-            self._emit(CommandRefused(waiting.n, error.code, error.message, error.field))
+        for command in sequence.deferred:
+            self._emit(CommandRefused(command.n, error.code, error.message, error.field))
         sequence.deferred.clear()
 
     # ---- transitions of a turn ------------------------------------------------------------
@@ -515,9 +526,9 @@ class Sessions:
         emit_event: bool = True,
         error: str | None = None,
     ) -> None:
-        """The one way out of a turn. What is still in flight for it is dropped when it lands; with
-        `drop`, so is what it has said, and who asks for it later has it made anew. Nobody is told
-        of one that is `paused`."""
+        """End the running turn; all turns end here. Ids still in flight for it are discarded when
+        they are collected. `drop_output` also removes its output from the log; an attach to it then
+        starts it again. With `is_paused` no TurnEnded is emitted."""
         turn = sequence.turn
         assert turn is not None
         sequence.turn = None
@@ -530,7 +541,7 @@ class Sessions:
         self._scheduler.remove(sequence)
         self._touch(sequence)
         now = sequence.last_used_s
-        taken_up = turn.first_step_s or now
+        first_step_s = turn.first_step_s or now
         ended = TurnEnded(
             session=sequence.id,
             turn=turn.id,
@@ -542,8 +553,8 @@ class Sessions:
             seed=turn.seed,
             residency=turn.residency,
             stop=turn.stopped_by,
-            queued_s=taken_up - turn.requested_s,
-            prefill_s=max(turn.first_id_s - taken_up, 0.0),
+            queued_s=first_step_s - turn.requested_s,
+            prefill_s=max(turn.first_id_s - first_step_s, 0.0),
             model_s=self._counters.model_s_at(now) - turn.model_s_at_request,
             error=error,
         )
@@ -552,8 +563,8 @@ class Sessions:
             self._emit(ended)
 
     def advance_if_idle(self, sequence: Sequence) -> None:
-        """After anything that may have made a session quiet: when nothing of it runs or flies, the
-        lease rests, and what waited is done."""
+        """Settle a session if it is idle: trim and publish its KV, mark its lease idle, and apply
+        its deferred commands. Called after each event that may have made it idle."""
         if sequence.is_busy:
             return
         self._cache.rewind(sequence.lease, len(sequence.ids))
@@ -586,7 +597,8 @@ class Sessions:
         self._emit(CommandDone(command.n, sequence.log.length))
 
     def expire_idle(self) -> float | None:
-        """Ends the sessions whose time is up. Returns the seconds until the next may be."""
+        """Close the sessions whose idle timeout has passed. Returns the seconds until the next
+        timeout may be due, or None."""
         now = self._clock()
         for sequence in self._timeouts.pop_expired(now):
             self._close(sequence, CloseSession(NO_REPLY, sequence.id))
@@ -594,7 +606,7 @@ class Sessions:
         return self._timeouts.next_due_in_s(now)
 
     def publish_prompt(self, sequence: Sequence) -> None:
-        """Shares the first turn's prompt, once KV has reached it."""
+        """Publish the prompt of the first turn once all of it is committed."""
         if sequence.publish_to and sequence.committed >= sequence.publish_to:
             self._cache.publish(sequence.lease, sequence.ids, sequence.publish_to)
             sequence.publish_to = 0
@@ -617,12 +629,10 @@ class Sessions:
             self._cache.mark_idle(sequence.lease)
 
     def _follow_log_change(self, sequence: Sequence, kept: int) -> None:
-        """The log was changed after its first `kept` ids, and KV follows it."""
+        """Cut KV and schedule owed ids after a change of the log behind its first `kept` ids."""
         ended = sequence.last_turn_ended
         if ended is not None and kept < ended.length and not sequence.is_paused:
-            sequence.last_turn_ended = (
-                None  # it is cut: who knows nothing of that is not told its end
-            )
+            sequence.last_turn_ended = None  # its output was cut: an attach must not resend its end
         self._rewind_kv(sequence, kept)
         self._schedule(sequence)
 
@@ -632,18 +642,18 @@ class Sessions:
         sequence.publish_to = min(sequence.publish_to, to)
 
     def _schedule(self, sequence: Sequence) -> None:
-        """What a quiet session owes is prefilled when there is time."""
+        """Schedule the ids that an idle session owes, to be prefilled when there is time."""
         if sequence.owed:
             self._scheduler.add_append(sequence)
         else:
             self._scheduler.remove(sequence)
 
     def _touch(self, sequence: Sequence) -> None:
-        """The session was used, or its turn has ended: its timeout begins anew."""
+        """Restart the idle timeout of a session."""
         sequence.last_used_s = self._clock()
 
     def measure_load(self) -> EngineLoad:
-        """How full it is, at a glance."""
+        """Return the load of the engine; O(1)."""
         return engine_load(
             self._cache,
             self._scheduler,
@@ -654,12 +664,13 @@ class Sessions:
 
 
 def _continues_turn(sequence: Sequence, command: AttachSession) -> bool:
-    """Whether the turn it names is this session's, and what it knows of it is so."""
-    asked = command.generate
-    if asked is None:
+    """Return whether an attach names the running or last turn of a session and agrees with its
+    ids."""
+    generate = command.generate
+    if generate is None:
         return False
-    prompt = len(command.ids) - asked.resumed
-    return sequence.has_emitted(asked.turn, prompt, array("i", command.ids))
+    prompt = len(command.ids) - generate.resumed
+    return sequence.has_emitted(generate.turn, prompt, array("i", command.ids))
 
 
 def _check_resumed(resumed: int, length: int) -> None:
@@ -668,19 +679,20 @@ def _check_resumed(resumed: int, length: int) -> None:
 
 
 def _output_room(capacity: int, length: int, emitted: int) -> int:
-    """Ids a turn may say on a log of `length`, the `said` at its end included."""
+    """Return the maximum output of a turn on a log of `length` ids, including the last `emitted`
+    ones, which are its output. Raises BadRequest for an empty log, TooLong for a full one."""
     if not length:
         raise BadRequest("there is nothing to continue: the session is empty", field="session")
     room = capacity - length + emitted
     if room < 1:
         raise TooLong(
-            f"the session holds {length} of {capacity} tokens: no room for an answer",
+            f"the session holds {length} of {capacity} tokens: no room for output",
             field="session",
         )
     return room
 
 
 def _is_fork_of_prompt(sequence: Sequence, command: ForkSession) -> bool:
-    """Whether it forks what the running turn does not change."""
+    """Return whether a fork is within the prompt of the running turn, which no longer changes."""
     turn = sequence.turn
     return turn is not None and command.at is not None and command.at <= turn.prompt_tokens
