@@ -43,7 +43,7 @@ class DeferredCommands(deque[DeferrableCommand]):
             raise Busy(f"session {session} already has {DEFERRED_COMMANDS_MAX} deferred commands")
         if isinstance(command, Generate) and (turns := self.queued_turns) >= QUEUED_TURNS_MAX:
             raise Busy(
-                f"session {session} already has {turns} queued turns, which is the limit",
+                f"session {session} has a turn in flight and {turns} queued, which is the limit",
                 field="turn",
             )
         self.append(command)

@@ -305,7 +305,7 @@ class Predecessor(msgspec.Struct, frozen=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag="Ready"):
-    """First event of a link, once the model is loaded. `folder` is the checkpoint folder on the
+    """Sent once on each link, when the model is loaded. `folder` is the checkpoint folder on the
     engine's machine."""
 
     folder: str

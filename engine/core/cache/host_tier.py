@@ -74,7 +74,7 @@ class HostTier:
 
     def _make_room(self, needed: int, requester: Lease) -> bool:
         """Discard the oldest host pages, last those of `requester`, until `needed` are free.
-        Returns False if that cannot be."""
+        Returns False if that is impossible."""
         if needed > self.pool.total:
             return False
         while self.pool.free_count < needed:

@@ -288,8 +288,8 @@ class SessionAwareCache:
         self.tree.release([node])
 
     def _make_room(self, needed: int) -> bool:
-        """Reclaim pages down the ladder until `needed` are free. Returns False if that cannot
-        be."""
+        """Reclaim pages down the ladder until `needed` are free. Returns False if that is
+        impossible."""
         while self.pool.free_count < needed:
             page = self.tree.evict()
             if page is not None:
