@@ -86,7 +86,7 @@ class Quarantine:
         while len(self._losses) > UNEXPLAINED_LOSSES_MAX:
             del self._losses[next(iter(self._losses))]
         self._evidence = {
-            name: case for name, case in self._evidence.items() if case.is_recent(now)
+            name: evidence for name, evidence in self._evidence.items() if evidence.is_recent(now)
         }
         for session in busy_sessions:
             self._evidence.setdefault(session, CrashEvidence()).add_death(incarnation, now)
@@ -114,16 +114,16 @@ class Quarantine:
         if len(rows) != 1 or not in_last_step:
             return None
         (session,) = in_last_step
-        case = self._evidence.get(session)
-        if case is None or len(case.deaths) < QUARANTINE_DEATHS:
+        evidence = self._evidence.get(session)
+        if evidence is None or len(evidence.deaths) < QUARANTINE_DEATHS:
             return None
         self._quarantine(session)
         return session
 
     def _remove_death(self, session: str, incarnation: str) -> None:
-        if case := self._evidence.get(session):
-            case.deaths.pop(incarnation, None)
-            if not case.deaths:
+        if evidence := self._evidence.get(session):
+            evidence.deaths.pop(incarnation, None)
+            if not evidence.deaths:
                 del self._evidence[session]
 
     def _quarantine(self, session: str) -> None:
@@ -136,10 +136,10 @@ class Quarantine:
 
     def count_drawn(self, session: str, ids: int) -> None:
         """Count ids that a session has drawn since the last death."""
-        case = self._evidence.get(session)
-        if case is not None:
-            case.ids_drawn += ids
-            if case.ids_drawn >= case.ids_to_clear:
+        evidence = self._evidence.get(session)
+        if evidence is not None:
+            evidence.ids_drawn += ids
+            if evidence.ids_drawn >= evidence.ids_to_clear:
                 del self._evidence[session]
 
     def clear(self, session: str) -> None:
@@ -157,8 +157,8 @@ class Quarantine:
 
     def isolated_ids(self, session: str) -> int:
         """Return how many ids a suspect computes in steps of its own; 0 for any other session."""
-        case = self._evidence.get(session)
-        return case.ids_to_clear if case is not None and case.is_suspect else 0
+        evidence = self._evidence.get(session)
+        return evidence.ids_to_clear if evidence is not None and evidence.is_suspect else 0
 
     def must_wait_for(self, session: str, incarnation: str) -> bool:
         """Return whether a suspect must not be placed before the record of this engine is known."""

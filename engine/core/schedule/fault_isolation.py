@@ -67,14 +67,14 @@ class FaultIsolation:
         for group in self._groups:
             for sequence in kv_ends:
                 group.pop(sequence, None)
-        doubts = [
+        suspicions = [
             (sequence, Suspicion(reach, max(reach, suspects[sequence].cleared_at)))
             if sequence in suspects
             else (sequence, Suspicion(reach, reach))
             for sequence, reach in kv_ends.items()
         ]
-        half = (len(doubts) + 1) // 2
-        self._groups = [dict(doubts[:half]), dict(doubts[half:]), *self._groups]
+        half = (len(suspicions) + 1) // 2
+        self._groups = [dict(suspicions[:half]), dict(suspicions[half:]), *self._groups]
         return None
 
     def add_suspect(self, sequence: Sequence, extra_tokens: int) -> None:
@@ -96,9 +96,15 @@ class FaultIsolation:
         if not groups:
             return [ALL_SEQUENCES]
         suspects = self._suspects()
-        apart = [RowSelection(group.__contains__, has_only_suspects=True) for group in groups]
-        together = RowSelection(partial(_not_in, suspects), has_only_suspects=False)
-        return [together, *apart] if self._was_suspects_only else [*apart, together]
+        suspects_only = [
+            RowSelection(group.__contains__, has_only_suspects=True) for group in groups
+        ]
+        others_only = RowSelection(partial(_not_in, suspects), has_only_suspects=False)
+        return (
+            [others_only, *suspects_only]
+            if self._was_suspects_only
+            else [*suspects_only, others_only]
+        )
 
     def record_selection(self, selection: RowSelection) -> None:
         """Record how the rows of the step that was planned were chosen."""
@@ -107,13 +113,13 @@ class FaultIsolation:
     def _groups_with_work(self, has_work: SequenceFilter) -> list[dict[Sequence, Suspicion]]:
         """Remove cleared suspects and return the groups in which a sequence owes tokens."""
         for group in self._groups:
-            for sequence in [s for s, doubt in group.items() if doubt.is_cleared(s)]:
+            for sequence in [s for s, suspicion in group.items() if suspicion.is_cleared(s)]:
                 del group[sequence]
         self._groups = [group for group in self._groups if group]
         return [group for group in self._groups if any(map(has_work, group))]
 
     def _suspects(self) -> dict[Sequence, Suspicion]:
-        return {s: doubt for group in self._groups for s, doubt in group.items()}
+        return {s: suspicion for group in self._groups for s, suspicion in group.items()}
 
 
 def _not_in(suspects: dict[Sequence, Suspicion], sequence: Sequence) -> bool:
