@@ -1,10 +1,10 @@
-"""What can go wrong between a client and us, drawn once.
+"""Errors between a client and the server.
 
 RealtimeError
-├── Refusal          what was asked cannot be done; nothing changed, the connection goes on
-│   └── BadFrame     the frame is not one of the protocol; too many of them end the connection
-├── Hangup           the connection must end, with a close code
-└── SetupError       the server cannot start as asked: one line for the person at the terminal
+├── Refusal               the request cannot be done; nothing changed, the connection stays open
+│   └── BadFrame          the frame is not valid; too many in a row close the connection
+├── ConnectionCloseError  the connection must be closed, with a close code
+└── SetupError            the server cannot start as configured: one line for the operator
 """
 
 from typing import Literal
@@ -13,12 +13,15 @@ ErrorType = Literal["invalid_request_error", "server_error"]
 
 
 class RealtimeError(Exception):
-    """Base of the tree."""
+    """Base class of all errors of the gateway."""
 
 
 class Refusal(RealtimeError):
-    """Becomes an `error` event. `param` is the path of the field at fault; `event_id` is the
-    client's; `retry_after_s` says when it would be done."""
+    """A request that changed nothing; sent as an `error` event, or as HTTP 4xx or 5xx.
+
+    `param` is the path of the field at fault, `event_id` the client's, and `retry_after_s` the
+    time after which a retry would succeed.
+    """
 
     def __init__(
         self,
@@ -40,8 +43,8 @@ class Refusal(RealtimeError):
 
     @property
     def http_status(self) -> int:
-        """The HTTP status it has, or would have. A fault of ours is one that may be gone later,
-        but for a bug."""
+        """HTTP status of the refusal, also where the wire is not HTTP. Faults of the server are
+        503, because a retry may succeed; only a bug (`server_error`) is 500."""
         if self.code in _HTTP_STATUS:
             return _HTTP_STATUS[self.code]
         if self.kind == "server_error":
@@ -58,7 +61,7 @@ _HTTP_STATUS = {
 
 
 def internal_error() -> Refusal:
-    """What a client hears of one of ours."""
+    """Build the refusal that reports a bug of the server, without its details."""
     message = "The server had a fault. The connection is still good."
     return Refusal(message, code="server_error", kind="server_error")
 

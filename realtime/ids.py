@@ -1,4 +1,4 @@
-"""Ids we give out: a prefix that says what it is, and 80 random bits."""
+"""Ids that the gateway issues: a prefix that names the kind of object, and 80 random bits."""
 
 import hashlib
 import secrets
@@ -15,13 +15,14 @@ def conversation_id_of(session_id: str) -> str:
 
 
 def deterministic_id_factory(source: str) -> Callable[[str], str]:
-    """Names for the parts of something: the same ones when it is made again."""
-    made = 0
+    """Return a function that makes ids from prefixes. Its sequence of ids depends on `source`
+    alone, so that an object that is built again gets the same ids."""
+    count = 0
 
-    def name(prefix: str) -> str:
-        nonlocal made
-        made += 1
-        digest = hashlib.blake2b(f"{source} {prefix} {made}".encode(), digest_size=10)
+    def generate(prefix: str) -> str:
+        nonlocal count
+        count += 1
+        digest = hashlib.blake2b(f"{source} {prefix} {count}".encode(), digest_size=10)
         return f"{prefix}_{digest.hexdigest()}"
 
-    return name
+    return generate

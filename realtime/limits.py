@@ -1,4 +1,4 @@
-"""Every bound of the realtime side, with its unit. What happens at each is said beside it."""
+"""Every bound of the gateway, with its unit and with what happens when it is reached."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ EVENT_ID_CHARS_MAX = 512
 """A longer client `event_id` is an error."""
 ITEM_ID_CHARS_MAX = 128
 TEXT_CHARS_MAX = 512 * 1024
-"""One content part, or the instructions; more would not fit the frame limit of some clients when
-it is echoed."""
+"""Text of a content part, or the instructions; a longer one would exceed the frame limit of some
+clients when it is echoed."""
 PARTS_MAX = 64
 TOOLS_MAX = 128
 NAME_CHARS_MAX = 64
@@ -17,92 +17,95 @@ STOP_STRINGS_MAX = 16
 STOP_CHARS_MAX = 256
 REALTIME_INPUT_ITEMS_MAX = 1024
 RESPONSES_INPUT_ITEMS_MAX = 4096
-"""Of one response; an agent may resend all it has."""
+"""Input items of one response; an agent may resend its whole history."""
 FUNCTION_NAME_CHARS_MAX = 128
 STREAM_ID_CHARS_MAX = 128
 FRAME_VALUES_MAX = 32 * 1024
-"""Values in one client event, strings being one each; more take too long to read."""
+"""JSON values in one client event, a string being one; more take too long to parse."""
 BODY_VALUES_MAX = 40 * 1024
-"""The same, in what an agent sends at once over the Responses API."""
+"""The same for a frame or body of the Responses API, in which an agent sends its history."""
 BODY_ESCAPES_MAX = 4 * 1024 * 1024
-"""Backslashes in the same; more take too long to read."""
+"""Backslashes in such a frame or body; more take too long to parse."""
 REQUEST_CHARS_MAX = 4 * 1024 * 1024
-"""All texts of one request together: instructions, tools, items, whatever the context of the model
-holds. No single operation on so long a string takes 50 ms, and its tokens take 150 MB at most."""
+"""Instructions, tools and items of one request together, independent of the model's context. No
+single operation on so long a string takes 50 ms, and its tokens take 150 MB at most."""
 OUTPUT_TOKENS_MAX = 1_000_000
 TOP_K_MAX = 1_000_000
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds that an operator may want to move."""
+    """Bounds that an operator may change."""
 
     frame_bytes_max: int = 1024 * 1024
-    """Over it an `error` event, the connection goes on; over twice it close 1009."""
+    """Above it an `error` event, and the connection stays open; above twice it close 1009."""
     bad_frames_max: int = 32
-    """Consecutive frames that are no event of the protocol; then close 1007."""
+    """Consecutive frames that are not valid events; then close 1007."""
     outbox_bytes_max: int = 1024 * 1024
-    """Waiting for a slow reader. Over it we stop reading from that client; over it for
-    `outbox_over_s_max`, or over four times it, close 1013."""
+    """Bytes queued for a slow reader. Above it, reading from that client stops; above it for
+    `outbox_over_limit_s_max`, or above four times it, close 1013."""
     outbox_over_limit_s_max: float = 10.0
     off_loop_chars_min: int = 4 * 1024
-    """Longer texts are tokenised on a thread, not on the event loop, as are those that are added to
-    a conversation of more tokens. The worst text takes about 6 us a character, several times."""
+    """Longer texts are tokenized on a thread, not on the event loop, and so are texts added to a
+    conversation of more tokens. The worst text takes about 6 us per character, several times."""
     out_of_band_responses_max: int = 8
-    """Out-of-band responses of one session at the same time; more are refused."""
+    """Concurrent out-of-band responses of one session; more are refused."""
     command_timeout_s: float = 15.0
-    """How long a client event waits for the engine (it may be starting again); then an `error` that
-    says to try again."""
+    """How long a client event waits for the engine, which may be restarting; then an `error` that
+    asks the client to retry."""
     close_timeout_s: float = 5.0
-    """How long the end of a session waits for the engine; what is left is done when it is back."""
+    """How long closing a session waits for the engine; the rest is done once it is reconnected."""
     connection_lifetime_s: float = 3600.0
-    """How long a connection may last; then an `error` event, and close 1000."""
+    """Maximum duration of a connection; then an `error` event, and close 1000."""
     connected_sessions_max: int = 10_000
-    """Sessions with a client; more are told to come back (close 1013). As many again may wait for
-    theirs in memory; of more the oldest wait in the store alone."""
+    """Sessions with a connection; more are refused with close 1013. As many parked sessions stay in
+    memory; beyond that the oldest are unloaded and stay in the store alone."""
     response_frame_bytes_max: int = 16 * 1024 * 1024
-    """A frame or a body of the Responses API; over it an error, over five quarters of it close
-    1009: to receive a longer one takes the event loop over 50 ms."""
+    """A frame or body of the Responses API. Above it an error, above five quarters of it close
+    1009: receiving a longer one takes the event loop over 50 ms."""
     incoming_bytes_max: int = 160 * 1024 * 1024
-    """Bytes in one server process: heads, bodies and messages under way, or not received by the
-    application. Over it the connection with the most unfinished bytes is closed, HTTP 503 or close
-    1013. Room for eight of the largest messages, or for 80 of 2 MiB."""
+    """Bytes in one server process: heads, bodies and messages that are incomplete, or not yet
+    received by the application. Above it the connection with the most unfinished bytes is closed,
+    with HTTP 503 or close 1013. Room for eight of the largest messages, or for 80 of 2 MiB."""
     stream_queues_max: int = 32
-    """Named lanes of one connection that have work; more are refused."""
+    """Named stream queues with work on one connection; more are refused."""
     running_responses_max: int = 16
-    """Of one connection at the same time; more wait."""
+    """Concurrent responses of one connection; more wait."""
     waiting_responses_max: int = 256
-    """Of one connection; more are refused."""
+    """Responses waiting on one connection; more are refused."""
     waiting_response_chars_max: int = 32 * 1024 * 1024
-    """Length of the frames that asked for them; more are refused. The same, in bytes, for steering
-    inputs that wait. Room for two of the longest."""
+    """Total length of the frames that requested them; more are refused. The same bound, in bytes,
+    holds for waiting steering inputs. Room for two of the longest frames."""
     pending_steers_max: int = 16
-    """Accepted and not yet part of a response, of one connection; more are refused."""
+    """Steering inputs of one connection that are accepted and not yet part of a response; more are
+    refused."""
     continuation_points_max: int = 10_000
-    """Responses in memory that one can go on from; the least recently used go first. Those that are
-    stored can still be gone on from, their KV computed again."""
+    """Continuation points in memory; the least recently used are evicted first. Stored responses
+    can still be continued, with their KV computed again."""
     connection_continuation_points_max: int = 256
-    """Of them, those that only their own connection may go on from (`store: false`)."""
+    """Continuation points of one connection that no other may use (`store: false`), among them."""
     continuation_tokens_max: int = 8_000_000
-    """Tokens of their conversations, counted once a line: about 40 bytes each."""
+    """Tokens of their conversations, counted once per branch: about 40 bytes each."""
     continuation_point_ttl_s: float = 3600.0
-    """How long a response that nobody goes on from stays in memory."""
+    """How long an unused continuation point stays in memory."""
     stored_response_ttl_s: float = 30 * 86400.0
-    """How long a stored response can be gone on from."""
+    """How long a stored response can be continued."""
     unread_response_grace_s: float = 30.0
-    """How long a stored response is made on after its last reader is gone; then it ends."""
+    """How long a stored response is generated after its last reader has disconnected; then it is
+    cancelled."""
     send_timeout_s: float = 10.0
-    """How long one frame may take to leave; then close 1013."""
+    """How long sending one frame may take; then close 1013."""
     liveness_timeout_s: float = 10.0
-    """How long a client that wants a session which another connection has may take to answer a
+    """How long a client that takes over a session from another connection may take to answer a
     ping; then close 1013."""
     resume_window_s: float = 900.0
-    """How long a session waits for a client that has dropped; then it is gone."""
+    """How long a session can be resumed after its client has disconnected; then it expires."""
     detach_grace_s: float = 30.0
-    """How long an answer is made for a client that has dropped; then it pauses."""
+    """How long a response is generated for a disconnected client; then it pauses."""
     requests_per_minute: int = 0
     """Responses a tenant may begin, on any endpoint of this process; more are refused until the
-    bucket has filled again. 0: no limit."""
+    token bucket has refilled. 0: no limit."""
     tokens_per_minute: int = 0
-    """Tokens computed for a tenant: those of prompts that were not in KV, and those generated."""
+    """Tokens computed for a tenant: prompt tokens that were not in KV, and generated tokens. 0: no
+    limit."""
     sweep_interval_s: float = 1.0
-    """Between two looks for sessions whose time is over."""
+    """Interval between sweeps for expired sessions."""

@@ -1,8 +1,8 @@
-"""What a tenant may do in a minute: responses and tokens, in buckets that fill all the time. Pure.
+"""Rate limits of a tenant: token buckets for responses and tokens per minute. Pure.
 
-A response counts when it begins, and still counts if it is refused for a fault of the client or its
-client goes away. Its tokens are known when it has ended: a bucket may then be in debt, and nothing
-begins until that is paid. Text that was tokenised for nothing is charged by its length.
+A response is charged when it begins, and stays charged if it is refused for a fault of the client
+or its client disconnects. Its tokens are known when it has ended: a bucket may then be in debt, and
+no response begins until that is paid. Text that was tokenized for nothing is charged by its length.
 """
 
 import time
@@ -19,7 +19,7 @@ MonotonicClock = Callable[[], float]
 """Seconds."""
 FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
-"""An estimate, where the tokens of a text were not counted."""
+"""Estimate for a text whose tokens were not counted."""
 
 
 class TokenBucket:
@@ -31,37 +31,39 @@ class TokenBucket:
 
     @property
     def available(self) -> float:
-        """Below 0: in debt."""
+        """Amount in the bucket now; negative if it is in debt."""
         now_s = self._clock()
-        more = (now_s - self._updated_s) * self.capacity / 60
-        self._available, self._updated_s = min(float(self.capacity), self._available + more), now_s
+        refill = (now_s - self._updated_s) * self.capacity / 60
+        self._available = min(float(self.capacity), self._available + refill)
+        self._updated_s = now_s
         return self._available
 
     def take(self, amount: float) -> None:
         self._available = self.available - amount
 
     def wait_s(self, amount: float) -> float:
-        """Until so much is in it."""
+        """Seconds until the bucket holds `amount`."""
         return max(0.0, (amount - self.available) * 60 / self.capacity)
 
 
 class TenantRateLimits:
-    """One tenant's."""
+    """Token buckets of one tenant."""
 
     def __init__(self, limits: Limits, clock: MonotonicClock) -> None:
-        asked: dict[RateLimitKind, int] = {
+        per_minute: dict[RateLimitKind, int] = {
             "requests": limits.requests_per_minute,
             "tokens": limits.tokens_per_minute,
         }
         self._buckets: dict[RateLimitKind, TokenBucket] = {
-            name: TokenBucket(limit, clock) for name, limit in asked.items() if limit
+            name: TokenBucket(limit, clock) for name, limit in per_minute.items() if limit
         }
         self._off_loop_chars = limits.off_loop_chars_min
 
     @contextmanager
     def charge_request(self, is_fault: FaultPredicate | None = None) -> Generator[None]:
-        """Around the beginning of a response, which counts unless it fails by our fault (`ours`
-        says which errors are). Raises Refusal."""
+        """Charge one request around the beginning of a response. The charge is refunded if that
+        fails by a fault of the server, as decided by `is_fault` (default: `is_server_fault`).
+        Raises Refusal."""
         for name in self._buckets:
             self._require_available(name)
         self._take("requests", 1)
@@ -76,9 +78,9 @@ class TenantRateLimits:
     def charge_text(
         self, chars: int, tokens_max: int, is_fault: FaultPredicate | None = None
     ) -> Generator[None]:
-        """Around the tokenisation of a request's text. A long one does not begin while the tokens
-        bucket is in debt; one that is refused, or not finished, is charged what its length amounts
-        to, `tokens_max` at most. Raises Refusal."""
+        """Charge the tokenization of a request's text if it comes to nothing. A long text is not
+        tokenized while the tokens bucket is in debt; one that is refused, or not finished, is
+        charged by its length, `tokens_max` at most. Raises Refusal."""
         if chars > self._off_loop_chars and "tokens" in self._buckets:
             self._require_available("tokens")
         try:
@@ -93,13 +95,13 @@ class TenantRateLimits:
         self._take("tokens", tokens)
 
     def charge_usage(self, usage: Usage | None) -> None:
-        """What a response took: tokens found in KV cost nothing."""
+        """Charge the tokens of a response; those found in KV are free."""
         if usage is not None:
             computed = usage.input_tokens - usage.cached_tokens + usage.output_tokens
             self._take("tokens", computed)
 
     def levels(self) -> list[RateLimitStatus]:
-        """Nothing of what has no limit."""
+        """Return the level of each bucket. A kind without a limit has none."""
         return [
             RateLimitStatus(
                 name=name,
@@ -111,7 +113,7 @@ class TenantRateLimits:
         ]
 
     def _require_available(self, name: RateLimitKind) -> None:
-        """Raises Refusal if there is not one in the bucket."""
+        """Require at least 1 in the bucket. Raises Refusal."""
         bucket = self._buckets[name]
         wait_s = bucket.wait_s(1)
         if wait_s > 0:
@@ -123,7 +125,7 @@ class TenantRateLimits:
 
 
 class RateLimits:
-    """Of all tenants of this process."""
+    """Rate limits of all tenants of this process."""
 
     def __init__(
         self, limits: Limits | None = None, clock: MonotonicClock = time.monotonic
@@ -139,7 +141,7 @@ class RateLimits:
 
 
 def is_server_fault(error: BaseException) -> bool:
-    """Whether a request failed by a fault of the server, not of its client."""
+    """Whether a request failed by a fault of the server and not of its client."""
     if isinstance(error, Refusal):
         return error.kind == "server_error"
     return isinstance(error, Exception) and not isinstance(error, BadRequest)

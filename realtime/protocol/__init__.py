@@ -1,2 +1,6 @@
-"""What clients may say and what we answer. `core` is what the session hears and says whatever the
-wire; each wire vocabulary beside it parses, translates and encodes. Pure: no I/O, no engine."""
+"""The wire protocols, and the types they share. Pure: no I/O, no engine.
+
+Sessions take the commands of `commands` and emit the events of `events`, whatever the wire. The
+package of each wire protocol (`realtime_api`, `responses_api`, `chat_api`) parses and decodes its
+requests to these commands, and encodes these events.
+"""

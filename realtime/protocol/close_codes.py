@@ -1,4 +1,4 @@
-"""WebSocket close codes: which we use, what they mean, and whether a client should come back.
+"""WebSocket close codes of the gateway: their meaning, and whether a client should reconnect.
 
 The OpenAI SDKs reconnect on 1001, 1005, 1006, 1011, 1012, 1013 and 1015, and stop on every other
 code, all of 4xxx included.
@@ -21,21 +21,21 @@ class CloseCode(IntEnum):
 
 
 EXPLANATIONS: dict[CloseCode, tuple[str, bool]] = {
-    CloseCode.NORMAL_CLOSURE: ("the session is finished, by agreement", False),
+    CloseCode.NORMAL_CLOSURE: ("closed by the client, or at its maximum duration", False),
     CloseCode.UNSUPPORTED_DATA: (
-        "a binary frame, or a text one where MessagePack was agreed",
+        "a binary frame, or a text frame where MessagePack was negotiated",
         False,
     ),
-    CloseCode.INVALID_DATA: ("too many frames that are not events", False),
-    CloseCode.POLICY_VIOLATION: ("refused: not authorised, unknown model, or not possible", False),
-    CloseCode.MESSAGE_TOO_BIG: ("a frame over twice the limit", False),
-    CloseCode.INTERNAL_ERROR: ("a fault of the server, or no answer to its pings", True),
-    CloseCode.SERVICE_RESTART: ("the server restarts; come back soon", True),
+    CloseCode.INVALID_DATA: ("too many frames in a row that are not valid events", False),
+    CloseCode.POLICY_VIOLATION: ("refused: unauthorized, unknown model, or not possible", False),
+    CloseCode.MESSAGE_TOO_BIG: ("a frame far over the limit", False),
+    CloseCode.INTERNAL_ERROR: ("a fault of the server, or no response to its pings", True),
+    CloseCode.SERVICE_RESTART: ("the server restarts; reconnect soon", True),
     CloseCode.TRY_AGAIN_LATER: (
-        "overloaded, or the client reads too slowly; come back later",
+        "overloaded, or the client reads too slowly; reconnect later",
         True,
     ),
-    CloseCode.SUPERSEDED: ("a newer connection took this session over", False),
-    CloseCode.CLOSED_BY_OPERATOR: ("ended by the operator", False),
+    CloseCode.SUPERSEDED: ("a newer connection has taken over this session", False),
+    CloseCode.CLOSED_BY_OPERATOR: ("deleted, by a client or by an operator", False),
 }
-"""Meaning, and whether reconnecting makes sense."""
+"""Meaning, and whether a reconnect makes sense."""

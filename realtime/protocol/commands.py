@@ -1,4 +1,4 @@
-"""Commands on a conversation, whatever wire protocol they came by."""
+"""Commands on a conversation, the same for all wire protocols."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ class ConfigureSession(msgspec.Struct, frozen=True):
 class AddItem(msgspec.Struct, frozen=True):
     item: Item
     after: str | None = None
-    """An item's id, ROOT, or None: at the end."""
+    """Id of an item, ROOT for the beginning, or None for the end."""
 
 
 class FetchItem(msgspec.Struct, frozen=True):
@@ -28,36 +28,36 @@ class TruncateItem(msgspec.Struct, frozen=True):
     item_id: str
     content_index: int
     audio_end_ms: int | None = None
-    """Alone it changes nothing: a text server does not know what was heard by then."""
+    """Without `text_end` it changes nothing: a text server cannot map it to a position in text."""
     text_end: int | None = None
-    """Code points of the text that were heard."""
+    """Code points of the text that the user received."""
 
 
 class CreateSessionResponse(msgspec.Struct, frozen=True, kw_only=True):
     settings: GenerationSettings
     metadata: dict[str, str] | None = None
     is_out_of_band: bool = False
-    """Beside the conversation: nothing is added to it."""
+    """Whether the response leaves the conversation unchanged."""
     conversation_id: str | None = None
-    """The id of the one that is meant; None: the session's."""
+    """Id of the conversation; None means that of the session."""
     context: tuple[Item | ItemReference, ...] | None = None
-    """Answer to this instead of the conversation."""
+    """Input in place of the conversation."""
 
 
 class CreateResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """Answer to what was said up to and including another answer, and to `input`."""
+    """Generate a response to the conversation of a previous response, followed by `input`."""
 
     settings: GenerationSettings
     input: tuple[Item | ItemReference, ...] = ()
     previous_response_id: str | None = None
-    """An answer's id; None: nothing was said before."""
+    """Id of the response to continue; None starts a conversation."""
     metadata: dict[str, str] | None = None
     store: bool = True
-    """So that one can go on from it over another connection."""
+    """Whether other connections can continue the response."""
     generate: bool = True
-    """False: only take it in."""
+    """If false, the prompt is only prefilled."""
     background: bool = False
-    """It is made to the end though nobody follows it."""
+    """If true, the response is generated to its end even without a reader."""
 
 
 class CancelResponse(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class CancelResponse(msgspec.Struct, frozen=True):
 
 
 class AppendText(msgspec.Struct, frozen=True):
-    """To the input text buffer: words that are not final yet."""
+    """Append text that is not final yet to the input text buffer."""
 
     text: str
 
@@ -79,7 +79,7 @@ class ClearText(msgspec.Struct, frozen=True):
 
 
 class CommitText(msgspec.Struct, frozen=True):
-    """The buffer becomes a user's message under this id."""
+    """Turn the buffer into a user message with this id."""
 
     item_id: str
 

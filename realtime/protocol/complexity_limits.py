@@ -1,7 +1,7 @@
-"""How much a parser has to make of a frame or a body, seen before it makes it. Pure.
+"""Bound on the JSON values of a frame or body, checked before it is parsed. Pure.
 
-An object costs a parser a hundred times what a letter of a text does. So values are counted first:
-in slices, between which others can have their turn.
+An object costs a parser a hundred times as much as a character of text. So values are counted
+first, in slices between which other connections are served.
 """
 
 from collections.abc import Iterator
@@ -14,15 +14,16 @@ SLICE_CHARS = 256 * 1024
 
 
 def check_complexity(data: str | bytes, label: str) -> Iterator[None]:
-    """Goes through the `what` (frame, body), a slice a turn. Raises BadFrame."""
-    marks, escapes = 1, 0
+    """Check a frame or body, one slice per iteration. `label` names it in errors. Raises
+    BadFrame."""
+    value_ends, escapes = 1, 0
     for piece in _slices(data):
-        marks += _count_value_ends(piece)
+        value_ends += _count_value_ends(piece)
         escapes += piece.count("\\")
         yield
     if escapes > BODY_ESCAPES_MAX:
         raise _too_large(label, f"{escapes:,} escapes", BODY_ESCAPES_MAX)
-    if marks <= BODY_VALUES_MAX:
+    if value_ends <= BODY_VALUES_MAX:
         return
     values = _JsonValueCounter()
     for piece in _slices(data):
@@ -35,11 +36,11 @@ def check_complexity(data: str | bytes, label: str) -> Iterator[None]:
 
 
 def count_json_values(frame: str | bytes, limit: int) -> int:
-    """About how many values it holds, what stands in its texts left out. At once; nothing is looked
-    at closely where there are no more marks than `limit`."""
-    marks = 1 + sum(map(_count_value_ends, _slices(frame)))
-    if marks <= limit:
-        return marks
+    """Estimate the values of a JSON frame, without yielding. Delimiters inside strings are excluded
+    only if the count with them is above `limit`."""
+    value_ends = 1 + sum(map(_count_value_ends, _slices(frame)))
+    if value_ends <= limit:
+        return value_ends
     values = _JsonValueCounter()
     for piece in _slices(frame):
         values.feed(piece)
@@ -47,52 +48,54 @@ def count_json_values(frame: str | bytes, limit: int) -> int:
 
 
 def count_msgpack_values(frame: bytes, limit: int) -> int:
-    """The same of a MessagePack frame. Keys are values there, so that twice the limit are looked
-    for; what is no MessagePack counts as far as it goes."""
+    """Estimate the values of a MessagePack frame, in which keys are values too. Returns a number
+    above `2 * limit` if there are more than that, else 1. Bytes that are not MessagePack are
+    counted as if they were."""
     if len(frame) <= 2 * limit:
         return 1
-    at = seen = 0
-    while at < len(frame) and seen <= 2 * limit:
-        seen += 1
+    at = count = 0
+    while at < len(frame) and count <= 2 * limit:
+        count += 1
         at += _msgpack_value_bytes(frame, at)
-    return seen if seen > 2 * limit else 1
+    return count if count > 2 * limit else 1
 
 
 _FIXED_SIZES = (
     {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}  # integers
     | {0xCA: 4, 0xCB: 8}  # floats
     | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}  # extensions
-    | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: their length alone
+    | {0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4}  # arrays and maps: only their length
 )
-"""Bytes behind the first one, by that."""
+"""Bytes after the first one, by the first one."""
 _LENGTH_PREFIXES = (
-    {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # texts
+    {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}  # strings
     | {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0)}  # bytes
     | {0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}  # extensions
 )
-"""Bytes of a length, and of what stands between it and so many bytes more."""
+"""By the first byte: bytes of the length, and bytes between the length and its payload."""
 
 
 def _msgpack_value_bytes(frame: bytes, at: int) -> int:
-    """Of the value that begins there, without what it holds."""
+    """Bytes of the value at `at`, without the elements of an array or map."""
     kind = frame[at]
     if 0xA0 <= kind <= 0xBF:
         return 1 + kind - 0xA0
     if sized := _LENGTH_PREFIXES.get(kind):
-        wide, more = sized
-        return 1 + wide + more + int.from_bytes(frame[at + 1 : at + 1 + wide], "big")
+        length_bytes, gap = sized
+        payload = int.from_bytes(frame[at + 1 : at + 1 + length_bytes], "big")
+        return 1 + length_bytes + gap + payload
     return 1 + _FIXED_SIZES.get(kind, 0)
 
 
 class _JsonValueCounter:
-    """Counts them in a JSON text that comes in pieces."""
+    """Count the values of a JSON text that is fed in pieces."""
 
     def __init__(self) -> None:
         self.count = 1
         self._in_string = 0
-        """1: of a string."""
+        """1 inside a string, else 0."""
         self._is_escaped: bool = False
-        """The next character is."""
+        """Whether a backslash precedes the next character."""
 
     def feed(self, piece: str) -> None:
         piece = piece[1 if self._is_escaped else 0 :].replace("\\\\", "").replace('\\"', "")
@@ -103,14 +106,14 @@ class _JsonValueCounter:
 
 
 def _slices(data: str | bytes) -> Iterator[str]:
-    """Of bytes, one character each: JSON's own marks are ASCII."""
+    """Cut the data into strings. A byte becomes a character: JSON's delimiters are ASCII."""
     for start in range(0, len(data), SLICE_CHARS):
         piece = data[start : start + SLICE_CHARS]
         yield piece if isinstance(piece, str) else piece.decode("latin-1")
 
 
 def _count_value_ends(text: str) -> int:
-    """What ends a value. One that does not end is no deeper than a parser goes."""
+    """Count delimiters that end a value. The parser's depth limit bounds values without an end."""
     return text.count(",") + text.count("]") + text.count("}")
 
 

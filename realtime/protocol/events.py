@@ -1,4 +1,4 @@
-"""Events of a conversation, whatever wire protocol they go out by."""
+"""Events of a conversation, the same for all wire protocols."""
 
 from typing import Literal
 
@@ -12,30 +12,30 @@ RateLimitKind = Literal["requests", "tokens"]
 
 
 class RateLimitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Of what is limited, now."""
+    """Current level of one token bucket."""
 
     name: RateLimitKind
     limit_per_minute: int
-    """A minute."""
     remaining: int
     reset_s: float
-    """Until all of it remains."""
+    """Time until the bucket is full."""
 
 
 class ResumeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client needs to come back, and how it came back."""
+    """Data with which a client resumes its session, and how it was resumed."""
 
     session_id: str
     epoch: str
-    """Of the positions in event ids."""
+    """Epoch of the event ids."""
     window_s: float
-    """How long the session waits for it after a drop."""
+    """How long the session can be resumed after a disconnect."""
     expires_at: int
-    """When its connection ends, and it with that: Unix time, seconds."""
+    """Unix time in seconds at which the connection is closed, and the session with it."""
     token: str | None = None
-    """Told once, when the session is made."""
+    """Resume token; sent once, when the session is created."""
     resumed: Literal["exact", "snapshot"] | None = None
-    """`exact`: what follows is what was missed. `snapshot`: everything, again. None: it is new."""
+    """`exact`: the missed events follow. `snapshot`: the whole conversation follows. None if the
+    session is new."""
     kv_residency: KVResidency = "none"
 
 
@@ -50,8 +50,8 @@ class SessionResumed(msgspec.Struct, frozen=True):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """What an edit did to what the model had read: so many tokens stay, so many behind them are
-    read again, or for the first time."""
+    """Effect of an edit on KV: the tokens that keep it, and the tokens after them that are
+    prefilled, again or for the first time."""
 
     kept_tokens: int
     prefill_tokens: int
@@ -60,7 +60,7 @@ class Rewind(msgspec.Struct, frozen=True):
 class SessionConfigured(msgspec.Struct, frozen=True):
     settings: GenerationSettings
     rewind: Rewind | None = None
-    """Here and below: None if all that the model had read stays."""
+    """Here and below, None if all KV stays valid."""
 
 
 class ItemAdded(msgspec.Struct, frozen=True):
@@ -140,17 +140,17 @@ class ResponseEnded(msgspec.Struct, frozen=True, tag="AnswerEnded"):
 
 
 class ResponseInterrupted(msgspec.Struct, frozen=True):
-    """What makes it is gone: soon it goes on behind what was told."""
+    """The engine that served this response was lost; generation resumes after `sent_chars`."""
 
     response_id: str
     item_id: str | None
-    """The item that was being said; None: none was."""
+    """The item that was being generated, if any."""
     sent_chars: int
-    """Characters (code points) of that item that were told."""
+    """Characters (code points) of that item that were emitted."""
 
 
 class ResponseSteered(msgspec.Struct, frozen=True, tag="Steered"):
-    """More was said to the answer while it was made; it is ours, and goes into the next one."""
+    """Steering input of a response was accepted; it goes into the response that succeeds it."""
 
     answer_id: str
     steer_id: str
@@ -165,8 +165,8 @@ ResponseEvent = (
     | ResponseEnded
     | ResponseSteered
 )
-"""Of one answer, from AnswerStarted to AnswerEnded: a recording of it. The store keeps recordings:
-the tags, like the names of the fields, are part of its format."""
+"""Events of one response, from ResponseStarted to ResponseEnded. The store keeps them: the tags and
+the names of the fields are part of its format."""
 
 
 ConversationEvent = (

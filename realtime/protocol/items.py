@@ -14,11 +14,11 @@ ContentPartKind = Literal["input_text", "output_text", "input_audio"]
 
 
 ROOT = "root"
-"""As `after`: in front of every item."""
+"""Value of `after` that means in front of all items."""
 
 
 class ContentPart(msgspec.Struct, frozen=True):
-    """`input_audio` stands for its transcript: all that a text server can know of it."""
+    """Text of an item. `input_audio` holds a transcript, all that a text server knows of audio."""
 
     kind: ContentPartKind
     text: str

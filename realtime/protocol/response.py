@@ -1,4 +1,4 @@
-"""One response: its status, its items' ids, its usage and its error."""
+"""Response of the model: its status, items, usage and error."""
 
 from typing import Literal
 
@@ -11,23 +11,23 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 
 KVResidency = Literal["hot", "host", "recomputed", "none"]
-"""Where the KV of a prompt was found (`none`: there was nothing to find)."""
+"""Place where the KV of a prompt was found; `none` if there was no KV to find."""
 
 
 IncompleteReason = Literal["client_cancelled", "max_output_tokens", "steered"]
-"""Why an answer is not whole."""
+"""Reason why a response is not complete."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int = 0
     cached_tokens: int = 0
-    """Of the input, how many were already in KV."""
+    """Input tokens that were already in KV."""
     output_tokens: int = 0
     queued_s: float = 0.0
     prefill_s: float = 0.0
-    """From the queue to the first token."""
+    """From the end of the queue to the first token."""
     model_s: float = 0.0
-    """Of the device's work for the answer."""
+    """Time that the device worked for the response."""
     residency: KVResidency = "none"
 
 
@@ -37,11 +37,11 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A response, as it is now."""
+    """The current state of a response."""
 
     id: str
     conversation: str | None
-    """None: made apart from the conversation."""
+    """Id of its conversation; None if it is out of band."""
     settings: GenerationSettings
     metadata: dict[str, str] | None = None
     status: ResponseStatus = "in_progress"
@@ -50,9 +50,9 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     items: tuple[Item, ...] = ()
     usage: Usage | None = None
     previous: str | None = None
-    """The answer it goes on from, where answers are what one goes on from."""
+    """Id of the response that it continues, in the Responses API."""
     kept: bool = False
-    """Whether one can go on from it over another connection."""
+    """Whether it is stored, so that other connections can continue it."""
     created_s: int = 0
-    """Since 1970."""
+    """Unix time."""
     ended_s: int | None = None

@@ -1,7 +1,6 @@
-"""What clients of every vocabulary may wish of an answer: the types with their bounds, and how they
-become Settings. Pure; raises Refusal for what the shapes alone cannot forbid.
+"""Bounded types and sampling parameters that all wire protocols share. Pure.
 
-UNSET says nothing; null falls back to the default.
+UNSET keeps the current value; null resets it to the default.
 """
 
 from typing import Annotated, TypeVar
@@ -30,7 +29,7 @@ Metadata = Annotated[
 
 
 class SamplingIn(msgspec.Struct, frozen=True, kw_only=True):
-    """How tokens are drawn. Names and ranges as vLLM has them."""
+    """Sampling parameters of a request, with vLLM's names and ranges."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | UnsetType | None = UNSET
     top_p: Annotated[float, Meta(gt=0, le=1)] | UnsetType | None = UNSET

@@ -13,7 +13,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     parameters: str = "{}"
     """JSON schema, as text."""
     strict: bool = False
-    """Calls must follow the schema; one that cannot be enforced is refused."""
+    """Whether calls must follow the schema; a schema that cannot be enforced is refused."""
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
@@ -22,28 +22,28 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 
 class Truncation(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens to a conversation that outgrows the context."""
+    """How a conversation that outgrows the context is shortened."""
 
     mode: Literal["auto", "disabled", "retention_ratio"] = "auto"
     ratio: float = 0.8
-    """How much stays when the oldest items are dropped: of the context, or with `retention_ratio`
-    of what may follow the instructions."""
+    """Share that stays when the oldest items are removed: of the context, or with `retention_ratio`
+    of the tokens that may follow the instructions."""
     after_instructions: int | None = None
-    """Tokens that may follow the instructions; None: up to the context."""
+    """Tokens that may follow the instructions; None means up to the context."""
 
 
 class GenerationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How answers are made. `extras` is what only the wire vocabulary understands, as JSON."""
+    """Settings of a session or response. `extras` is JSON that only its wire protocol reads."""
 
     instructions: str = ""
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
-    """Whether an answer may make more than one call."""
+    """Whether a response may make more than one call."""
     max_output_tokens: int | None = None
-    """None: up to the context."""
+    """Limit of one response; None means up to the context."""
     sampling: Sampling = Sampling()
-    """`max_tokens` and `stop_ids` are filled in when a turn starts. `grammar` is of what an answer
-    says; what calls need is added to it."""
+    """`max_tokens` and `stop_ids` are set when a turn starts. `grammar` constrains the text of a
+    response; the rules for tool calls are added to it."""
     truncation: Truncation = Truncation()
     extras: str = "{}"

@@ -1,5 +1,5 @@
-"""The tools of an answer, the choice among them, and the form it must have: what every vocabulary
-says in a place of its own. Pure; raises Refusal for what the shapes alone cannot forbid."""
+"""Tools, tool choice and output format of a response, which each wire protocol has in fields of its
+own. Pure; raises Refusal for what the types of the fields cannot rule out."""
 
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
@@ -27,7 +27,7 @@ class FunctionDefinition(Protocol):
 
 
 def build_tools(functions: Iterable[tuple[str, FunctionDefinition]]) -> tuple[Tool, ...]:
-    """Each with the place it stands at."""
+    """Build tools from pairs of field path and definition. Raises Refusal."""
     return tuple(_build_tool(where, function) for where, function in functions)
 
 
@@ -50,7 +50,7 @@ def _build_tool(where: str, function: FunctionDefinition) -> Tool:
 
 
 def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> ToolChoice:
-    """The choice of one tool. Raises Refusal if there is none of that name."""
+    """Choose one tool by its name. Raises Refusal if there is none of that name."""
     if name is None:
         raise missing_parameter(param)
     if name not in {tool.name for tool in tools}:
@@ -63,8 +63,8 @@ def choose_named_tool(name: str | None, tools: Sequence[Tool], param: str) -> To
 def choose_required_tool(
     tools: Sequence[Tool], param: str, *, has_declared_tools: bool
 ) -> ToolChoice:
-    """A call of any tool. `given`: there were tools, also such as we leave out; among these alone
-    there is no choice. Raises Refusal if there were none."""
+    """Require a call of any tool. `has_declared_tools`: the request lists tools, if only of kinds
+    that are ignored; with these alone the choice is `auto`. Raises Refusal if it lists none."""
     if tools:
         return ToolChoice("required")
     if has_declared_tools:
@@ -75,9 +75,9 @@ def choose_required_tool(
 
 
 def reconcile_tool_choice(choice: ToolChoice, tools: Sequence[Tool]) -> ToolChoice:
-    """A choice that was made before, now that the tools are these: it goes with its tool."""
-    gone = choice.mode == "function" and choice.name not in {tool.name for tool in tools}
-    return ToolChoice() if gone else choice
+    """Reset an earlier choice if the tool that it names no longer exists."""
+    is_stale = choice.mode == "function" and choice.name not in {tool.name for tool in tools}
+    return ToolChoice() if is_stale else choice
 
 
 def build_grammar(
@@ -85,7 +85,7 @@ def build_grammar(
     schema: JsonSchema | None,
     param: str,
 ) -> Grammar | None:
-    """`param` is where the schema is said."""
+    """Build the grammar of an output format. `param` is the path of the schema."""
     match format_type:
         case "text":
             return None

@@ -1,4 +1,4 @@
-"""What is wrong with a frame or a body, in words that name the field. Pure."""
+"""Explanations of what is wrong with a frame or body, which name the field. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -11,8 +11,7 @@ from continuo.realtime.errors import BadFrame
 T = TypeVar("T")
 
 AllowedValues = Mapping[str, tuple[str, ...]]
-"""By path, indices left out: what may stand where msgspec says only that a value is not one of the
-allowed."""
+"""Allowed values by path without indices, for fields where msgspec's error does not list them."""
 
 _AT = re.compile(r" - at `(?P<path>[^`]*)`$")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]+)`$")
@@ -20,14 +19,14 @@ _INVALID = re.compile(r"^Invalid (?:enum )?value (?P<value>.*)$", re.DOTALL)
 _BELOW = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign>>=?) (?P<limit>\S+)$")
 _ABOVE = re.compile(r"^Expected `(?P<type>[^`]+)` (?P<sign><=?) (?P<limit>\S+)$")
 _LENGTH = re.compile(r"^Expected `(?P<type>[^`]+)` of length (?P<sign>[<>]=) (?P<limit>\d+)$")
-_TYPE = re.compile(r"^Expected `(?P<want>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
+_TYPE = re.compile(r"^Expected `(?P<expected>[^`]+)`(?:, got `(?P<got>[^`]+)`)?$")
 _INDEX = re.compile(r"\[[^]]*\]")
 
 
 def explain(
     problem: str, allowed_values: AllowedValues | None = None
 ) -> tuple[str, str, str | None]:
-    """msgspec's words to ours: (message, code, path of the field)."""
+    """Translate the text of a msgspec error to (message, code, path of the field)."""
     path = ""
     if at := _AT.search(problem):
         path = at["path"].removeprefix("$").removeprefix(".")
@@ -42,21 +41,21 @@ def explain(
         value = match["value"][:200]
         return f"Invalid value for {name}: {value}.{listed}", "invalid_value", path or None
     if match := _LENGTH.match(problem):
-        more = match["sign"] == "<="
+        is_max = match["sign"] == "<="
         kind = {"str": "string", "object": "object"}.get(match["type"], "array")
         unit = {"string": "characters", "object": "keys"}.get(kind, "elements")
-        bound = "above_max_length" if more else "below_min_length"
-        words = f"at {'most' if more else 'least'} {match['limit']} {unit}"
-        return f"Invalid {name}: expected {words}.", f"{kind}_{bound}", path or None
+        bound = "above_max_length" if is_max else "below_min_length"
+        expected = f"at {'most' if is_max else 'least'} {match['limit']} {unit}"
+        return f"Invalid {name}: expected {expected}.", f"{kind}_{bound}", path or None
     if match := _BELOW.match(problem) or _ABOVE.match(problem):
         kind = "integer" if match["type"].startswith("int") else "decimal"
         bound = "below_min_value" if match["sign"].startswith(">") else "above_max_value"
-        words = f"expected a value {match['sign']} {match['limit']}"
-        return f"Invalid {name}: {words}.", f"{kind}_{bound}", path or None
+        expected = f"a value {match['sign']} {match['limit']}"
+        return f"Invalid {name}: expected {expected}.", f"{kind}_{bound}", path or None
     if match := _TYPE.match(problem):
         got = f", but got {match['got']}" if match["got"] else ""
-        want = match["want"].replace(" | ", " or ")
-        return f"Invalid type for {name}: expected {want}{got}.", "invalid_type", path or None
+        expected = match["expected"].replace(" | ", " or ")
+        return f"Invalid type for {name}: expected {expected}{got}.", "invalid_type", path or None
     return f"Invalid {name}: {problem[:200]}.", "invalid_value", path or None
 
 
@@ -66,7 +65,8 @@ def decode_json(
     label: str,
     allowed_values: AllowedValues | None = None,
 ) -> T:
-    """Whatever the bytes of the `what` (frame, body), a value. Raises BadFrame."""
+    """Decode a frame or body; `label` names it in errors. Raises BadFrame, and nothing else, for
+    data that are not valid."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
