@@ -1,7 +1,7 @@
-"""The vocabulary of OpenAI's chat completions, text: a whole history in, one answer out.
+"""OpenAI's chat completions, text only: a whole history in, one response out.
 
-body ──decode──▶ Create ──hear──▶ GoOn          (core)
-JSON, SSE ◀──────── chunk ◀──say─── Told        (core)
+body ───decode_body──▶ ChatCompletionRequest ──decode_command──▶ CreateResponse
+JSON, SSE ◀───────── Completion, CompletionChunk ◀──Encoder───── Response, ResponseEvent
 """
 
 from continuo.realtime.protocol.chat_api.decoder import decode_command, translate_refusal

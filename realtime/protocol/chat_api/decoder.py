@@ -1,5 +1,4 @@
-"""What clients ask, to what the session layer does. Pure; raises Refusal for what the shapes alone
-cannot forbid."""
+"""Requests to commands. Pure; raises Refusal for what the types of the fields cannot rule out."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -33,7 +32,7 @@ IdFactory = Callable[[str], str]
 def decode_command(
     request: requests.ChatCompletionRequest, default: GenerationSettings, new_id: IdFactory
 ) -> CreateResponse:
-    """The first message, if it is the system's, is the instructions."""
+    """Decode a request. A first message of the system or developer becomes the instructions."""
     messages, instructions, skipped = request.messages, "", 0
     if messages[0].role in ("system", "developer"):
         instructions = "\n".join(_decode_texts(messages[0], "messages[0]"))
@@ -62,34 +61,34 @@ def decode_command(
 
 
 def _decode_message_items(
-    message: requests.MessageIn, where: str, fresh: IdFactory
+    message: requests.MessageIn, where: str, new_id: IdFactory
 ) -> Iterator[Item]:
     if message.role == "tool":
         if message.tool_call_id is None:
             raise missing_parameter(f"{where}.tool_call_id")
         output = "\n".join(_decode_texts(message, where))
-        yield FunctionCallOutputItem(id=fresh("item"), call_id=message.tool_call_id, output=output)
+        yield FunctionCallOutputItem(id=new_id("item"), call_id=message.tool_call_id, output=output)
         return
     calls = message.tool_calls or []
     if message.content is not None or not calls:
-        yield _decode_message(message, where, fresh)
+        yield _decode_message(message, where, new_id)
     for call in calls:
         yield FunctionCallItem(
-            id=fresh("item"),
+            id=new_id("item"),
             call_id=call.id,
             name=call.function.name,
             arguments=call.function.arguments,
         )
 
 
-def _decode_message(message: requests.MessageIn, where: str, fresh: IdFactory) -> MessageItem:
+def _decode_message(message: requests.MessageIn, where: str, new_id: IdFactory) -> MessageItem:
     match message.role:
         case "user" | "assistant" as role:
             kind = "output_text" if role == "assistant" else "input_text"
         case _:
             role, kind = "system", "input_text"
     parts = tuple(ContentPart(kind, text) for text in _decode_texts(message, where))
-    return MessageItem(id=fresh("item"), role=role, parts=parts)
+    return MessageItem(id=new_id("item"), role=role, parts=parts)
 
 
 def _decode_texts(message: requests.MessageIn, where: str) -> list[str]:
@@ -138,7 +137,7 @@ def _decode_tool_choice(
     *,
     has_declared_tools: bool,
 ) -> ToolChoice:
-    """A choice among tools that we left out is no choice."""
+    """Decode a tool choice. One among tools of a kind that is ignored becomes `auto`."""
     match choice:
         case requests.ToolChoiceIn(type="function", function=None):
             raise missing_parameter("tool_choice.function")
@@ -156,7 +155,7 @@ _PARAM_NAMES = {"input": "messages", "text.format.schema": "response_format.json
 
 
 def translate_refusal(refusal: Refusal) -> Refusal:
-    """What the session layer refuses, with the fields as they are called here."""
+    """Rename the field of a refusal by the session layer to that of chat completions."""
     param = refusal.param
     if param not in _PARAM_NAMES:
         return refusal

@@ -1,4 +1,4 @@
-"""What is told of an answer, to a chat completion or its chunks. Pure."""
+"""Responses to chat completions, and their events to chunks. Pure."""
 
 from collections.abc import Iterator
 from typing import assert_never
@@ -25,7 +25,7 @@ SSE_DONE = b"data: [DONE]\n\n"
 
 
 class Encoder:
-    """Of one answer. `usage`: it is wanted behind the last chunk."""
+    """Encode one response. `include_usage`: append a chunk with its usage."""
 
     def __init__(self, model: str, *, include_usage: bool = False) -> None:
         self._model = model
@@ -35,7 +35,7 @@ class Encoder:
         self._tool_calls = 0
 
     def encode_completion(self, response: Response) -> replies.Completion:
-        """Of an answer that has not failed."""
+        """Encode a response that has ended and has not failed."""
         texts = [item for item in response.items if isinstance(item, MessageItem)]
         calls = [item for item in response.items if isinstance(item, FunctionCallItem)]
         text = "".join(part.text for item in texts for part in item.parts)
@@ -60,16 +60,16 @@ class Encoder:
         )
 
     def encode(self, event: ResponseEvent) -> Iterator[bytes]:
-        """Server-sent events."""
+        """Yield the server-sent events of an event."""
         match event:
-            case ResponseStarted(answer=answer):
-                self._id, self._created = _completion_id(answer), answer.created_s
+            case ResponseStarted(answer=response):
+                self._id, self._created = _completion_id(response), response.created_s
                 yield self._encode_chunk(replies.Delta(role="assistant", content=""))
             case OutputItemStarted(item=FunctionCallItem(call_id=call_id, name=name)):
                 self._tool_calls += 1
-                called = replies.FunctionCallOut(name=name, arguments="")
+                function = replies.FunctionCallOut(name=name, arguments="")
                 yield self._encode_tool_call(
-                    replies.ToolCallOut(id=call_id, type="function", function=called)
+                    replies.ToolCallOut(id=call_id, type="function", function=function)
                 )
             case TextDelta(text=text):
                 yield self._encode_chunk(replies.Delta(content=text))
@@ -77,18 +77,18 @@ class Encoder:
                 yield self._encode_tool_call(
                     replies.ToolCallOut(function=replies.FunctionCallOut(arguments=text))
                 )
-            case ResponseEnded(answer=answer):
-                yield from self._encode_end(answer)
+            case ResponseEnded(answer=response):
+                yield from self._encode_end(response)
             case OutputItemStarted() | OutputItemEnded() | ResponseSteered():
                 pass
             case _:
                 assert_never(event)
 
-    def _encode_end(self, answer: Response) -> Iterator[bytes]:
-        if answer.status == "failed":
-            yield _encode_sse(replies.Error(error=encode_error(answer)))
+    def _encode_end(self, response: Response) -> Iterator[bytes]:
+        if response.status == "failed":
+            yield _encode_sse(replies.Error(error=encode_error(response)))
             return
-        yield self._encode_chunk(replies.Delta(), _finish_reason(answer))
+        yield self._encode_chunk(replies.Delta(), _finish_reason(response))
         if self._include_usage:
             yield _encode_sse(
                 replies.CompletionChunk(
@@ -96,7 +96,7 @@ class Encoder:
                     created=self._created,
                     model=self._model,
                     choices=[],
-                    usage=_encode_usage(answer),
+                    usage=_encode_usage(response),
                 )
             )
         yield SSE_DONE
@@ -120,7 +120,7 @@ class Encoder:
 
 
 def encode_error(response: Response) -> replies.ErrorBody:
-    error = response.error or ResponseError("server_error", "The answer failed.")
+    error = response.error or ResponseError("server_error", "The response failed.")
     return replies.ErrorBody(message=error.message, code=error.code)
 
 
@@ -128,19 +128,19 @@ def _encode_sse(event: replies.CompletionChunk | replies.Error) -> bytes:
     return b"data: %s\n\n" % _encoder.encode(event)
 
 
-def _completion_id(answer: Response) -> str:
-    return "chatcmpl-" + answer.id.removeprefix("resp_")
+def _completion_id(response: Response) -> str:
+    return "chatcmpl-" + response.id.removeprefix("resp_")
 
 
-def _finish_reason(answer: Response) -> replies.FinishReason:
-    if answer.reason == "max_output_tokens":
+def _finish_reason(response: Response) -> replies.FinishReason:
+    if response.reason == "max_output_tokens":
         return "length"
-    called = any(isinstance(item, FunctionCallItem) for item in answer.items)
-    return "tool_calls" if called else "stop"
+    has_calls = any(isinstance(item, FunctionCallItem) for item in response.items)
+    return "tool_calls" if has_calls else "stop"
 
 
-def _encode_usage(answer: Response) -> replies.UsageOut:
-    usage = answer.usage or Usage()
+def _encode_usage(response: Response) -> replies.UsageOut:
+    usage = response.usage or Usage()
     return replies.UsageOut(
         prompt_tokens=usage.input_tokens,
         completion_tokens=usage.output_tokens,

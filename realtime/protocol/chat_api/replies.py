@@ -1,5 +1,4 @@
-"""What a chat completion looks like, whole and in chunks. Each validates against the OpenAI SDK's
-own types."""
+"""Chat completions, whole and in chunks. Each type validates against the OpenAI SDK's own."""
 
 from typing import Literal
 
@@ -15,7 +14,8 @@ class FunctionCallOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallOut(msgspec.Struct, frozen=True, kw_only=True):
-    """`index` in chunks alone; what was said of a call before is not said again."""
+    """Tool call. In chunks it has an `index`, and later chunks of a call omit what earlier ones
+    have sent."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -71,7 +71,7 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """`usage` is null but in the last, where it was asked for."""
+    """Chunk of a completion. `usage` is absent, or, if it was requested, null but in the last."""
 
     id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
@@ -89,6 +89,6 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True):
-    """In place of a chunk, when the answer has failed."""
+    """Sent in place of a chunk when the response has failed."""
 
     error: ErrorBody

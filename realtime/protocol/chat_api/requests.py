@@ -1,5 +1,5 @@
-"""What clients ask of `POST /v1/chat/completions`. Keys that are not listed are ignored; null is as
-good as absent."""
+"""Requests of `POST /v1/chat/completions`. Keys that are not listed are ignored; null counts as
+absent."""
 
 from typing import Annotated, Literal
 
@@ -45,7 +45,7 @@ class FunctionIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds other than `function` are left out."""
+    """Tool of a request. Kinds other than `function` are ignored."""
 
     type: str = "function"
     function: FunctionIn | None = None
@@ -85,7 +85,7 @@ class ChatCompletionRequest(SamplingIn, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     max_completion_tokens: MaxTokens | None = None
     max_tokens: MaxTokens | None = None
-    """The older name."""
+    """Older name of `max_completion_tokens`."""
     response_format: FormatIn | None = None
     n: Annotated[int, Meta(ge=1, le=1)] | None = None
     logprobs: Literal[False] | None = None
@@ -103,5 +103,5 @@ _decoder = msgspec.json.Decoder(ChatCompletionRequest)
 
 
 def decode_body(body: bytes) -> ChatCompletionRequest:
-    """Raises BadFrame."""
+    """Decode the body of a request. Raises BadFrame."""
     return decode_json(_decoder, body, "body", _ALLOWED_VALUES)

@@ -1,7 +1,7 @@
-"""The vocabulary of the OpenAI Realtime API (GA), text.
+"""The OpenAI Realtime API (GA), text only.
 
-frame ──codec──▶ client event ──hear──▶ Ask          (core)
-frame ◀─codec─── server event ◀──say─── Tell         (core)
+frame ──codec──▶ client event ──decode_command──▶ ConversationCommand
+frame ◀─codec─── server event ◀─────Encoder────── ConversationEvent
 """
 
 from continuo.realtime.protocol.realtime_api.client_events import ClientEvent, SessionIn

@@ -1,9 +1,10 @@
 """The client events, their required and optional fields and the bounds of each.
 
-Keys that are not listed are ignored, here as at every level below. A text server has no use for
-some listed ones either; they are typed `object`, accepted whatever they hold. Where a key may be
-null, null says "back to the default" in `session.update` and "as the session has it" in
-`response.create`.
+Keys that are not listed are ignored, here and at every level below. Listed keys that a text server
+has no use for are typed `object` and accepted with any value. Where a key may be null, null means
+the default in `session.update`, and the session's value in `response.create`.
+
+"Extension" marks keys and events that OpenAI's API does not have.
 """
 
 from typing import Annotated, Literal
@@ -27,14 +28,14 @@ ClientEventId = Annotated[str, Meta(max_length=limits.EVENT_ID_CHARS_MAX)]
 
 
 class ToolIn(msgspec.Struct, frozen=True):
-    """Kinds other than `function` are accepted and left out."""
+    """Tool of a session or response. Kinds other than `function` are accepted and ignored."""
 
     type: str = "function"
     name: BoundedName | None = None
     description: BoundedText | None = None
     parameters: dict[str, object] | None = None
     strict: bool | None = None
-    """Ours, as in the Responses API: calls follow the schema."""
+    """Extension, as in the Responses API: calls must follow the schema."""
 
 
 class ToolChoiceIn(msgspec.Struct, frozen=True):
@@ -43,8 +44,7 @@ class ToolChoiceIn(msgspec.Struct, frozen=True):
 
 
 class GenerationSettingsIn(SamplingIn, frozen=True, kw_only=True):
-    """What both a session and a single response may wish. How tokens are drawn are extra keys of
-    ours."""
+    """Settings of a session or of a single response. The sampling parameters are an extension."""
 
     instructions: BoundedText | UnsetType | None = UNSET
     tools: Annotated[list[ToolIn], Meta(max_length=limits.TOOLS_MAX)] | UnsetType | None = UNSET
@@ -72,7 +72,7 @@ class SessionIn(GenerationSettingsIn, frozen=True, kw_only=True):
     type: Literal["realtime"]
     model: object = None
     include: object = UNSET
-    """Ours: a list with `response.interrupted`. What else is in it is accepted and left out."""
+    """Extension: a list with `response.interrupted`. Other values are accepted and ignored."""
     tracing: object = None
     truncation: Literal["auto", "disabled"] | RetentionIn | UnsetType | None = UNSET
 
@@ -150,7 +150,7 @@ class ItemTruncate(ClientEventBase, frozen=True, kw_only=True, tag="conversation
     content_index: Annotated[int, Meta(ge=0, le=limits.PARTS_MAX)]
     audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     text_end: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    """Ours: characters of the text that were heard. One of the two is needed."""
+    """Extension: characters of the text that the user received. One of the two is required."""
 
 
 class ItemDelete(ClientEventBase, frozen=True, kw_only=True, tag="conversation.item.delete"):
@@ -182,7 +182,7 @@ class OutputAudioClear(ClientEventBase, frozen=True, kw_only=True, tag="output_a
 
 
 class TextAppend(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buffer.append"):
-    """Ours, as all of this buffer: words as they are spoken or typed."""
+    """Extension, as all events of this buffer: text while the user still dictates or types."""
 
     text: BoundedText
 
@@ -200,7 +200,7 @@ class TextCommit(ClientEventBase, frozen=True, kw_only=True, tag="input_text_buf
 
 
 class SessionClose(ClientEventBase, frozen=True, kw_only=True, tag="session.close"):
-    """Ours."""
+    """Extension: close the session instead of only the connection."""
 
 
 ClientEvent = (

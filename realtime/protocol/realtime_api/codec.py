@@ -1,5 +1,5 @@
-"""Frames to client events, server events to frames: as JSON in text frames, or as MessagePack in
-binary ones. Whatever the bytes, `decode` returns an event or raises BadFrame."""
+"""Frames to client events, server events to frames: JSON in text frames, or MessagePack in binary
+ones. For any bytes, `decode` returns an event or raises BadFrame."""
 
 import json
 import re
@@ -27,7 +27,7 @@ from continuo.realtime.protocol.validation import AllowedValues, explain
 
 
 class _Envelope(msgspec.Struct):
-    """What of a frame may be good even when the rest is bad: nothing else is made of it."""
+    """Part of a frame that may be valid even if the rest is not; parsed without the rest."""
 
     event_id: ClientEventId | None = None
 
@@ -51,28 +51,28 @@ _ALLOWED_VALUES: AllowedValues = {
     "session.truncation.type": ("retention_ratio",),
     "response.tool_choice": ("auto", "none", "required", "an object"),
 }
-"""See explaining.Choices."""
+"""See `validation.AllowedValues`."""
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to write the events."""
+    """Encoding of events as frames, negotiated as a WebSocket subprotocol."""
 
     subprotocol: str
     is_binary: bool
-    """Whether its frames are."""
+    """Whether frames are binary."""
     name: str
     unreadable_code: str
-    """The code of a refused frame that could not be read at all."""
+    """Error code for a frame that cannot be parsed at all."""
     parse: Callable[[str | bytes], ClientEvent]
     """Raises MsgspecError, ValueError (UnicodeDecodeError), TypeError or RecursionError."""
     find_event_id: Callable[[str | bytes], str | None]
-    """The event_id as it stands in a frame; raises the same."""
+    """Find the event_id in a frame; raises the same."""
     count_values: Callable[[str | bytes, int], int]
-    """About how many values a frame holds, looking no further than a limit."""
+    """Estimate the values of a frame, with a limit above which precision does not matter."""
     encode: Callable[[ServerEvent], bytes]
 
     def decode(self, frame: str | bytes) -> ClientEvent:
-        """Raises BadFrame."""
+        """Decode a frame. Raises BadFrame."""
         count = self.count_values(frame, FRAME_VALUES_MAX)
         if count > FRAME_VALUES_MAX:
             raise BadFrame(
@@ -94,7 +94,8 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
         raise BadFrame(message, code=code, param=param, event_id=self.extract_event_id(frame))
 
     def extract_event_id(self, frame: str | bytes) -> str | None:
-        """The client's event_id, from a frame of which nothing else may be good."""
+        """Find the client's event_id in a frame that may be invalid otherwise. Returns None if it
+        cannot be read."""
         try:
             return self.find_event_id(frame)
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
@@ -141,9 +142,8 @@ _write_packed = msgspec.msgpack.Encoder().encode
 def _unpack(frame: str | bytes) -> ClientEvent:
     event = _read_packed(_require_bytes(frame))
     if isinstance(event, SessionUpdate | ResponseCreate):
-        _write_json(
-            event
-        )  # raises TypeError where the schema of a tool is none: its keys are texts
+        # Raises TypeError if the schema of a tool is not JSON, whose keys are strings.
+        _write_json(event)
     return event
 
 
@@ -152,19 +152,19 @@ def _find_packed_event_id(frame: str | bytes) -> str | None:
 
 
 def _pack(event: ServerEvent) -> bytes:
-    if isinstance(event, SessionCreated | SessionUpdated):  # the schemas of its tools are JSON
+    if isinstance(event, SessionCreated | SessionUpdated):  # schemas of tools are raw JSON
         return _write_packed(json.loads(_write_json(event), parse_int=_parse_integer))
     return _write_packed(event)
 
 
 def _parse_integer(digits: str) -> int | float:
-    """MessagePack has 64 bits for it."""
+    """Parse an integer, as a float if MessagePack's 64 bits cannot hold it."""
     number = int(digits)
     return number if -(2**63) <= number < 2**64 else float(digits)
 
 
 def _require_bytes(frame: str | bytes) -> bytes:
-    assert isinstance(frame, bytes), "text frames are refused before"
+    assert isinstance(frame, bytes), "text frames are refused earlier"
     return frame
 
 

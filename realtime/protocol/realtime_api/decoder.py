@@ -1,4 +1,5 @@
-"""Client events to Asks. Pure; raises Refusal for what the shapes alone cannot forbid."""
+"""Client events to commands. Pure; raises Refusal for what the types of the fields cannot rule
+out."""
 
 from collections.abc import Callable
 from typing import Literal, assert_never
@@ -46,13 +47,13 @@ IdFactory = Callable[[str], str]
 
 
 class IgnoredAudioEvent(msgspec.Struct, frozen=True):
-    """An audio event: answered here, the core hears nothing of it."""
+    """Audio event, which the connection handles alone: sessions have no audio."""
 
     is_clear: bool = False
 
 
 class CloseRequest(msgspec.Struct, frozen=True):
-    """The client ends its session: the connection's business."""
+    """Request to close the session, which the connection handles."""
 
 
 def decode_command(
@@ -61,7 +62,8 @@ def decode_command(
     default: GenerationSettings,
     new_id: IdFactory,
 ) -> ConversationCommand | IgnoredAudioEvent | CloseRequest:
-    """`now` is how the session is set, `default` what a cleared key falls back to."""
+    """Decode a client event. `current` are the settings of the session, `default` those that null
+    resets to. Raises Refusal."""
     match event:
         case client_events.SessionUpdate(session=session):
             return ConfigureSession(decode_session_settings(session, current, default))
@@ -77,8 +79,8 @@ def decode_command(
             return DeleteItem(item_id)
         case client_events.ResponseCreate(response=response):
             return _decode_response_create(response or client_events.ResponseIn(), current, new_id)
-        case client_events.ResponseCancel(response_id=answer_id):
-            return CancelResponse(answer_id)
+        case client_events.ResponseCancel(response_id=response_id):
+            return CancelResponse(response_id)
         case client_events.AudioAppend() | client_events.OutputAudioClear():
             return IgnoredAudioEvent()
         case client_events.AudioClear():
@@ -103,22 +105,22 @@ def decode_command(
 
 
 def _decode_response_create(
-    response: client_events.ResponseIn, now: GenerationSettings, fresh: IdFactory
+    response: client_events.ResponseIn, current: GenerationSettings, new_id: IdFactory
 ) -> CreateSessionResponse:
     context: tuple[Item | ItemReference, ...] | None = None
     if response.input is not None:
         context = tuple(
             ItemReference(item.id)
             if isinstance(item, client_events.ItemReferenceIn)
-            else _decode_item(item, f"response.input[{n}]", fresh)
+            else _decode_item(item, f"response.input[{n}]", new_id)
             for n, item in enumerate(response.input)
         )
-    wanted = response.conversation
+    conversation = response.conversation
     return CreateSessionResponse(
-        settings=_decode_settings(response, now, now, "response"),
+        settings=_decode_settings(response, current, current, "response"),
         metadata=response.metadata,
-        is_out_of_band=wanted == "none",
-        conversation_id=None if wanted in ("auto", "none") else wanted,
+        is_out_of_band=conversation == "none",
+        conversation_id=None if conversation in ("auto", "none") else conversation,
         context=context,
     )
 
@@ -129,7 +131,7 @@ def _decode_response_create(
 def decode_session_settings(
     session: client_events.SessionIn, current: GenerationSettings, default: GenerationSettings
 ) -> GenerationSettings:
-    """A session set up as it wishes. Raises Refusal."""
+    """Apply a session object to the current settings; null resets to `default`. Raises Refusal."""
     settings = _decode_settings(session, current, default, "session")
     truncation = _decode_truncation(session.truncation, current.truncation, default.truncation)
     return msgspec.structs.replace(settings, truncation=truncation)
@@ -141,11 +143,11 @@ def _decode_settings(
     default: GenerationSettings,
     where: str,
 ) -> GenerationSettings:
-    tokens = current.max_output_tokens
+    max_tokens = current.max_output_tokens
     if requested.max_output_tokens is None:
-        tokens = default.max_output_tokens
+        max_tokens = default.max_output_tokens
     elif not isinstance(requested.max_output_tokens, UnsetType):
-        tokens = None if requested.max_output_tokens == "inf" else requested.max_output_tokens
+        max_tokens = None if requested.max_output_tokens == "inf" else requested.max_output_tokens
     tools = current.tools
     if requested.tools is None:
         tools = default.tools
@@ -166,7 +168,7 @@ def _decode_settings(
         parallel_tool_calls=resolve_field(
             requested.parallel_tool_calls, current.parallel_tool_calls, default.parallel_tool_calls
         ),
-        max_output_tokens=tokens,
+        max_output_tokens=max_tokens,
         sampling=merge_sampling(requested, current.sampling, default.sampling),
         truncation=current.truncation,
         extras=_merge_extras(requested, current),
@@ -191,10 +193,10 @@ def _decode_truncation(
 
 
 def _decode_tools(tools: list[client_events.ToolIn], where: str) -> tuple[Tool, ...]:
-    kept = (
+    functions = (
         (f"{where}.tools[{n}]", tool) for n, tool in enumerate(tools) if tool.type == "function"
     )
-    return build_tools(kept)
+    return build_tools(functions)
 
 
 def _decode_tool_choice(
@@ -202,7 +204,7 @@ def _decode_tool_choice(
     tools: tuple[Tool, ...],
     where: str,
 ) -> ToolChoice:
-    """A choice among tools that we left out is no choice."""
+    """Decode a tool choice. One among tools of a kind that is ignored becomes `auto`."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
             return choose_named_tool(name, tools, f"{where}.tool_choice.name")
@@ -215,15 +217,15 @@ def _decode_tool_choice(
 def _merge_extras(
     requested: client_events.GenerationSettingsIn, current: GenerationSettings
 ) -> str:
-    was = Extras.from_settings(current)
-    include = was.include
+    extras = Extras.from_settings(current)
+    include = extras.include
     if isinstance(requested, client_events.SessionIn) and requested.include is not UNSET:
         include = _known_includes(requested.include)
-    return Extras(voice=_decode_voice(requested.audio) or was.voice, include=include).to_json()
+    return Extras(voice=_decode_voice(requested.audio) or extras.voice, include=include).to_json()
 
 
 def _known_includes(requested: object) -> tuple[str, ...]:
-    """What we know of it."""
+    """Keep the values of `include` that this server knows."""
     return (
         (INCLUDE_INTERRUPTED,)
         if isinstance(requested, list) and INCLUDE_INTERRUPTED in requested
@@ -240,7 +242,8 @@ class _AudioIn(msgspec.Struct):
 
 
 def _decode_voice(audio: object) -> str | None:
-    """We never speak; but a client may compare what it asked for with what we report."""
+    """Decode the voice. A text server never uses it, but a client may compare the settings that it
+    requested with those reported."""
     try:
         return msgspec.convert(audio, _AudioIn).output.voice[:64]
     except msgspec.ValidationError:
@@ -250,8 +253,8 @@ def _decode_voice(audio: object) -> str | None:
 # ---------------------------------------------------------------- items
 
 
-def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> Item:
-    item_id = item.id or fresh("item")
+def _decode_item(item: client_events.ItemIn, where: str, new_id: IdFactory) -> Item:
+    item_id = item.id or new_id("item")
     match item:
         case client_events.MessageIn(role=role, content=content):
             parts = tuple(
@@ -272,7 +275,7 @@ def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> It
 
 
 def _decode_part(part: client_events.PartIn, role: ItemRole, where: str) -> ContentPart:
-    """Any spelling of text is text; audio counts by its transcript."""
+    """Decode a content part. All types of text are equal; audio counts by its transcript."""
     match part.type:
         case "input_text" | "output_text" | "text":
             if part.text is None:

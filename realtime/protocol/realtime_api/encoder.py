@@ -1,4 +1,4 @@
-"""Tells to server events, in the order every client understands."""
+"""Conversation events to server events, in the order that every client of the OpenAI API accepts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypedDict, assert_never
@@ -44,11 +44,11 @@ from continuo.realtime.protocol.response import Response, ResponseError, Usage
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 
 EventIdFactory = Callable[[int], str]
-"""The event id of the nth event, from 1, that a Tell becomes."""
+"""Makes the event id of the nth server event, from 1, that a conversation event becomes."""
 
 
 class Encoder:
-    """One connection's."""
+    """Encode the events of one connection."""
 
     def __init__(
         self,
@@ -56,19 +56,19 @@ class Encoder:
         model: str,
         rate_limits: Callable[[], Sequence[RateLimitStatus]] = tuple,
     ) -> None:
-        """`levels`: what the client may still do."""
+        """`rate_limits` returns the current levels of the client's token buckets."""
         self._rate_limits = rate_limits
         self.session_id = session_id
         self.model = model
         self._new_event_id: EventIdFactory = str
         self._encoded_events = 0
         self._include: tuple[str, ...] = ()
-        """Of the session, as its client has been told last."""
+        """The session's `include`, as last sent to its client."""
 
     def encode(
         self, event: ConversationEvent, new_event_id: EventIdFactory
     ) -> list[server_events.ServerEvent]:
-        if isinstance(event, TextDelta):  # nearly all there is to say
+        if isinstance(event, TextDelta):  # fast path: nearly all events are deltas
             return [_encode_text_delta(event, new_event_id(1))]
         self._new_event_id, self._encoded_events = new_event_id, 0
         return list(self._encode(event))
@@ -90,15 +90,15 @@ class Encoder:
                     rewind=encode_rewind(rewind),
                 )
             case ItemAdded(item=item, previous_item_id=previous, rewind=rewind):
-                shape = encode_item(item)
+                item_out = encode_item(item)
                 yield server_events.ItemAdded(
                     event_id=self._next_event_id(),
                     previous_item_id=previous,
-                    item=shape,
+                    item=item_out,
                     rewind=encode_rewind(rewind),
                 )
                 yield server_events.ItemDone(
-                    event_id=self._next_event_id(), previous_item_id=previous, item=shape
+                    event_id=self._next_event_id(), previous_item_id=previous, item=item_out
                 )
             case ItemFetched(item=item):
                 yield server_events.ItemRetrieved(
@@ -125,9 +125,9 @@ class Encoder:
                 yield server_events.TextCommitted(
                     event_id=self._next_event_id(), item_id=item_id, previous_item_id=previous
                 )
-            case ResponseStarted(answer=answer):
+            case ResponseStarted(answer=response):
                 yield server_events.ResponseCreated(
-                    event_id=self._next_event_id(), response=encode_response(answer)
+                    event_id=self._next_event_id(), response=encode_response(response)
                 )
             case OutputItemStarted():
                 yield from self._encode_output_item_started(event)
@@ -144,19 +144,19 @@ class Encoder:
                 )
             case OutputItemEnded():
                 yield from self._encode_output_item_ended(event)
-            case ResponseEnded(answer=answer):
+            case ResponseEnded(answer=response):
                 yield server_events.ResponseDone(
-                    event_id=self._next_event_id(), response=encode_response(answer)
+                    event_id=self._next_event_id(), response=encode_response(response)
                 )
                 yield server_events.RateLimitsUpdated(
                     event_id=self._next_event_id(),
                     rate_limits=[_encode_rate_limit(level) for level in self._rate_limits()],
                 )
-            case ResponseInterrupted(response_id=answer_id, item_id=item_id, sent_chars=upto):
+            case ResponseInterrupted(response_id=response_id, item_id=item_id, sent_chars=upto):
                 if INCLUDE_INTERRUPTED in self._include:
                     yield server_events.ResponseInterrupted(
                         event_id=self._next_event_id(),
-                        response_id=answer_id,
+                        response_id=response_id,
                         item_id=item_id,
                         upto=upto,
                     )
@@ -166,7 +166,8 @@ class Encoder:
     def encode_refusal(
         self, refusal: Refusal, client_event_id: str | None, own_event_id: str | None = None
     ) -> server_events.Error:
-        """`name`: its own event id."""
+        """Encode a refusal as an `error` event. `client_event_id` is that of the refused event,
+        `own_event_id` that of the error itself."""
         return server_events.Error(
             event_id=own_event_id or generate_id("event"),
             error=server_events.ErrorBody(
@@ -187,16 +188,16 @@ class Encoder:
     def _encode_output_item_started(
         self, event: OutputItemStarted
     ) -> Iterator[server_events.ServerEvent]:
-        shape = encode_item(event.item)
+        item_out = encode_item(event.item)
         yield server_events.OutputItemAdded(
             event_id=self._next_event_id(),
             response_id=event.answer_id,
             output_index=event.index,
-            item=shape,
+            item=item_out,
         )
         if not event.apart:
             yield server_events.ItemAdded(
-                event_id=self._next_event_id(), previous_item_id=event.previous, item=shape
+                event_id=self._next_event_id(), previous_item_id=event.previous, item=item_out
             )
         if isinstance(event.item, MessageItem):
             yield server_events.ContentPartAdded(
@@ -211,13 +212,13 @@ class Encoder:
     def _encode_output_item_ended(
         self, event: OutputItemEnded
     ) -> Iterator[server_events.ServerEvent]:
-        item, answer_id, index = event.item, event.answer_id, event.index
+        item, response_id, index = event.item, event.answer_id, event.index
         match item:
             case MessageItem():
                 text = "".join(part.text for part in item.parts)
                 yield server_events.TextDone(
                     event_id=self._next_event_id(),
-                    response_id=answer_id,
+                    response_id=response_id,
                     item_id=item.id,
                     output_index=index,
                     content_index=0,
@@ -225,7 +226,7 @@ class Encoder:
                 )
                 yield server_events.ContentPartDone(
                     event_id=self._next_event_id(),
-                    response_id=answer_id,
+                    response_id=response_id,
                     item_id=item.id,
                     output_index=index,
                     content_index=0,
@@ -234,7 +235,7 @@ class Encoder:
             case FunctionCallItem():
                 yield server_events.ArgumentsDone(
                     event_id=self._next_event_id(),
-                    response_id=answer_id,
+                    response_id=response_id,
                     item_id=item.id,
                     output_index=index,
                     call_id=item.call_id,
@@ -243,13 +244,16 @@ class Encoder:
                 )
             case _:
                 assert_never(item)
-        shape = encode_item(item)
+        item_out = encode_item(item)
         yield server_events.OutputItemDone(
-            event_id=self._next_event_id(), response_id=answer_id, output_index=index, item=shape
+            event_id=self._next_event_id(),
+            response_id=response_id,
+            output_index=index,
+            item=item_out,
         )
         if not event.apart:
             yield server_events.ItemDone(
-                event_id=self._next_event_id(), previous_item_id=event.previous, item=shape
+                event_id=self._next_event_id(), previous_item_id=event.previous, item=item_out
             )
 
     def encode_session(
@@ -395,21 +399,21 @@ def _encode_part(part: ContentPart) -> server_events.PartOut:
     return server_events.PartOut(type=part.kind, text=part.text)
 
 
-def _encode_status_details(answer: Response) -> server_events.StatusDetails | None:
-    reason = UNSET if answer.reason is None else answer.reason
-    match answer.status:
+def _encode_status_details(response: Response) -> server_events.StatusDetails | None:
+    reason = UNSET if response.reason is None else response.reason
+    match response.status:
         case "in_progress" | "completed":
             return None
         case "cancelled" | "incomplete":
-            return server_events.StatusDetails(type=answer.status, reason=reason)
+            return server_events.StatusDetails(type=response.status, reason=reason)
         case "failed":
-            error = answer.error or ResponseError("server_error", "The answer failed.")
+            error = response.error or ResponseError("server_error", "The response failed.")
             return server_events.StatusDetails(
                 type="failed",
                 error=server_events.ErrorDetail(code=error.code, message=error.message),
             )
         case _:
-            assert_never(answer.status)
+            assert_never(response.status)
 
 
 def _encode_tool_choice(choice: ToolChoice) -> str | server_events.ToolChoiceOut:

@@ -1,17 +1,17 @@
-"""Settings that mean something to this vocabulary alone; the core carries them as text."""
+"""Settings that only the Realtime API has; `GenerationSettings` carries them as JSON text."""
 
 import msgspec
 
 from continuo.realtime.protocol.settings import GenerationSettings
 
 INCLUDE_INTERRUPTED = "response.interrupted"
-"""Ours: an event that only a session hears of that includes it."""
+"""Extension: event that is sent only to sessions that include it."""
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     voice: str = "alloy"
     include: tuple[str, ...] = ()
-    """Of what may be included, what we know."""
+    """Values of the session's `include` that this server knows."""
 
     @classmethod
     def from_settings(cls, settings: GenerationSettings) -> "Extras":

@@ -1,4 +1,7 @@
-"""The server events and the shapes in them. Each validates against the OpenAI SDK's own types."""
+"""The server events and the objects in them. Each validates against the OpenAI SDK's own types.
+
+"Extension" marks keys and events that OpenAI's API does not have.
+"""
 
 from typing import Literal
 
@@ -13,7 +16,8 @@ from continuo.realtime.protocol.response import IncompleteReason, KVResidency, R
 
 
 class PartOut(msgspec.Struct, frozen=True, kw_only=True):
-    """In items: input_text, output_text, input_audio. In content_part events: text."""
+    """Content part: input_text, output_text or input_audio in items, text in content_part
+    events."""
 
     type: Literal["input_text", "output_text", "input_audio", "text"]
     text: str | UnsetType = UNSET
@@ -67,8 +71,8 @@ class AudioFormat(msgspec.Struct, frozen=True, kw_only=True, tag="audio/pcm"):
 
 
 class InputAudioOut(msgspec.Struct, frozen=True, kw_only=True):
-    """All null: a text server hears nothing. A client whose own `turn_detection` were reported back
-    would wait for us to interrupt."""
+    """Input audio settings of a text server, all null. A client to which its own `turn_detection`
+    were reported would wait for the server to interrupt responses."""
 
     format: AudioFormat = AudioFormat()
     transcription: None = None
@@ -87,7 +91,7 @@ class SessionAudioOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SamplingOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Our extra keys, as they are in effect."""
+    """Extension: the sampling parameters in effect."""
 
     temperature: float
     top_p: float
@@ -111,7 +115,7 @@ class RetentionOut(msgspec.Struct, frozen=True, kw_only=True, tag="retention_rat
 
 
 class ResumeOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Ours: what a client needs to come back, and how it came back."""
+    """Extension: data with which a client resumes its session, and how it was resumed."""
 
     session_id: str
     epoch: str
@@ -176,7 +180,8 @@ class OutputDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """Ours. Seconds: in the queue, then to the first token; of the device's work for the answer."""
+    """Extension. Seconds in the queue, then to the first token, and of device work for the
+    response."""
 
     queued_s: float
     prefill_s: float
@@ -191,7 +196,7 @@ class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
     output_token_details: OutputDetails
     timing: Timing
     residency: KVResidency
-    """Ours. Where the KV of what was said before was found."""
+    """Extension: place where the KV of the prompt was found."""
 
 
 class ResponseAudioOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -224,7 +229,7 @@ class SessionCreated(ServerEventBase, frozen=True, kw_only=True, tag="session.cr
 
 
 class RewindOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Ours, where an edit changes what the model has read: what stays of it, and what follows."""
+    """Extension, if an edit invalidates KV: the tokens that keep it, and the tokens to prefill."""
 
     kept_tokens: int
     prefill_tokens: int
@@ -260,7 +265,7 @@ class ItemTruncated(ServerEventBase, frozen=True, kw_only=True, tag="conversatio
     content_index: int
     audio_end_ms: int
     text_end: int | UnsetType = UNSET
-    """Ours, where the client has said it."""
+    """Extension, present if the client has sent it."""
     rewind: RewindOut | UnsetType = UNSET
 
 
@@ -342,13 +347,14 @@ class ArgumentsDone(
 
 
 class ResponseInterrupted(ServerEventBase, frozen=True, kw_only=True, tag="response.interrupted"):
-    """Ours: for a session that includes it. The engine is gone; soon the response goes on."""
+    """Extension, for sessions that include it: the engine was lost, and the response resumes soon
+    after `upto`."""
 
     response_id: str
     item_id: str | None
-    """What was being said; null: nothing was."""
+    """Item that was being generated, or null."""
     upto: int
-    """Characters (code points) of it that were sent: the next delta follows them."""
+    """Characters (code points) of that item that were sent; the next delta follows them."""
 
 
 class RateLimitOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -367,7 +373,7 @@ class AudioCleared(ServerEventBase, frozen=True, kw_only=True, tag="input_audio_
 
 
 class TextAppended(ServerEventBase, frozen=True, kw_only=True, tag="input_text_buffer.appended"):
-    """Ours, as all of this buffer: only a client that has used it hears of it."""
+    """Extension, as all events of this buffer: sent only to clients that use it."""
 
     length: int
     """Characters in the buffer now."""
@@ -383,7 +389,7 @@ class TextCommitted(ServerEventBase, frozen=True, kw_only=True, tag="input_text_
 
 
 class SessionClosed(ServerEventBase, frozen=True, kw_only=True, tag="session.closed"):
-    """Ours: only the answer to `session.close`."""
+    """Extension: sent only in reply to `session.close`."""
 
     reason: str
 

@@ -1,7 +1,7 @@
-"""The vocabulary of the OpenAI Responses API, text; the same over a WebSocket and over HTTP.
+"""The OpenAI Responses API, text only; the same over a WebSocket and over HTTP.
 
-frame, body ──codec──▶ Create ──hear──▶ GoOn          (core)
-frame, SSE  ◀─codec─── event  ◀──say─── Told          (core)
+frame, body ──codec──▶ client event ──decode_command──▶ CreateResponse
+frame, SSE  ◀─codec─── server event ◀─────Encoder────── ResponseEvent
 """
 
 from continuo.realtime.protocol.responses_api.client_events import (

@@ -1,7 +1,7 @@
-"""What clients ask of the Responses API: the body of `POST /v1/responses`, which is the event
-`response.create` over a WebSocket, and the few events beside it.
+"""Client events of the Responses API: `response.create`, which is also the body of
+`POST /v1/responses`, and the few others of its WebSocket.
 
-Keys that are not listed are ignored, here as at every level below; null is as good as absent.
+Keys that are not listed are ignored, here and at every level below; null counts as absent.
 """
 
 from typing import Annotated, Literal
@@ -27,7 +27,7 @@ Content = BoundedText | Annotated[list[PartIn], Meta(max_length=limits.PARTS_MAX
 
 
 class ItemIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Any item: `type` says which keys it needs. A message may leave `type` out."""
+    """Item of any type; `type` decides which keys are required. A message may omit `type`."""
 
     type: str = "message"
     id: ItemId | None = None
@@ -43,7 +43,7 @@ Input = BoundedText | Annotated[list[ItemIn], Meta(max_length=limits.RESPONSES_I
 
 
 class ToolIn(msgspec.Struct, frozen=True, kw_only=True):
-    """Kinds other than `function` are left out."""
+    """Tool of a request. Kinds other than `function` are ignored."""
 
     type: str = "function"
     name: ToolName | None = None
@@ -75,7 +75,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 class ResponseCreate(SamplingIn, frozen=True, kw_only=True, tag="response.create"):
-    """Of keys typed `Raw` it is only seen whether they hold anything."""
+    """Create a response. Keys typed `Raw` are unsupported and only compared with null."""
 
     model: str | None = None
     input: Input | None = None
@@ -92,15 +92,16 @@ class ResponseCreate(SamplingIn, frozen=True, kw_only=True, tag="response.create
     stream: bool | None = None
     background: bool | None = None
     generate: bool | None = None
-    """false: the prompt is only prefilled. WebSocket alone."""
+    """If false, the prompt is only prefilled. WebSocket only."""
     stream_id: StreamId | None = None
-    """The lane. WebSocket alone."""
+    """Name of the stream queue. WebSocket only."""
     conversation: msgspec.Raw = _NULL
     prompt: msgspec.Raw = _NULL
 
 
 class ResponseSteer(msgspec.Struct, frozen=True, kw_only=True, tag="response.steer"):
-    """`input` is an Input of user's messages; it goes back as it came where it cannot be used."""
+    """Steer a running response. `input` is an `Input` of user messages, kept raw because it is
+    returned unchanged if it cannot be used."""
 
     previous_response_id: ResponseId
     input: msgspec.Raw

@@ -1,5 +1,5 @@
-"""Frames and bodies to what clients ask, server events to frames. Whatever the bytes, decoding
-gives a value or raises BadFrame."""
+"""Frames and bodies to client events, server events to frames. For any bytes, decoding returns a
+value or raises BadFrame."""
 
 import re
 
@@ -18,7 +18,7 @@ _body_decoder = msgspec.json.Decoder(client_events.ResponseCreate)
 _input_decoder = msgspec.json.Decoder(client_events.Input)
 _encoder = msgspec.json.Encoder()
 _STREAM_ID_SCAN_CHARS_MAX = 1024 * 1024
-"""A longer frame that was refused is not gone through once more."""
+"""Longer refused frames are not parsed a second time for their stream_id."""
 _STREAM_ID = re.compile(r'"stream_id"\s*:\s*"([^"\\]{1,128})"')
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -34,7 +34,7 @@ _ALLOWED_VALUES: AllowedValues = {
 
 
 class _Envelope(msgspec.Struct):
-    """What of a frame may be good even when the rest is bad."""
+    """Part of a frame that may be valid even if the rest is not."""
 
     stream_id: client_events.StreamId | None = None
 
@@ -47,7 +47,7 @@ def decode_frame(frame: str | bytes) -> client_events.ClientEvent:
 
 
 def decode_body(body: bytes) -> client_events.ResponseCreate:
-    """`type` may be missing there, and must be right if it is not."""
+    """Decode a body. `type` may be missing, but must not be wrong."""
     return decode_json(_body_decoder, body, "body", _ALLOWED_VALUES)
 
 
@@ -65,7 +65,8 @@ def encode_sse(event: ResponseStreamEvent) -> bytes:
 
 
 def extract_stream_id(frame: str) -> str | None:
-    """The lane, from a frame of which nothing else may be good."""
+    """Find the stream_id in a frame that may be invalid otherwise. Returns None if it cannot be
+    read."""
     if len(frame) <= _STREAM_ID_SCAN_CHARS_MAX:
         try:
             return _envelope_decoder.decode(frame).stream_id

@@ -1,5 +1,5 @@
-"""What clients ask, to what the session layer does. Pure; raises Refusal for what the shapes alone
-cannot forbid."""
+"""Client events to commands. Pure; raises Refusal for what the types of the fields cannot rule
+out."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
@@ -42,7 +42,8 @@ _ROLES: dict[str, ItemRole] = {
 def decode_command(
     create: client_events.ResponseCreate, default: GenerationSettings, model: str, new_id: IdFactory
 ) -> CreateResponse:
-    """`default` is how answers are made that wish for nothing, `model` what is served."""
+    """Decode a request. `default` are the settings of a request that sets nothing, `model` is the
+    served model."""
     _refuse_unsupported(create)
     settings = decode_settings(create, default, create.model or model)
     items = decode_items("" if create.input is None else create.input, "input", new_id)
@@ -64,7 +65,7 @@ def decode_settings(
 ) -> GenerationSettings:
     tools = _decode_tools(create.tools or [])
     text = _normalize_text(create.text or client_events.TextIn())
-    form = text.format or client_events.FormatIn(type="text")
+    output_format = text.format or client_events.FormatIn(type="text")
     extras = Extras(
         model=model,
         background=bool(create.background),
@@ -80,7 +81,7 @@ def decode_settings(
         max_output_tokens=create.max_output_tokens,
         sampling=msgspec.structs.replace(
             merge_sampling(create, default.sampling, default.sampling),
-            grammar=build_grammar(form.type, form.schema, "text.format.schema"),
+            grammar=build_grammar(output_format.type, output_format.schema, "text.format.schema"),
         ),
         truncation=Truncation(mode=create.truncation or "disabled"),
         extras=extras.to_json(),
@@ -88,25 +89,27 @@ def decode_settings(
 
 
 def decode_items(
-    given: client_events.Input, where: str, new_id: IdFactory
+    request_input: client_events.Input, where: str, new_id: IdFactory
 ) -> tuple[Item | ItemReference, ...]:
-    """A text is a user's message. What a model has thought is left out."""
-    if isinstance(given, str):
-        part = ContentPart("input_text", given)
-        return (MessageItem(id=new_id("msg"), role="user", parts=(part,)),) if given else ()
+    """Decode the input of a request. A text becomes a user message; reasoning is left out."""
+    if isinstance(request_input, str):
+        part = ContentPart("input_text", request_input)
+        return (MessageItem(id=new_id("msg"), role="user", parts=(part,)),) if request_input else ()
     return tuple(
         _decode_item(item, f"{where}[{n}]", new_id)
-        for n, item in enumerate(given)
+        for n, item in enumerate(request_input)
         if item.type != "reasoning"
     )
 
 
-def decode_steering_input(given: client_events.Input, new_id: IdFactory) -> tuple[Item, ...]:
-    """What may be said to an answer while it is made: user's messages."""
-    items = decode_items(given, "input", new_id)
+def decode_steering_input(
+    request_input: client_events.Input, new_id: IdFactory
+) -> tuple[Item, ...]:
+    """Decode input that steers a running response. Raises Refusal for all but user messages."""
+    items = decode_items(request_input, "input", new_id)
     if not items:
         raise missing_parameter("input")
-    said: list[Item] = []
+    messages: list[Item] = []
     for n, item in enumerate(items):
         if not isinstance(item, MessageItem) or item.role != "user":
             raise Refusal(
@@ -114,8 +117,8 @@ def decode_steering_input(given: client_events.Input, new_id: IdFactory) -> tupl
                 code="invalid_value",
                 param=f"input[{n}]",
             )
-        said.append(item)
-    return tuple(said)
+        messages.append(item)
+    return tuple(messages)
 
 
 # ---------------------------------------------------------------- settings
@@ -123,8 +126,8 @@ def decode_steering_input(given: client_events.Input, new_id: IdFactory) -> tupl
 
 def _refuse_unsupported(create: client_events.ResponseCreate) -> None:
     for name, instead in (
-        ("conversation", "go on from a response with 'previous_response_id'"),
-        ("prompt", "say it in 'instructions' and 'input'"),
+        ("conversation", "continue a response with 'previous_response_id'"),
+        ("prompt", "use 'instructions' and 'input'"),
     ):
         if bytes(getattr(create, name)) != b"null":
             raise Refusal(
@@ -146,7 +149,7 @@ def _decode_tool_choice(
     *,
     has_declared_tools: bool,
 ) -> ToolChoice:
-    """A choice among tools that we left out is no choice."""
+    """Decode a tool choice. One among tools of a kind that is ignored becomes `auto`."""
     match choice:
         case client_events.ToolChoiceIn(type="function", name=name):
             return choose_named_tool(name, tools, "tool_choice.name")
@@ -159,23 +162,23 @@ def _decode_tool_choice(
 
 
 def _normalize_text(text: client_events.TextIn) -> client_events.TextIn:
-    """As it is reported."""
-    form = text.format or client_events.FormatIn(type="text")
-    if form.type == "json_schema" and form.name is None:
+    """Fill in the default format, as it is reported to the client."""
+    output_format = text.format or client_events.FormatIn(type="text")
+    if output_format.type == "json_schema" and output_format.name is None:
         raise missing_parameter("text.format.name")
-    return msgspec.structs.replace(text, format=form)
+    return msgspec.structs.replace(text, format=output_format)
 
 
 # ---------------------------------------------------------------- items
 
 
-def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> Item | ItemReference:
+def _decode_item(item: client_events.ItemIn, where: str, new_id: IdFactory) -> Item | ItemReference:
     match item.type:
         case "message":
-            return _decode_message(item, where, fresh)
+            return _decode_message(item, where, new_id)
         case "function_call":
             return FunctionCallItem(
-                id=item.id or fresh("fc"),
+                id=item.id or new_id("fc"),
                 call_id=_require(item.call_id, f"{where}.call_id"),
                 name=_require(item.name, f"{where}.name"),
                 arguments=_require(item.arguments, f"{where}.arguments"),
@@ -183,7 +186,7 @@ def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> It
         case "function_call_output":
             output = _require(item.output, f"{where}.output")
             return FunctionCallOutputItem(
-                id=item.id or fresh("fco"),
+                id=item.id or new_id("fco"),
                 call_id=_require(item.call_id, f"{where}.call_id"),
                 output="\n".join(_decode_texts(output, f"{where}.output")),
             )
@@ -198,19 +201,19 @@ def _decode_item(item: client_events.ItemIn, where: str, fresh: IdFactory) -> It
             )
 
 
-def _decode_message(item: client_events.ItemIn, where: str, fresh: IdFactory) -> MessageItem:
+def _decode_message(item: client_events.ItemIn, where: str, new_id: IdFactory) -> MessageItem:
     role = _require(item.role, f"{where}.role")
     kind = "output_text" if role == "assistant" else "input_text"
     texts = _decode_texts(_require(item.content, f"{where}.content"), f"{where}.content")
     return MessageItem(
-        id=item.id or fresh("msg"),
+        id=item.id or new_id("msg"),
         role=_ROLES[role],
         parts=tuple(ContentPart(kind, text) for text in texts),
     )
 
 
 def _decode_texts(content: client_events.Content, where: str) -> list[str]:
-    """Any spelling of text is text."""
+    """Decode the texts of a content, whatever types its parts have."""
     if isinstance(content, str):
         return [content]
     texts: list[str] = []

@@ -1,7 +1,7 @@
-"""What is told of an answer, to server events. Pure.
+"""Events of a response to server events. Pure.
 
-The events of a response are a function of what was told of it, number by number: whoever hears the
-recording again hears the same events under the same numbers.
+The server events, with their sequence numbers, are a function of the events of the response: a
+replay of the event stream yields the same server events under the same numbers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ from continuo.realtime.protocol.settings import Tool, ToolChoice
 
 
 class Encoder:
-    """Of one response: numbers its events. `stream_id` is its lane."""
+    """Encode and number the events of one response. `stream_id` names its stream queue."""
 
     def __init__(self, stream_id: str | None = None) -> None:
         self._stream_id: str | UnsetType = UNSET if stream_id is None else stream_id
@@ -42,13 +42,13 @@ class Encoder:
 
     def encode(self, event: ResponseEvent) -> Iterator[server_events.ResponseStreamEvent]:
         match event:
-            case ResponseStarted(answer=answer):
-                response = encode_response(answer)
+            case ResponseStarted(answer=response):
+                response_out = encode_response(response)
                 yield server_events.ResponseCreated(
-                    **self._next_sequence_fields(), response=response
+                    **self._next_sequence_fields(), response=response_out
                 )
                 yield server_events.ResponseInProgress(
-                    **self._next_sequence_fields(), response=response
+                    **self._next_sequence_fields(), response=response_out
                 )
             case OutputItemStarted(index=index, item=item):
                 yield server_events.OutputItemAdded(
@@ -71,11 +71,11 @@ class Encoder:
                 )
             case OutputItemEnded(index=index, item=item):
                 yield from self._encode_output_item_ended(index, item)
-            case ResponseSteered(answer_id=answer_id, steer_id=steer_id):
-                steer = server_events.SteerOut(id=steer_id, previous_response_id=answer_id)
+            case ResponseSteered(answer_id=response_id, steer_id=steer_id):
+                steer = server_events.SteerOut(id=steer_id, previous_response_id=response_id)
                 yield server_events.SteerAccepted(**self._next_sequence_fields(), steer=steer)
-            case ResponseEnded(answer=answer):
-                yield self._encode_response_ended(answer)
+            case ResponseEnded(answer=response):
+                yield self._encode_response_ended(response)
             case _:
                 assert_never(event)
 
@@ -134,25 +134,25 @@ class Encoder:
             **self._next_sequence_fields(), output_index=index, item=encode_item(item)
         )
 
-    def _encode_response_ended(self, answer: Response) -> server_events.ResponseStreamEvent:
-        response = encode_response(answer)
-        match response.status:
+    def _encode_response_ended(self, response: Response) -> server_events.ResponseStreamEvent:
+        response_out = encode_response(response)
+        match response_out.status:
             case "completed":
                 return server_events.ResponseCompleted(
-                    **self._next_sequence_fields(), response=response
+                    **self._next_sequence_fields(), response=response_out
                 )
             case "incomplete":
                 return server_events.ResponseIncomplete(
-                    **self._next_sequence_fields(), response=response
+                    **self._next_sequence_fields(), response=response_out
                 )
             case "failed":
                 return server_events.ResponseFailed(
-                    **self._next_sequence_fields(), response=response
+                    **self._next_sequence_fields(), response=response_out
                 )
             case "in_progress":
-                raise AssertionError("an answer that has ended is not in progress")
+                raise AssertionError("a response that has ended is not in progress")
             case _:
-                assert_never(response.status)
+                assert_never(response_out.status)
 
     def _next_sequence_fields(self) -> "_SequenceFields":
         self._next_sequence_number += 1
@@ -220,7 +220,7 @@ def encode_item(item: Item) -> server_events.ItemOut:
                 arguments=item.arguments,
             )
         case FunctionCallOutputItem():
-            raise AssertionError("models do not answer calls")
+            raise AssertionError("responses contain no function call outputs")
         case _:
             assert_never(item)
 
@@ -245,19 +245,19 @@ def _encode_status(status: ResponseStatus) -> server_events.ResponseStatusOut:
     return "incomplete" if status == "cancelled" else status
 
 
-def _encode_incomplete_details(answer: Response) -> server_events.IncompleteDetails | None:
-    if answer.status not in ("incomplete", "cancelled"):
+def _encode_incomplete_details(response: Response) -> server_events.IncompleteDetails | None:
+    if response.status not in ("incomplete", "cancelled"):
         return None
-    reason = answer.reason or "cancelled"
+    reason = response.reason or "cancelled"
     return server_events.IncompleteDetails(
         reason="cancelled" if reason == "client_cancelled" else reason
     )
 
 
-def _encode_response_error(answer: Response) -> server_events.ErrorOut | None:
-    if answer.status != "failed":
+def _encode_response_error(response: Response) -> server_events.ErrorOut | None:
+    if response.status != "failed":
         return None
-    error = answer.error or ResponseError("server_error", "The answer failed.")
+    error = response.error or ResponseError("server_error", "The response failed.")
     return server_events.ErrorOut(code="server_error", message=f"{error.message} ({error.code})")
 
 

@@ -1,4 +1,4 @@
-"""Settings that mean something to this vocabulary alone; the core carries them as text."""
+"""Settings that only the Responses API has; `GenerationSettings` carries them as JSON text."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from continuo.realtime.protocol.settings import GenerationSettings
 
 
 class Extras(msgspec.Struct, frozen=True, kw_only=True):
-    """Said back to the client in the response. `text` is what its text shall look like."""
+    """Keys of the request that the response repeats. `text` is its text configuration."""
 
     model: str = ""
     background: bool = False

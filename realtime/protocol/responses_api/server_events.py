@@ -1,7 +1,7 @@
-"""The server events and the shapes in them. Each validates against the OpenAI SDK's own types.
+"""The server events and the objects in them. Each validates against the OpenAI SDK's own types.
 
-`sequence_number` counts the events of one response from 0; `stream_id` names its lane, if it has
-one. Over HTTP the events are the same.
+`sequence_number` counts the events of one response from 0; `stream_id` names its stream queue, if
+it has one. Over HTTP the events are the same.
 """
 
 from typing import Literal
@@ -75,7 +75,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsageOut(msgspec.Struct, frozen=True, kw_only=True):
-    """`timing` and `residency` are ours."""
+    """Token usage. `timing` and `residency` are extensions, as in the Realtime API."""
 
     input_tokens: int
     input_tokens_details: InputDetails
@@ -224,7 +224,7 @@ class SteerAccepted(ServerEventBase, frozen=True, kw_only=True, tag="response.st
 
 
 class RequiredFunctionOutput(msgspec.Struct, frozen=True, kw_only=True, tag="function_call_output"):
-    """A stub: the client fills in `output`."""
+    """Stub of an item, in which the client fills in `output`."""
 
     call_id: str
     name: str
@@ -261,7 +261,7 @@ class ErrorBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Error(msgspec.Struct, frozen=True, kw_only=True, tag="error"):
-    """Of a connection, not of a response: what was asked for has not begun."""
+    """Refusal of a request on a connection; no response was started."""
 
     status: int
     error: ErrorBody
