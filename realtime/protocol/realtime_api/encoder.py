@@ -1,4 +1,4 @@
-"""Conversation events to server events, in the order that every client of the OpenAI API accepts."""
+"""Conversation events to server events, in the order that every client of the API accepts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypedDict, assert_never
