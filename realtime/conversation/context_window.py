@@ -1,9 +1,9 @@
-"""What of a conversation the model sees when it is longer than its context. Pure.
+"""Truncation of a conversation that is longer than the model's context. Pure.
 
-    ├─ instructions, tools ─┼─ dropped ─┼─ kept: 80 % of the context ────┼─ room ─┤
+    ├─ instructions, tools ─┼─ out of window ─┼─ kept: 80 % of the context ─┼─ reserve ─┤
 
-Dropping moves all that follows, so it is computed again: a good piece goes at once, and before the
-context is quite full, while nobody waits.
+Removing items from the window moves all that follow, so their KV is computed again. Therefore many
+are removed at once, and before the context is full, while no response waits for it.
 """
 
 import msgspec
@@ -12,16 +12,15 @@ from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.protocol.settings import Truncation
 
 RESPONSE_RESERVE = 1 / 10
-"""Of the context, left for an answer before anything is dropped."""
+"""Share of the context that truncation leaves free for a response."""
 
 
 class ContextWindow(msgspec.Struct, frozen=True):
     context_tokens: int
-    """Tokens of context."""
     truncation: Truncation
 
     def fit(self, conversation: Conversation) -> Conversation:
-        """Without its oldest items, if it had become too long."""
+        """Move the oldest items out of the window if the conversation is too long."""
         if self.truncation.mode == "disabled" or conversation.has_open_response:
             return conversation
         head = len(conversation.head.ids)
@@ -37,10 +36,10 @@ class ContextWindow(msgspec.Struct, frozen=True):
         return conversation.without_oldest(min(target, bound))
 
     def allows_change(self, old: Conversation, new: Conversation) -> bool:
-        """Whether the old conversation may become the new one."""
+        """Whether `old` may be changed to `new` as far as its length is concerned."""
         if new.length <= max(self.context_tokens, old.length):
             return True
         if self.truncation.mode == "disabled" or not new.has_open_response:
             return False
-        # It is fitted when the answer has ended; what is new must fit beside the instructions.
+        # It is fitted when the response has ended. The new items must fit beside the instructions.
         return new.length - old.length + len(new.head.ids) <= self.context_tokens

@@ -1,17 +1,18 @@
-"""What was said, as items and as token ids. Pure: an edit gives a new conversation.
+"""A conversation, as items and as token ids. Pure: an edit returns a new conversation.
 
-    head                 span           span                          span
-    ├─ instructions, ────┼─ user item ──┼─ answer: header, sampled ids, ┼─ call output ...
+    head                 span           span                               span
+    ├─ instructions, ────┼─ user item ──┼─ response: header, sampled ids, ─┼─ call output ...
        tools                               ending (items: message, call)
 
-A span is the ids of one message, or of one answer of the model. Sampled ids are kept as they were
-drawn and never rendered again, unless the template itself wants them said differently (`layout`).
-A conversation is the concatenation of its spans, and an edit changes the ids from one span on. Who
-holds the ids of an older conversation finds the first that differs (`strand`).
+A span is the ids of one message, or of one response of the model. Sampled ids are kept as they were
+drawn and never rendered again, unless the template itself renders them differently
+(`tokenization`). A conversation is the concatenation of its spans, and an edit changes the ids from
+one span on. An engine session that holds the ids of an older conversation finds the first id that
+differs (`generation/engine_session`).
 
-A span that is rendered holds one item, or an assistant's message and the calls after it, which
-templates want in one message. An answer that is being made is an open span: it keeps the place,
-its ids are not known yet.
+A span that is rendered holds one item, or an assistant message and the calls after it, which
+templates expect in one message. A response that is being generated is an open span: it keeps the
+place, its ids are not known yet.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +34,7 @@ from continuo.realtime.protocol.items import ROOT, ContentPart, Item, MessageIte
 from continuo.realtime.protocol.settings import GenerationSettings, Tool
 
 _NON_MERGING_SUFFIX = " zq9"
-"""Words that nothing merges with."""
+"""Text that merges with no text before it into one token."""
 
 
 class Conversation(msgspec.Struct, frozen=True, eq=False):
@@ -45,7 +46,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     head: Span
     spans: tuple[Span, ...] = ()
     out_of_window: tuple[Item, ...] = ()
-    """Items in front of all spans that the model does not see any more."""
+    """Items in front of all spans, which the model no longer sees."""
 
     @classmethod
     def start(cls, template: ChatTemplate, settings: GenerationSettings) -> "Conversation":
@@ -66,7 +67,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return [id for span in self.all_spans for id in span.ids]
 
     def items(self) -> Iterator[Item]:
-        """Dropped ones too."""
+        """Yield the items in order; those out of window are the first."""
         yield from self.out_of_window
         for span in self.spans:
             yield from span.items
@@ -75,55 +76,58 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return next((item for item in self.items() if item.id == item_id), None)
 
     def previous_item_id(self, item_id: str) -> str | None:
-        """The id of the item before this one."""
-        before = None
+        """Return the id of the item before this one, or None if it is the first. Raises
+        KeyError."""
+        previous = None
         for item in self.items():
             if item.id == item_id:
-                return before
-            before = item.id
+                return previous
+            previous = item.id
         raise KeyError(item_id)
 
     def compute_rewind(self, old: "Conversation") -> Rewind | None:
-        """From the first token on that is not that of the older conversation; None: all of that
-        stays. Answers that are being made count nothing."""
-        same = common_prefix_length(self.all_spans, old.all_spans)
-        here, there = (
-            [id for span in one.all_spans[same:] for id in span.ids] for one in (self, old)
+        """Compare the ids with those of an older conversation. Returns None if all of the older ids
+        stay. Open responses have no ids and do not count."""
+        same_spans = common_prefix_length(self.all_spans, old.all_spans)
+        new_ids, old_ids = (
+            [id for span in version.all_spans[same_spans:] for id in span.ids]
+            for version in (self, old)
         )
-        keep = common_prefix_length(here, there)
-        if keep == len(there):
+        same_ids = common_prefix_length(new_ids, old_ids)
+        if same_ids == len(old_ids):
             return None
-        return Rewind(self.length - len(here) + keep, len(here) - keep)
+        return Rewind(self.length - len(new_ids) + same_ids, len(new_ids) - same_ids)
 
     @property
     def has_open_response(self) -> bool:
-        """Whether an answer is being made."""
+        """Whether a response is being generated."""
         return any(span.is_open for span in self.spans)
 
     def is_in_open_response(self, item_id: str) -> bool:
-        """Whether the item belongs to an answer that is being made."""
+        """Whether the item belongs to a response that is being generated."""
         return any(span.is_open for span in self.spans if _contains_item(span, item_id))
 
     def without_open_responses(self) -> "Conversation":
-        """Without answers that are being made."""
+        """Remove the responses that are being generated."""
         if not self.has_open_response:
             return self
         return self._tokenize([span for span in self.spans if not span.is_open], since=0)
 
     def render_header(self) -> tuple["Conversation", list[int]]:
-        """As it stands when an answer is wanted, and the header that opens it."""
-        layout = self._begin_tokenization(self.all_spans)
-        header = layout.render_header()
-        return self._from_tokenization(layout), header
+        """Render the header of a response. Returns the conversation, whose spans the template may
+        have changed for it, and the ids of the header."""
+        tokenization = self._begin_tokenization(self.all_spans)
+        header = tokenization.render_header()
+        return self._from_tokenization(tokenization), header
 
     def before_response(self, response_id: str) -> "Conversation":
-        """As it was when the answer that is being made was begun."""
+        """Return the conversation in front of an open response."""
         at = next(n for n, span in enumerate(self.spans) if _is_open_response(span, response_id))
         return msgspec.structs.replace(self, spans=self.spans[:at])
 
     def up_to_item(self, item_id: str | None) -> "Conversation":
-        """As it was when this item was the last (None: as it is), without what is being made.
-        Raises KeyError."""
+        """Return the conversation up to and including an item (None: all of it), without open
+        responses. Raises KeyError."""
         whole = self.without_open_responses()
         if item_id is None:
             return whole
@@ -152,9 +156,9 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return fresh._tokenize(self.spans, since=0)
 
     def retokenize(self) -> "Conversation":
-        """The conversation with ids made anew from its text: those that it had are of another
-        model, tokenizer or template. Answers that are being made keep their place. Raises
-        BadRequest where the template has no place for an item."""
+        """Make all ids anew from the text, because the old ones are of another model, tokenizer or
+        template. Open responses keep their place. Raises BadRequest if the template has no place
+        for an item."""
         spans = [
             new
             for span in self.spans
@@ -164,32 +168,32 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return fresh._tokenize(spans, since=0)
 
     def without_oldest(self, target_tokens: int) -> "Conversation":
-        """Drops the oldest items until at most `target` tokens are left, if it can, of which the
-        first is a user's message, if it can. The newest span stays."""
-        questions = [
+        """Move the oldest spans out of the window until at most `target_tokens` are left, if
+        possible such that a user message is the first one left. The newest span always stays."""
+        user_messages = [
             n for n, span in enumerate(self.spans) if span.items and _is_user_message(span)
         ]
-        for cuts in (questions, range(1, len(self.spans))):
+        for cuts in (user_messages, range(1, len(self.spans))):
             for at in cuts:
                 if self.length - sum(len(span.ids) for span in self.spans[:at]) <= target_tokens:
                     return self._move_out_of_window(at)
         return self._move_out_of_window(len(self.spans) - 1)
 
     def with_draft(self, draft: str) -> "Conversation":
-        """With a user's message at the end that begins with these words: its ids are those that
-        stay whatever follows them."""
-        spans = [
+        """Append a user message that begins with the draft, as the ids that stay the same whatever
+        text follows it."""
+        versions = [
             self.add_item(
                 MessageItem(id="draft", role="user", parts=(ContentPart("input_text", text),))
             )
             for text in (draft, draft + _NON_MERGING_SUFFIX)
         ]
-        one, other = (made.spans[-1].ids for made in spans)
+        one, other = (version.spans[-1].ids for version in versions)
         last = Span(ids=one[: common_prefix_length(one, other)])
-        return msgspec.structs.replace(spans[0], spans=(*spans[0].spans[:-1], last))
+        return msgspec.structs.replace(versions[0], spans=(*versions[0].spans[:-1], last))
 
     def reuse_spans(self, items: Sequence[Item]) -> list[Span]:
-        """Spans that say these items, those of this conversation where it has them."""
+        """Make spans of the items; spans of this conversation with the same items are reused."""
         spans: list[Span] = []
         while items:
             known = (
@@ -207,19 +211,19 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def with_spans(
         self, new_spans: Sequence[Span], tokens_max: int | None = None
     ) -> "Conversation":
-        """Raises TooLong once there are more tokens than `tokens_max`."""
+        """Append spans. Raises TooLong once there are more tokens than `tokens_max`."""
         spans = [*self.spans, *new_spans]
         return self._tokenize(spans, since=len(self.spans), tokens_max=tokens_max)
 
     def with_items_out_of_window(self, items: Sequence[Item]) -> "Conversation":
-        """The conversation with these items at its end, all of it dropped from the model's
-        context."""
+        """Append items, and move the whole conversation out of the window."""
         cut = self._move_out_of_window(len(self.spans))
         return msgspec.structs.replace(cut, out_of_window=(*cut.out_of_window, *items))
 
     def add_item(self, item: Item, after: str | None = None) -> "Conversation":
-        """Raises KeyError if there is no item `after`. After a dropped one is in front of all that
-        the model sees."""
+        """Insert an item after another one; `after` may be ROOT for the beginning or None for the
+        end. After an item out of window is in front of all spans. Raises KeyError if there is no
+        item `after`."""
         spans = list(self.spans)
         at = len(spans)
         if after == ROOT or self._is_out_of_window(after):
@@ -233,7 +237,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize(spans, since=at)
 
     def delete_item(self, item_id: str) -> "Conversation":
-        """Raises KeyError if there is no such item."""
+        """Delete an item. Raises KeyError if there is no such item."""
         if self._is_out_of_window(item_id):
             rest = tuple(item for item in self.out_of_window if item.id != item_id)
             return msgspec.structs.replace(self, out_of_window=rest)
@@ -243,37 +247,38 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._tokenize(spans, since=at)
 
     def truncate_item(self, item: MessageItem, text: ModelText) -> "Conversation":
-        """The item of that id becomes this one, whose text is a beginning of what it was. Of an
-        answer, the tokens stay that were heard whole; what followed in it is rendered.
+        """Replace the item of this id by `item`, whose text is a prefix of the old one. In a
+        response, the sampled tokens that lie within the prefix are kept, and the other items are
+        rendered.
 
-            sampled  ├─ heard whole ─┼─ the rest of the text, as far as heard, encoded again
+            sampled  ├─ tokens within the prefix ─┼─ the rest of the prefix, encoded again
         """
         if self._is_out_of_window(item.id):
-            now = (item if other.id == item.id else other for other in self.out_of_window)
-            return msgspec.structs.replace(self, out_of_window=tuple(now))
+            items = (item if other.id == item.id else other for other in self.out_of_window)
+            return msgspec.structs.replace(self, out_of_window=tuple(items))
         at = self._span_index(item.id)
         span = self.spans[at]
-        behind = tuple(other for other in span.items if other.id != item.id)
-        made = [Span((item,)), *([Span(behind)] if behind else [])]
+        others = tuple(other for other in span.items if other.id != item.id)
+        new_spans = [Span((item,)), *([Span(others)] if others else [])]
         if span.sampled_ids is not None and span.items[0].id == item.id:
-            words = text_of(item)
-            ids, length = find_sampled_prefix(text, span.sampled_ids, len(words))
-            if text.decode(ids) == words[:length]:
-                ids += text.encode_untrusted(words[length:])
-                made[0] = Span((item,), response_id=span.response_id, sampled_ids=tuple(ids))
-        elif behind:
-            now = (item if other.id == item.id else other for other in span.items)
-            made = [Span(tuple(now))]
-        return self._tokenize([*self.spans[:at], *made, *self.spans[at + 1 :]], since=at)
+            prefix = text_of(item)
+            ids, length = find_sampled_prefix(text, span.sampled_ids, len(prefix))
+            if text.decode(ids) == prefix[:length]:
+                ids += text.encode_untrusted(prefix[length:])
+                new_spans[0] = Span((item,), response_id=span.response_id, sampled_ids=tuple(ids))
+        elif others:
+            items = (item if other.id == item.id else other for other in span.items)
+            new_spans = [Span(tuple(items))]
+        return self._tokenize([*self.spans[:at], *new_spans, *self.spans[at + 1 :]], since=at)
 
     def open_response(self, response_id: str) -> "Conversation":
-        """Keeps a place at the end for an answer that is going to be made."""
+        """Append an open span, the place of a response that is going to be generated."""
         return msgspec.structs.replace(
             self, spans=(*self.spans, Span(response_id=response_id, is_open=True))
         )
 
     def update_open_response(self, response_id: str, items: tuple[Item, ...]) -> "Conversation":
-        """The open answer has these items so far."""
+        """Set the items that an open response has so far."""
         return msgspec.structs.replace(
             self,
             spans=tuple(
@@ -287,10 +292,11 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def commit_response(
         self, response_id: str, items: tuple[Item, ...], sampled_ids: Sequence[int]
     ) -> "Conversation":
-        """Puts the answer into its place; one without items leaves no trace."""
+        """Replace the open span of a response by the response, or remove it if there are no
+        items."""
         at = next(n for n, span in enumerate(self.spans) if _is_open_response(span, response_id))
-        made = Span(items, response_id=response_id, sampled_ids=tuple(sampled_ids))
-        spans = [*self.spans[:at], *([made] if items else []), *self.spans[at + 1 :]]
+        committed = Span(items, response_id=response_id, sampled_ids=tuple(sampled_ids))
+        spans = [*self.spans[:at], *([committed] if items else []), *self.spans[at + 1 :]]
         return self._tokenize(spans, since=at)
 
     # ------------------------------------------------------------ ids
@@ -299,8 +305,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return any(item.id == item_id for item in self.out_of_window)
 
     def _move_out_of_window(self, at: int) -> "Conversation":
-        gone = tuple(item for span in self.spans[:at] for item in span.items)
-        fresh = msgspec.structs.replace(self, spans=(), out_of_window=self.out_of_window + gone)
+        moved = tuple(item for span in self.spans[:at] for item in span.items)
+        fresh = msgspec.structs.replace(self, spans=(), out_of_window=self.out_of_window + moved)
         return fresh._tokenize(self.spans[at:], since=0)
 
     def _span_index(self, item_id: str) -> int:
@@ -312,22 +318,23 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
     def _tokenize(
         self, spans: Sequence[Span], *, since: int, tokens_max: int | None = None
     ) -> "Conversation":
-        """With these spans, of which those before `since` are as they were. Lays out the rest; all
-        of them if what stands behind may have changed what stands before. Raises TooLong."""
-        behind = any(span.ids for span in self.spans[since:])
-        if behind and not self.template.is_append_stable:
+        """Replace the spans, of which those before `since` are unchanged, and tokenize the rest; or
+        all of them, if the template may have changed earlier spans for the sake of later ones that
+        are replaced. Raises TooLong."""
+        replaces_ids = any(span.ids for span in self.spans[since:])
+        if replaces_ids and not self.template.is_append_stable:
             since = 0
-        since = max(0, since - 1)  # a call may join it
-        layout = self._begin_tokenization([self.head, *spans[:since]] if since else [])
-        tokens = layout.length
+        since = max(0, since - 1)  # a call may join the span before
+        tokenization = self._begin_tokenization([self.head, *spans[:since]] if since else [])
+        tokens = tokenization.length
         for span in merge_tool_calls(spans[since:]):
-            layout.add(span)
-            tokens += len(layout.last.ids)
+            tokenization.add(span)
+            tokens += len(tokenization.last.ids)
             if tokens_max is not None and tokens > tokens_max:
-                tokens = layout.length  # less, where a span has changed those before it
+                tokens = tokenization.length  # fewer, if a span has shortened those before it
                 if tokens > tokens_max:
                     raise TooLong(f"more than {tokens_max:,} tokens")
-        return self._from_tokenization(layout)
+        return self._from_tokenization(tokenization)
 
     def _begin_tokenization(self, tokenized: Sequence[Span]) -> Tokenization:
         tools: ToolSchemas = tuple(render_tool(tool) for tool in self.tools)
@@ -351,6 +358,6 @@ def _is_open_response(span: Span, response_id: str) -> bool:
 
 
 def _split_span(span: Span, after: str) -> tuple[Span, Span]:
-    """Two rendered spans; an answer that is taken apart loses its sampled ids."""
+    """Split a span after an item. Both parts are rendered: a response loses its sampled ids."""
     at = 1 + next(n for n, item in enumerate(span.items) if item.id == after)
     return Span(span.items[:at]), Span(span.items[at:])

@@ -1,4 +1,4 @@
-"""What is left of an answer when only its beginning was heard: whole tokens, then a remainder."""
+"""Truncation of a message to the text that the user received: whole tokens, then a remainder."""
 
 from collections.abc import Sequence
 
@@ -13,28 +13,28 @@ from continuo.realtime.protocol.items import Item, MessageItem
 def find_sampled_prefix(
     text: ModelText, sampled_ids: Sequence[int], chars_max: int
 ) -> tuple[list[int], int]:
-    """The first of the sampled ids, as many as say at most `end` characters (code points) and no
-    half one; and how many characters these are."""
-    stream, length, borders = text.create_detokenizer(), 0, [(0, 0)]
-    said: list[str] = []
+    """Find the longest prefix of the sampled ids that decodes to at most `chars_max` characters
+    (code points), all of them complete. Returns the ids and the number of characters."""
+    detokenizer, length, boundaries = text.create_detokenizer(), 0, [(0, 0)]
+    pieces: list[str] = []
     for at, id in enumerate(sampled_ids, 1):
-        more = stream.push([id])
-        length += len(more)
+        piece = detokenizer.push([id])
+        length += len(piece)
         if length > chars_max:
             break
-        if more:
-            said.append(more)
-            borders.append((at, length))
-    words = "".join(said)
-    for at, length in reversed(borders):
+        if piece:
+            pieces.append(piece)
+            boundaries.append((at, length))
+    decoded = "".join(pieces)
+    for at, length in reversed(boundaries):
         fresh = text.create_detokenizer()
-        if fresh.push(sampled_ids[:at]) + fresh.flush() == words[:length]:
+        if fresh.push(sampled_ids[:at]) + fresh.flush() == decoded[:length]:
             return list(sampled_ids[:at]), length
-    raise AssertionError("nothing says nothing")
+    raise AssertionError("no ids decode to no text")
 
 
 def require_assistant_message(item: Item) -> MessageItem:
-    """Raises Refusal if the assistant has not said it."""
+    """Return the item if it is a message of the assistant. Raises Refusal."""
     if not isinstance(item, MessageItem) or item.role != "assistant":
         raise Refusal(
             "Only the assistant's messages can be truncated.",
@@ -45,11 +45,11 @@ def require_assistant_message(item: Item) -> MessageItem:
 
 
 def truncate_message(item: MessageItem, command: TruncateItem, text_end: int) -> MessageItem:
-    """The item up to `end` characters of its part. Raises Refusal."""
+    """Cut a content part of a message to its first `text_end` characters. Raises Refusal."""
     if command.content_index >= len(item.parts):
         raise Refusal(
-            f"The item has {len(item.parts)} content parts; there is none at "
-            f"{command.content_index}.",
+            f"The item has {len(item.parts)} content parts; the index {command.content_index} is "
+            "out of range.",
             code="invalid_value",
             param="content_index",
         )

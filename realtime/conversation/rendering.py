@@ -1,4 +1,4 @@
-"""Items to what a chat template understands. Pure."""
+"""Items and tools to the messages and tool schemas of a chat template. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, assert_never
@@ -46,7 +46,7 @@ def count_chars(item: Item) -> int:
 
 
 def count_head_chars(settings: GenerationSettings) -> int:
-    """Of what stands before all items."""
+    """Count the characters of the head: instructions and tools."""
     return len(settings.instructions) + sum(
         len(tool.name) + len(tool.parameters) + len(tool.description or "")
         for tool in settings.tools
@@ -54,12 +54,12 @@ def count_head_chars(settings: GenerationSettings) -> int:
 
 
 UNSTABLE_WORD_CHARS_MAX = 16
-"""Of a word that may go on, how much is kept from the model; longer ones are no words."""
+"""Characters of an unfinished word that are withheld from the model; no real word is longer."""
 
 
 def stable_prefix(draft: str) -> str:
-    """The words that are certain to stay as they are when more is said: without the last one,
-    unless a space has ended it, and without that space, which belongs to the next."""
+    """Return the words of a draft that no longer change when text is appended: all but the last
+    one, unless a space follows it, and without that space, which belongs to the next word."""
     if draft != draft.rstrip():
         return draft.rstrip()
     word = draft.split()[-1] if draft else ""
@@ -69,23 +69,23 @@ def stable_prefix(draft: str) -> str:
 
 
 def is_merged_into(before: Sequence[Item], item: Item) -> bool:
-    """Whether a call belongs into the assistant's message that ends with `before`."""
+    """Whether the item is a call that belongs to the assistant message of the items before it."""
     return isinstance(item, FunctionCallItem) and role_of(before[-1]) == "assistant"
 
 
 def render_message(items: Sequence[Item]) -> ChatMessage:
-    """One item, or an assistant's message with the calls that belong to it."""
+    """Render one item, or an assistant message with the calls that belong to it."""
     match items[0]:
         case FunctionCallOutputItem(call_id=call_id, output=output):
             return ChatMessage(role="tool", content=output, tool_call_id=call_id)
         case MessageItem(role=role) as item if role != "assistant":
             return ChatMessage(role=role, content=text_of(item))
         case _:
-            said = [text_of(item) for item in items if isinstance(item, MessageItem)]
+            texts = [text_of(item) for item in items if isinstance(item, MessageItem)]
             calls = [item for item in items if isinstance(item, FunctionCallItem)]
             return ChatMessage(
                 role="assistant",
-                content="".join(said),
+                content="".join(texts),
                 tool_calls=tuple(
                     ToolCall(name=call.name, arguments=call.arguments, id=call.call_id)
                     for call in calls
@@ -94,7 +94,7 @@ def render_message(items: Sequence[Item]) -> ChatMessage:
 
 
 def render_tool(tool: Tool) -> dict[str, Any]:
-    """As chat templates have it since OpenAI's chat completions."""
+    """Render a tool as in OpenAI's chat completions, the schema that chat templates expect."""
     function: dict[str, Any] = {"name": tool.name}
     if tool.description is not None:
         function["description"] = tool.description

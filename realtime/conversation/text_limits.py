@@ -1,7 +1,7 @@
-"""How much text a request may hold, counted in characters before any of it is tokenised. Pure.
+"""Bounds on the text of a request, checked in characters before it is tokenized. Pure.
 
 A text of n characters is at least n / (characters of the longest token) tokens. If these are more
-than the context holds the request is refused, at the cost of counting.
+than the context holds, the request is refused at no more cost than counting.
 """
 
 import contextlib
@@ -19,9 +19,8 @@ from continuo.realtime.protocol.settings import GenerationSettings
 
 class TextLimits(msgspec.Struct, frozen=True):
     context_tokens: int
-    """Tokens of context."""
     token_chars_max: int | None
-    """Characters of the longest token; None: no such bound is known of this tokenizer."""
+    """Characters of the longest token; None if the tokenizer has no known bound."""
 
     @classmethod
     def for_model(cls, ready: EngineReady, template: ChatTemplate) -> "TextLimits":
@@ -29,17 +28,17 @@ class TextLimits(msgspec.Struct, frozen=True):
 
     @property
     def request_tokens_max(self) -> int:
-        """Tokens made for one request before it is refused: twice the context, since a template may
-        shorten what it wrote before, and exact counts are told of what is a little too long."""
+        """Tokens made for one request before it is refused: twice the context, because a template
+        may shorten what it wrote before, and because the refusal of a request that is slightly too
+        long contains its exact number of tokens."""
         return 2 * self.context_tokens
 
     def count_tokens_min(self, chars: int) -> int:
-        """The least number of tokens that a text of so many characters can be."""
+        """Compute the least number of tokens that a text of `chars` characters can have."""
         return 0 if self.token_chars_max is None else -(-chars // self.token_chars_max)
 
     def check(self, chars: int, param: str) -> None:
-        """Check the length of all texts of a request together. Raises Refusal, which names
-        `param`."""
+        """Check the total length of the texts of a request. Raises Refusal, which names `param`."""
         if chars > REQUEST_CHARS_MAX:
             raise Refusal(
                 f"The texts of this request are {chars:,} characters together ('{param}'); the "
@@ -63,8 +62,8 @@ class TextLimits(msgspec.Struct, frozen=True):
         self.check(chars, param_prefix + longer)
 
     def check_input(self, settings: GenerationSettings, items: Sequence[Item], param: str) -> None:
-        """Check instructions, tools and items. With truncation all items need not fit, but each
-        must. Raises Refusal."""
+        """Check instructions, tools and items. With truncation, each item has to fit, but not all
+        of them together. Raises Refusal."""
         head = count_head_chars(settings)
         sizes = [count_chars(item) for item in items]
         if settings.truncation.mode == "disabled":
@@ -80,7 +79,7 @@ class TextLimits(msgspec.Struct, frozen=True):
         self.check(count_head_chars(settings) + sum(map(count_chars, context)), "response.input")
 
     def count_visible_items(self, items: Sequence[Item]) -> int:
-        """How many of the newest items the model can see at most, with some to spare."""
+        """Count the newest items that can be in the context window at most, with some margin."""
         tokens = 0
         for count, item in enumerate(reversed(items), 1):
             tokens += self.count_tokens_min(count_chars(item))
@@ -90,13 +89,13 @@ class TextLimits(msgspec.Struct, frozen=True):
 
 
 def inline_items(items: Iterable[Item | ItemReference]) -> list[Item]:
-    """The items of a request that hold text themselves."""
+    """Return the items of a request that contain text themselves, without references."""
     return [item for item in items if not isinstance(item, ItemReference)]
 
 
 @contextlib.contextmanager
 def refuse_if_too_long(param: str, context_tokens: int) -> Generator[None]:
-    """Refuse a text of too many tokens by the name of its field."""
+    """Turn TooLong into a Refusal that names the field `param`."""
     try:
         yield
     except TooLong as error:

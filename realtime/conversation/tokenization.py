@@ -1,8 +1,8 @@
-"""Where each message's ids begin and end, as the chat template wants it. Pure.
+"""Assignment of ids to spans, by the chat template. Pure.
 
-A message's ids are made from what is new alone. Some templates change what they wrote before (they
-drop old reasoning, or move the tools to the last question); then the spans from there on get other
-ids, and what was sampled for them is gone, because the template wants it said differently.
+The ids of a new message are made from its own text alone. Some templates change what they wrote
+before (they remove old reasoning, or move the tools to the last user message); then the spans from
+there on get other ids and lose their sampled ids, because the template renders them differently.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,13 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     items: tuple[Item, ...] = ()
     ids: tuple[int, ...] = ()
     response_id: str | None = None
-    """The answer it is, or comes from."""
+    """Response that the span is, or comes from."""
     sampled_ids: tuple[int, ...] | None = None
-    """None: rendered from the items."""
+    """Ids drawn by the model; None if the span is rendered from its items."""
     is_open: bool = False
+    """Whether it is the place of a response that is being generated."""
     message: ChatMessage | None = None
-    """What the template was shown for it; None: not laid out yet."""
+    """Message that was passed to the template; None if the span is not tokenized yet."""
 
     @property
     def is_rendered(self) -> bool:
@@ -34,7 +35,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
 
 
 class Tokenization:
-    """Takes spans one after the other and gives them their ids. `head` stands before them."""
+    """Assigns ids to spans, which are added one after the other. The head precedes them."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Tokenization:
         tools: ToolSchemas,
         tokenized: Sequence[Span] = (),
     ) -> None:
-        """`laid`: head and spans that have their ids already."""
+        """`tokenized`: head and spans that already have their ids."""
         self._template = template
         self._tools = tools
         self._system_messages = 0 if system is None else 1
-        """Messages that the head stands for."""
+        """Number of messages in the head."""
         self._messages: list[ChatMessage] = []
         if system is not None:
             self._messages.append(ChatMessage(role="system", content=system))
@@ -56,7 +57,7 @@ class Tokenization:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Head first."""
+        """Head and spans."""
         return tuple(self._spans)
 
     @property
@@ -82,7 +83,7 @@ class Tokenization:
         self._messages.append(message)
 
     def render_header(self) -> list[int]:
-        """What opens the assistant's turn. It too may change what stands before."""
+        """Render the header that opens the assistant's turn. It may change the spans before it."""
         return self._extend([], with_header=True)
 
     def _tokenize_head(self, system: str | None) -> Span:
@@ -91,23 +92,24 @@ class Tokenization:
         return Span(ids=tuple(self._template.extend([], self._messages, self._tools).ids))
 
     def _extend(self, new: list[ChatMessage], *, with_header: bool = False) -> list[int]:
-        """The ids of the new message, or of the header; what changes before them is changed."""
-        sampled = self._spans[-1].sampled_ids is not None
-        found = self._template.extend(
-            self._messages, new, self._tools, with_header=with_header, is_sampled=sampled
+        """Return the ids of the new message, or of the header, and revise the spans before it that
+        the template changes."""
+        is_sampled = self._spans[-1].sampled_ids is not None
+        extension = self._template.extend(
+            self._messages, new, self._tools, with_header=with_header, is_sampled=is_sampled
         )
-        segments = [*found.segments, found.header] if with_header else [*found.segments]
+        segments = [*extension.segments, extension.header] if with_header else [*extension.segments]
         ids = segments.pop()
-        before = self._messages[found.kept_messages :]
-        assert len(segments) == len(before), "one segment a message"
-        for at, segment in enumerate(segments, found.kept_messages):
+        changed = self._messages[extension.kept_messages :]
+        assert len(segments) == len(changed), "one segment per message"
+        for at, segment in enumerate(segments, extension.kept_messages):
             self._revise(at - self._system_messages + 1, segment)
         if new and not self._messages:
             ids = self._without_head(ids)
         return ids
 
     def _revise(self, at: int, ids: list[int]) -> None:
-        """`at` counts head and spans."""
+        """Replace the ids of a span. `at` is its index in head and spans."""
         if at == 1 and self._system_messages == 0:
             ids = self._without_head(ids)
         span = self._spans[at]
@@ -115,7 +117,8 @@ class Tokenization:
             self._spans[at] = Span(span.items, tuple(ids), span.response_id, message=span.message)
 
     def _without_head(self, ids: list[int]) -> list[int]:
-        """Without a system message, the head is the beginning of the first."""
+        """Remove the head from the ids of the first message, which begin with it if there is no
+        system message. If they do not, the head becomes empty."""
         head = self._spans[0].ids
         if tuple(ids[: len(head)]) == head:
             return ids[len(head) :]
@@ -124,7 +127,7 @@ class Tokenization:
 
 
 def merge_tool_calls(spans: Sequence[Span]) -> list[Span]:
-    """Calls go into the assistant's message before them, as far as both are rendered."""
+    """Merge calls into the assistant message before them, where both are rendered."""
     result: list[Span] = []
     for span in spans:
         last = result[-1] if result else None
@@ -141,7 +144,7 @@ def merge_tool_calls(spans: Sequence[Span]) -> list[Span]:
 
 
 def common_prefix_length(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many leading elements are the same."""
+    """Count the leading elements that are equal."""
     for n, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return n
@@ -155,7 +158,8 @@ def _render_span(span: Span) -> ChatMessage:
 
 
 def _with_ids(span: Span, ids: list[int], message: ChatMessage) -> Span:
-    """The same span if nothing changes, so that it can be recognised."""
+    """Set ids and message. Returns the same object if nothing changes: spans compare by
+    identity."""
     if span.ids == tuple(ids) and span.message is not None:
         return span
     return msgspec.structs.replace(span, ids=tuple(ids), message=message)

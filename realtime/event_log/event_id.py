@@ -1,11 +1,12 @@
-"""Position: how much of what a session has said a client has seen. Pure.
+"""Event ids: resume cursors into the event log of a session. Pure.
 
-    event_EPOCH_TOLD[_ANSWER.EDGES.CHARS.CHECK]…[-OF.PARTS][~MARK]
+    event_EPOCH_OFFSET[_RESPONSE.BOUNDARIES.CHARS.CHECKSUM]…[-RESPONSE.PARTS][~NONCE]
 
-An event id is one. It counts what the conversation itself can tell again, not frames: records (what
-was added, changed, begun, ended), and for each answer that was being made the beginnings and ends
-of its items and the characters of the last. So it means the same on any gateway, and however
-deltas were merged on the way.
+An event id says how much of a session's output a client has seen. It counts what the conversation
+itself can replay, not frames: logged events (items added or changed, responses started or ended),
+and for each response that was being generated the beginnings and ends of its items and the
+characters of the last one. So it means the same on any gateway, no matter how deltas were merged on
+the way.
 """
 
 import re
@@ -15,46 +16,49 @@ import msgspec
 
 _INTEGER = r"\d{1,15}"
 _PATTERN = re.compile(
-    rf"event_(?P<epoch>[0-9a-z]{{1,32}})_(?P<told>{_INTEGER})"
-    rf"(?P<answers>(?:_{_INTEGER}\.{_INTEGER}\.{_INTEGER}\.[0-9a-f]{{1,8}}){{0,64}})"
-    rf"(?:-(?P<of>(?:{_INTEGER})?)\.(?P<parts>\d{{1,3}}))?(?:~[0-9a-f]{{1,16}})?"
+    rf"event_(?P<epoch>[0-9a-z]{{1,32}})_(?P<offset>{_INTEGER})"
+    rf"(?P<progress>(?:_{_INTEGER}\.{_INTEGER}\.{_INTEGER}\.[0-9a-f]{{1,8}}){{0,64}})"
+    rf"(?:-(?P<response>(?:{_INTEGER})?)\.(?P<parts>\d{{1,3}}))?(?:~[0-9a-f]{{1,16}})?"
 )
 
 
 class ResponseProgress(msgspec.Struct, frozen=True, gc=False):
-    """How far an answer was told."""
+    """Position in the output of one response."""
 
     response_number: int
-    """Number of the record that began it."""
+    """Offset of the logged event that started the response."""
     item_boundaries: int = 0
-    """Beginnings and ends of its items."""
+    """Number of beginnings and ends of its items."""
     chars: int = 0
-    """Of the text of the item that has begun and not ended."""
+    """Characters of the item that has begun and not ended."""
     checksum: int = 0
-    """CRC-32 of all that the answer has said, and how its items ended: drawn again elsewhere, it
-    must be the same."""
+    """CRC-32 of the output so far and of how its items ended. It must be the same if the response
+    is generated again elsewhere."""
 
 
 class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     epoch: str
     offset: int = 0
-    """Records."""
+    """Number of logged events before this position."""
     open_responses: tuple[ResponseProgress, ...] = ()
-    """Those being made."""
+    """Progress of the responses that are being generated."""
     response_number: int | None = None
-    """What is said next: something of this answer, or a record."""
+    """The next event is output of this response, or a logged event if None."""
     emitted_parts: int = 0
-    """How many events of that were said."""
+    """How many of the server events that the next event becomes were sent."""
     nonce: str = ""
-    """Sets apart what is no part of the conversation and not told again: errors, say."""
+    """Makes the ids of events unique that are not logged and not replayed, such as errors."""
     is_inclusive: bool = False
-    """All that one event tells is within the position (a delta)."""
+    """Whether the event of this id is before the position, as a whole (a delta)."""
 
     def encode(self, part: int = 1) -> str:
-        """Of the `part`th event, from 1, of what is said next."""
+        """Encode the event id of the `part`th server event, from 1, of the next event."""
         text = f"event_{self.epoch}_{self.offset}"
-        for at in self.open_responses:
-            text += f"_{at.response_number}.{at.item_boundaries}.{at.chars}.{at.checksum:x}"
+        for progress in self.open_responses:
+            text += (
+                f"_{progress.response_number}.{progress.item_boundaries}"
+                f".{progress.chars}.{progress.checksum:x}"
+            )
         if self.nonce:
             parts = self._encode_parts(self.emitted_parts) if self.emitted_parts else ""
             return f"{text}{parts}~{self.nonce}{part:x}"
@@ -64,30 +68,32 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return f"-{'' if self.response_number is None else self.response_number}.{parts}"
 
     def for_unlogged_event(self) -> "EventId":
-        """For what is said here, and not told again."""
+        """Return an id at this position for an event that is not replayed."""
         return msgspec.structs.replace(self, nonce=secrets.token_hex(4))
 
 
 def parse_event_id(event_id: str) -> EventId | None:
-    """None: no id of ours."""
+    """Parse an event id. Returns None if it is not one of this server's."""
     found = _PATTERN.fullmatch(event_id)
     if found is None:
         return None
-    answers: list[ResponseProgress] = []
-    for text in found["answers"].split("_")[1:]:
-        answer, edges, chars, check = text.split(".")
-        answers.append(ResponseProgress(int(answer), int(edges), int(chars), int(check, 16)))
+    open_responses: list[ResponseProgress] = []
+    for text in found["progress"].split("_")[1:]:
+        number, boundaries, chars, checksum = text.split(".")
+        open_responses.append(
+            ResponseProgress(int(number), int(boundaries), int(chars), int(checksum, 16))
+        )
     return EventId(
         epoch=found["epoch"],
-        offset=int(found["told"]),
-        open_responses=tuple(answers),
-        response_number=int(found["of"]) if found["of"] else None,
+        offset=int(found["offset"]),
+        open_responses=tuple(open_responses),
+        response_number=int(found["response"]) if found["response"] else None,
         emitted_parts=int(found["parts"] or 0),
     )
 
 
 def make_unlogged_event_id(event_id: str | None) -> str | None:
-    """An event id at the same position: who comes back after it misses nothing. None: no position
-    is known."""
-    at = parse_event_id(event_id) if event_id is not None else None
-    return None if at is None else at.for_unlogged_event().encode()
+    """Make an event id at the position of another, so that a client resuming from it misses no
+    event. Returns None if that position is unknown."""
+    position = parse_event_id(event_id) if event_id is not None else None
+    return None if position is None else position.for_unlogged_event().encode()

@@ -1,12 +1,12 @@
-"""Transcript: what a session has said, in an order that can be said again from any position. Pure.
+"""Event log: the events of a session in an order that can be replayed from any position. Pure.
 
-    records   Opened │ ItemAdded │ AnswerStarted │ … │ AnswerEnded      numbered; the last few kept
-    answers   items as they begin, grow and end, between those two
+    logged    ItemAdded │ … │ ResponseStarted │ … │ ResponseEnded     numbered; the last few kept
+    output    items as they begin, grow and end, between those two
 
-Records are told when the store has them; the end of an answer also if the store is away: who has
-seen one that is not known where they come back must see everything again. What an answer says is
-told at once: it can be made again from its ids. An answer that has ended is told again from its
-items.
+Logged events are emitted once they are in the store. The end of a response is emitted even while
+the store is unavailable: a client that has seen an event which is unknown where it resumes gets a
+snapshot. The output of a response is emitted at once, because it can be made again from its ids.
+The output of a response that has ended is replayed from its items.
 """
 
 import zlib
@@ -30,34 +30,34 @@ from continuo.realtime.protocol.events import (
 from continuo.realtime.protocol.items import FunctionCallItem, Item, MessageItem
 
 LOGGED_EVENTS_MAX = 256
-"""Kept to be told again; older positions are answered with a snapshot."""
+"""Events kept for replay; a client at an older position gets a snapshot."""
 
 UNRESUMABLE = EventId(epoch="0")
-"""Of what is no part of the order: who saw only that must see everything again."""
+"""Position of events outside the order: a client that has seen only these gets a snapshot."""
 
 
 class ReplayGap(Exception):
-    """What followed a position cannot be told exactly."""
+    """The events after a position cannot be replayed exactly."""
 
 
 class EmittedEvent(msgspec.Struct, frozen=True, gc=False):
-    """Something said, and where."""
+    """Event for the client, with its position."""
 
     event: ConversationEvent
     event_id: EventId
     seen_parts: int = 0
-    """Events of it that the other side has seen."""
+    """How many of the server events that it becomes the client has already seen."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
     event: ConversationEvent
     response_number: int | None = None
-    """For an answer's end: the number of its beginning."""
+    """For the end of a response: the offset of its start."""
 
 
 EventListener = Callable[[EmittedEvent], None]
 FindPreviousItem = Callable[[str], str | None]
-"""The item before an item. Raises KeyError for one that is not in the conversation."""
+"""Returns the item before an item. Raises KeyError for one that is not in the conversation."""
 
 
 class EventLog:
@@ -67,20 +67,22 @@ class EventLog:
         self.epoch = epoch
         self._events = list(events)
         self._first_offset = first_offset
-        """Number of the oldest record kept."""
+        """Offset of the oldest event kept."""
         self._responses: dict[int, _ResponseStream] = {}
+        """Responses being generated, by the offset of their start."""
         self._response_numbers: dict[str, int] = {}
-        """Of the answers being made, by id."""
+        """Offsets of their starts, by id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        """Answers of which the listener has seen more than is known here, and how many events of
-        what follows: they were drawn elsewhere, and are being drawn again."""
+        """Responses of which the client has seen more than is known here, because they were
+        generated elsewhere and are being generated again: its position, and how many server events
+        of the next event it has seen."""
         self._listener: EventListener | None = None
         self.on_gap: Callable[[], None] = lambda: None
-        """Called when what is drawn again turns out to be different."""
+        """Called if a response that is generated again differs from what the client has seen."""
 
     @property
     def next_offset(self) -> int:
-        """Number of the next record."""
+        """Offset of the next logged event."""
         return self._first_offset + len(self._events)
 
     @property
@@ -93,97 +95,103 @@ class EventLog:
 
     @property
     def emitted_id(self) -> EventId:
-        """What the listener has been told."""
+        """Position up to which events were emitted to the listener."""
         return self._make_event_id()
 
     def _make_event_id(
         self, response_number: int | None = None, *, is_inclusive: bool = False
     ) -> EventId:
-        reached = [stream.progress for stream in self._responses.values()]
+        open_responses = [stream.progress for stream in self._responses.values()]
         if self._ahead:
-            reached = [self._ahead.get(at.response_number, (at,))[0] for at in reached]
+            open_responses = [
+                self._ahead.get(progress.response_number, (progress,))[0]
+                for progress in open_responses
+            ]
         return EventId(
             epoch=self.epoch,
             offset=self.next_offset,
-            open_responses=tuple(reached),
+            open_responses=tuple(open_responses),
             response_number=response_number,
             is_inclusive=is_inclusive,
         )
 
     def events_since(self, offset: int) -> list[LoggedEvent]:
-        """Records from this number on."""
-        assert self._first_offset <= offset <= self.next_offset, "these are kept"
+        """Return the logged events from an offset on."""
+        assert self._first_offset <= offset <= self.next_offset, "the events are kept"
         return self._events[offset - self._first_offset :]
 
     def to_logged_events(self, events: Sequence[ConversationEvent]) -> list[LoggedEvent]:
-        """What these would be as records."""
-        ends = (tell.answer.id if isinstance(tell, ResponseEnded) else "" for tell in events)
+        """Return what these events will be in the log once they are appended."""
+        ended_ids = (
+            event.answer.id if isinstance(event, ResponseEnded) else "" for event in events
+        )
         return [
-            LoggedEvent(tell, self._response_numbers.get(answer))
-            for tell, answer in zip(events, ends, strict=True)
+            LoggedEvent(event, self._response_numbers.get(response_id))
+            for event, response_id in zip(events, ended_ids, strict=True)
         ]
 
     def events_of_response(self, response_id: str) -> list[ConversationEvent]:
-        """Its beginning and its end, as far as they are kept."""
-        tells = [record.event for record in self._events]
+        """Return the start and the end of a response, as far as they are kept."""
+        events = [logged.event for logged in self._events]
         return [
-            tell
-            for tell in tells
-            if isinstance(tell, ResponseStarted | ResponseEnded) and tell.answer.id == response_id
+            event
+            for event in events
+            if isinstance(event, ResponseStarted | ResponseEnded) and event.answer.id == response_id
         ]
 
-    # ------------------------------------------------------------ saying
+    # ------------------------------------------------------------ emitting
 
     def append(self, event: ConversationEvent, *, is_emitted: bool = True) -> None:
-        """`told`: whether the listener hears of it."""
-        at = self.emitted_id
-        answer = None
+        """Log an event. `is_emitted`: whether it is also emitted to the listener."""
+        event_id = self.emitted_id
+        response_number = None
         if isinstance(event, ResponseStarted):
             self.start_response(event.answer.id, self.next_offset)
         elif isinstance(event, ResponseEnded):
-            answer = self._response_numbers.pop(event.answer.id)
-            del self._responses[answer]
-            if self._ahead.pop(answer, None) is not None:
+            response_number = self._response_numbers.pop(event.answer.id)
+            del self._responses[response_number]
+            if self._ahead.pop(response_number, None) is not None:
                 self._report_gap()
-        self._events.append(LoggedEvent(event, answer))
+        self._events.append(LoggedEvent(event, response_number))
         if len(self._events) > LOGGED_EVENTS_MAX:
             del self._events[0]
             self._first_offset += 1
         if is_emitted:
-            self._emit(EmittedEvent(event, at))
+            self._emit(EmittedEvent(event, event_id))
 
     def start_response(self, response_id: str, offset: int) -> None:
-        """An answer that began with record `number` is being made."""
+        """Begin to record the output of a response, which was started by the event at `offset`."""
         self._response_numbers[response_id] = offset
         self._responses[offset] = _ResponseStream(offset)
 
     def append_output(self, response_id: str, event: ConversationEvent) -> None:
-        """Something of an answer that is being made."""
+        """Record output of a response that is being generated, and emit it unless the client has
+        already seen it."""
         number = self._response_numbers[response_id]
         stream = self._responses[number]
-        whole = isinstance(event, TextDelta | ArgumentsDelta)
-        before = None if whole else self._make_event_id(response_number=number)
+        is_delta = isinstance(event, TextDelta | ArgumentsDelta)
+        id_before = None if is_delta else self._make_event_id(response_number=number)
         stream.append(event)
         ahead = self._ahead.get(number)
         if ahead is not None:
             self._catch_up(stream, *ahead)
         else:
-            self._emit(EmittedEvent(event, before or self._make_event_id(is_inclusive=True)))
+            self._emit(EmittedEvent(event, id_before or self._make_event_id(is_inclusive=True)))
 
     def interrupt_response(self, response_id: str) -> None:
-        """It is not being made at the moment. Who has seen more than is known here waits already:
-        nothing is said."""
+        """Emit that the generation of a response is interrupted. A client that has seen more than
+        is known here is waiting already and gets no event."""
         number = self._response_numbers[response_id]
         if number not in self._ahead:
-            item, chars = self._responses[number].find_open_item()
-            self.emit_unlogged(ResponseInterrupted(response_id, item, chars))
+            item_id, chars = self._responses[number].find_open_item()
+            self.emit_unlogged(ResponseInterrupted(response_id, item_id, chars))
 
     def emit_opening(self, event: ConversationEvent) -> None:
-        """Said before everything."""
+        """Emit an event that precedes all others."""
         self._emit(EmittedEvent(event, self._make_event_id(is_inclusive=True)))
 
     def emit_unlogged(self, event: ConversationEvent) -> None:
-        """Said here, not told again."""
+        """Emit an event that is not logged and not replayed."""
         self._emit(EmittedEvent(event, self.emitted_id.for_unlogged_event()))
 
     def _emit(self, emitted: EmittedEvent) -> None:
@@ -195,12 +203,12 @@ class EventLog:
             return
         del self._ahead[stream.number]
         try:
-            lines = list(self._replay_ahead(stream, ahead, parts))
+            replayed = list(self._replay_ahead(stream, ahead, parts))
         except ReplayGap:
             self._report_gap()
             return
-        for line in lines:
-            self._emit(line)
+        for emitted in replayed:
+            self._emit(emitted)
 
     def _report_gap(self) -> None:
         self.detach()
@@ -214,14 +222,14 @@ class EventLog:
             stream.replay(since), since, others, self.epoch, self.next_offset, seen_parts
         )
 
-    # ------------------------------------------------------------ saying again
+    # ------------------------------------------------------------ replaying
 
     def detach(self) -> None:
         self._listener = None
         self._ahead.clear()
 
     def attach(self, listener: EventListener) -> None:
-        """All that comes is said to it."""
+        """Emit all events from now on to a listener."""
         self._listener = listener
         self._ahead = {}
 
@@ -232,14 +240,14 @@ class EventLog:
         first_event: ConversationEvent,
         find_previous: FindPreviousItem,
     ) -> None:
-        """Says to a new listener `first`, and all it has not heard since a position; then what
-        comes. Raises Gap; then nothing has changed."""
-        lines, ahead = self._replay_since(since, find_previous)
+        """Attach a listener: emit `first_event`, then the events it has missed since a position,
+        then all from now on. Raises ReplayGap, before anything has changed."""
+        missed, ahead = self._replay_since(since, find_previous)
         self._listener = listener
         self._ahead = ahead
         listener(EmittedEvent(first_event, since.for_unlogged_event()))
-        for line in lines:
-            listener(line)
+        for emitted in missed:
+            listener(emitted)
 
     def _replay_since(
         self, since: EventId, find_previous: FindPreviousItem
@@ -251,80 +259,87 @@ class EventLog:
             and since.emitted_parts
             and since.response_number is None
         ):
-            raise ReplayGap  # of a record that is not known here
-        reached = {at.response_number: at for at in since.open_responses}
-        parts = {since.response_number: since.emitted_parts}
-        records = self.events_since(since.offset)
+            raise ReplayGap  # the client has seen a part of a logged event that is unknown here
+        reached = {progress.response_number: progress for progress in since.open_responses}
+        seen_parts = {since.response_number: since.emitted_parts}
+        logged_events = self.events_since(since.offset)
         streams = dict(self._responses)
-        for record in records:
-            if record.response_number is not None:
-                streams[record.response_number] = _rebuild_stream(record, find_previous)
-        said_in = {item: number for number, one in streams.items() for item in one.item_ids}
-        lines: list[EmittedEvent] = []
+        for logged in logged_events:
+            if logged.response_number is not None:
+                streams[logged.response_number] = _rebuild_stream(logged, find_previous)
+        response_of_item = {
+            item_id: number for number, stream in streams.items() for item_id in stream.item_ids
+        }
+        missed: list[EmittedEvent] = []
 
-        def covered(number: int) -> bool:
-            return streams[number].covers(reached[number], parts.get(number, 0))
+        def is_covered(number: int) -> bool:
+            return streams[number].covers(reached[number], seen_parts.get(number, 0))
 
-        def between(number: int) -> bool:
-            """They wait for an item of an answer, which may not be known here yet."""
+        def expects_item(number: int) -> bool:
+            """Whether the client is between two items of a response. The next one may still be
+            unknown here."""
             return reached[number].item_boundaries % 2 == 0
 
-        def catch_up(number: int, told: int) -> None:
-            at = reached[number]
-            said = streams[number].replay(at)
-            lines.extend(
-                _assign_event_ids(said, at, reached, self.epoch, told, parts.pop(number, 0))
+        def catch_up(number: int, offset: int) -> None:
+            progress = reached[number]
+            output = streams[number].replay(progress)
+            missed.extend(
+                _assign_event_ids(
+                    output, progress, reached, self.epoch, offset, seen_parts.pop(number, 0)
+                )
             )
 
-        for number, record in enumerate(records, since.offset):
+        for offset, logged in enumerate(logged_events, since.offset):
             skip = (
                 since.emitted_parts
-                if number == since.offset and since.response_number is None
+                if offset == since.offset and since.response_number is None
                 else 0
             )
-            if record.response_number is not None:
-                if record.response_number not in reached or not covered(record.response_number):
+            if logged.response_number is not None:
+                if logged.response_number not in reached or not is_covered(logged.response_number):
                     raise ReplayGap
-                catch_up(record.response_number, number)
-            else:  # what stands behind something that an answer said is told behind it
-                before = _previous_item_of(record.event)
-                behind = said_in.get(before or "", -1)
-                if behind in reached and covered(behind):
-                    catch_up(behind, number)
-                elif not _is_known(before, find_previous) and any(map(between, reached)):
-                    raise ReplayGap  # perhaps it is that item
-            here = EventId(epoch=self.epoch, offset=number, open_responses=tuple(reached.values()))
-            lines.append(EmittedEvent(record.event, here, skip))
-            if isinstance(record.event, ResponseStarted):
-                reached[number] = ResponseProgress(number)
-            if record.response_number is not None:
-                del reached[record.response_number]
+                catch_up(logged.response_number, offset)
+            else:  # an event that refers to an item of a response is replayed after that item
+                previous = _previous_item_of(logged.event)
+                response = response_of_item.get(previous or "", -1)
+                if response in reached and is_covered(response):
+                    catch_up(response, offset)
+                elif not _is_known(previous, find_previous) and any(map(expects_item, reached)):
+                    raise ReplayGap  # the unknown item may be the one that the client expects
+            event_id = EventId(
+                epoch=self.epoch, offset=offset, open_responses=tuple(reached.values())
+            )
+            missed.append(EmittedEvent(logged.event, event_id, skip))
+            if isinstance(logged.event, ResponseStarted):
+                reached[offset] = ResponseProgress(offset)
+            if logged.response_number is not None:
+                del reached[logged.response_number]
         if reached.keys() != self._responses.keys():
             raise ReplayGap
         ahead: dict[int, tuple[ResponseProgress, int]] = {}
-        for number, at in list(reached.items()):
-            if covered(number):
+        for number, progress in list(reached.items()):
+            if is_covered(number):
                 catch_up(number, self.next_offset)
             else:
-                ahead[number] = at, parts.get(number, 0)
-        return lines, ahead
+                ahead[number] = progress, seen_parts.get(number, 0)
+        return missed, ahead
 
     def attach_with_snapshot(
         self, listener: EventListener, events: Iterable[ConversationEvent]
     ) -> None:
-        """Says everything to a new listener: `tells`, then what the answers that are being made
-        have said; then what comes."""
-        for tell in events:
-            listener(EmittedEvent(tell, UNRESUMABLE.for_unlogged_event()))
+        """Attach a listener: emit a snapshot (`events`, then the output so far of responses that
+        are being generated), then all events from now on."""
+        for event in events:
+            listener(EmittedEvent(event, UNRESUMABLE.for_unlogged_event()))
         for stream in self._responses.values():
-            for tell, _ in stream.replay(ResponseProgress(stream.number)):
-                listener(EmittedEvent(tell, UNRESUMABLE.for_unlogged_event()))
+            for event, _ in stream.replay(ResponseProgress(stream.number)):
+                listener(EmittedEvent(event, UNRESUMABLE.for_unlogged_event()))
         self._listener = listener
         self._ahead = {}
 
 
 class _OutputItem(msgspec.Struct):
-    """An item of an answer, as far as it was said."""
+    """Item of a response, as far as it was generated."""
 
     started: OutputItemStarted
     text: list[str]
@@ -332,13 +347,13 @@ class _OutputItem(msgspec.Struct):
 
 
 class _ResponseStream:
-    """One answer, as far as it was said."""
+    """Output of a response, as far as it was generated."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.progress = ResponseProgress(number)
         self._boundaries = [self.progress]
-        """How far it was at each beginning and end of an item; first at its own."""
+        """Progress at the start of the response, and at each beginning and end of an item."""
         self._items: list[_OutputItem] = []
 
     def append(self, event: ConversationEvent) -> None:
@@ -353,12 +368,12 @@ class _ResponseStream:
                 self._items[-1].ended = event
                 self._add_boundary(item.status)
             case _:
-                raise AssertionError(f"{type(event).__name__} is no part of an answer")
+                raise AssertionError(f"{type(event).__name__} is not output of a response")
 
     def _add_boundary(self, detail: str) -> None:
-        at = self.progress
+        before = self.progress
         self.progress = ResponseProgress(
-            self.number, at.item_boundaries + 1, 0, _checksum(detail, at.checksum)
+            self.number, before.item_boundaries + 1, 0, _checksum(detail, before.checksum)
         )
         self._boundaries.append(self.progress)
 
@@ -367,44 +382,45 @@ class _ResponseStream:
         return [output.started.item.id for output in self._items]
 
     def find_open_item(self) -> tuple[str | None, int]:
-        """The item that has begun and not ended, and the characters of it."""
+        """Return the id of the item that has begun and not ended, or None, and its characters."""
         last = self._items[-1] if self._items else None
         if last is None or last.ended is not None:
             return None, 0
         return last.started.item.id, self.progress.chars
 
-    def covers(self, at: ResponseProgress, parts: int) -> bool:
-        """Whether as much as that was said here, and `parts` events of what follows."""
-        here = self.progress
+    def covers(self, position: ResponseProgress, parts: int) -> bool:
+        """Whether the output up to a position is known here, and the next event if the client has
+        seen `parts` of it."""
+        known = self.progress
         if parts:
-            return at.item_boundaries < here.item_boundaries
-        return at.item_boundaries < here.item_boundaries or (
-            at.item_boundaries == here.item_boundaries and at.chars <= here.chars
+            return position.item_boundaries < known.item_boundaries
+        return position.item_boundaries < known.item_boundaries or (
+            position.item_boundaries == known.item_boundaries and position.chars <= known.chars
         )
 
     def replay(
         self, since: ResponseProgress
     ) -> Iterator[tuple[ConversationEvent, ResponseProgress]]:
-        """What follows a position that is covered, and how far each reaches. Raises Gap where what
-        came before it was something else."""
+        """Yield the output after a position that is covered, each event with the position after
+        it. Raises ReplayGap if the output up to the position was different."""
         if self._progress_at(since.item_boundaries, since.chars) != since:
             raise ReplayGap
         for n, output in enumerate(self._items):
-            began, ended = 2 * n + 1, 2 * n + 2
-            if since.item_boundaries < began:
-                yield output.started, self._boundaries[began]
-            if since.item_boundaries < ended:
-                chars = since.chars if since.item_boundaries == began else 0
+            start, end = 2 * n + 1, 2 * n + 2
+            if since.item_boundaries < start:
+                yield output.started, self._boundaries[start]
+            if since.item_boundaries < end:
+                chars = since.chars if since.item_boundaries == start else 0
                 if rest := "".join(output.text)[chars:]:
                     yield (
                         _make_delta(output.started, rest),
-                        _advance(self._progress_at(began, chars), rest),
+                        _advance(self._progress_at(start, chars), rest),
                     )
                 if output.ended is not None:
-                    yield output.ended, self._boundaries[ended]
+                    yield output.ended, self._boundaries[end]
 
     def _progress_at(self, item_boundaries: int, chars: int) -> ResponseProgress:
-        """How far it was there."""
+        """Return the progress, with its checksum, at a number of boundaries and characters."""
         if not chars:
             return self._boundaries[item_boundaries]
         return _advance(
@@ -414,7 +430,7 @@ class _ResponseStream:
 
 
 def _previous_item_of(event: ConversationEvent) -> str | None:
-    """The item that what is told stands behind."""
+    """Return the item after which an event adds another, or None."""
     match event:
         case ItemAdded(previous_item_id=previous) | TextCommitted(previous_item_id=previous):
             return previous
@@ -422,19 +438,22 @@ def _previous_item_of(event: ConversationEvent) -> str | None:
             return None
 
 
-def _is_known(item: str | None, find_previous: FindPreviousItem) -> bool:
-    """Whether it is in the conversation here. Nothing, before the first item, always is."""
-    if item is not None:
+def _is_known(item_id: str | None, find_previous: FindPreviousItem) -> bool:
+    """Whether the item is in the conversation here. None, before the first item, always is."""
+    if item_id is not None:
         try:
-            find_previous(item)
+            find_previous(item_id)
         except KeyError:
             return False
     return True
 
 
-def _advance(at: ResponseProgress, text: str) -> ResponseProgress:
+def _advance(progress: ResponseProgress, text: str) -> ResponseProgress:
     return ResponseProgress(
-        at.response_number, at.item_boundaries, at.chars + len(text), _checksum(text, at.checksum)
+        progress.response_number,
+        progress.item_boundaries,
+        progress.chars + len(text),
+        _checksum(text, progress.checksum),
     )
 
 
@@ -443,10 +462,10 @@ def _checksum(text: str, previous_checksum: int) -> int:
 
 
 def _make_delta(started: OutputItemStarted, text: str) -> TextDelta | ArgumentsDelta:
-    answer, index, item = started.answer_id, started.index, started.item
+    response_id, index, item = started.answer_id, started.index, started.item
     if isinstance(item, FunctionCallItem):
-        return ArgumentsDelta(answer, index, item.id, item.call_id, text)
-    return TextDelta(answer, index, item.id, text)
+        return ArgumentsDelta(response_id, index, item.id, item.call_id, text)
+    return TextDelta(response_id, index, item.id, text)
 
 
 def _assign_event_ids(
@@ -457,41 +476,41 @@ def _assign_event_ids(
     offset: int,
     seen_parts: int,
 ) -> Iterator[EmittedEvent]:
-    """Each with its position; `reached` moves on with them."""
+    """Yield each event with its position, and advance `reached` accordingly."""
     number = since.response_number
-    for tell, after in events:
-        delta = isinstance(tell, TextDelta | ArgumentsDelta)
-        if delta and seen_parts:
-            raise ReplayGap  # an item had ended there which here goes on
-        reached[number] = after if delta else reached[number]
-        at = EventId(
+    for event, after in events:
+        is_delta = isinstance(event, TextDelta | ArgumentsDelta)
+        if is_delta and seen_parts:
+            raise ReplayGap  # the client has seen the end of an item that continues here
+        reached[number] = after if is_delta else reached[number]
+        event_id = EventId(
             epoch=epoch,
             offset=offset,
             open_responses=tuple(reached.values()),
             response_number=number,
-            is_inclusive=delta,
+            is_inclusive=is_delta,
         )
-        yield EmittedEvent(tell, at, 0 if delta else seen_parts)
+        yield EmittedEvent(event, event_id, 0 if is_delta else seen_parts)
         seen_parts = 0
         reached[number] = after
 
 
 def _rebuild_stream(logged: LoggedEvent, find_previous: FindPreviousItem) -> _ResponseStream:
-    """An answer that has ended, as it was said."""
+    """Rebuild the output of a response that has ended, from its items."""
     assert isinstance(logged.event, ResponseEnded)
     assert logged.response_number is not None
-    answer = logged.event.answer
+    response = logged.event.answer
     stream = _ResponseStream(logged.response_number)
-    apart = answer.conversation is None
-    for index, item in enumerate(answer.items):
-        assert isinstance(item, MessageItem | FunctionCallItem), "models say these"
-        there = not apart and _is_known(item.id, find_previous)
-        before = find_previous(item.id) if there else None
-        stream.append(OutputItemStarted(answer.id, index, _empty_item(item), before, apart))
-        stream.append(
-            _make_delta(OutputItemStarted(answer.id, index, item, before, apart), _item_text(item))
-        )
-        stream.append(OutputItemEnded(answer.id, index, item, before, apart))
+    out_of_band = response.conversation is None
+    for index, item in enumerate(response.items):
+        assert isinstance(item, MessageItem | FunctionCallItem), "output has these kinds of items"
+        is_present = not out_of_band and _is_known(item.id, find_previous)
+        previous = find_previous(item.id) if is_present else None
+        empty = _empty_item(item)
+        started = OutputItemStarted(response.id, index, empty, previous, out_of_band)
+        stream.append(started)
+        stream.append(_make_delta(started, _item_text(item)))
+        stream.append(OutputItemEnded(response.id, index, item, previous, out_of_band))
     return stream
 
 
@@ -508,4 +527,4 @@ def _item_text(item: Item) -> str:
         case FunctionCallItem(arguments=arguments):
             return arguments
         case _:
-            raise AssertionError("models say messages and calls")
+            raise AssertionError("output has only messages and calls")
