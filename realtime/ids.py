@@ -10,7 +10,7 @@ def generate_id(prefix: str) -> str:
 
 
 def conversation_id_of(session_id: str) -> str:
-    """The id of the one conversation of a session."""
+    """Return the id of the one conversation of a session."""
     return "conv_" + session_id.removeprefix("sess_")
 
 

@@ -73,7 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     waiting_responses_max: int = 256
     """Responses waiting on one connection; more are refused."""
     waiting_response_chars_max: int = 32 * 1024 * 1024
-    """Total length of the frames that requested them; more are refused. The same bound, in bytes,
+    """Total length of the frames of waiting responses; more are refused. The same bound, in bytes,
     holds for waiting steering inputs. Room for two of the longest frames."""
     pending_steers_max: int = 16
     """Steering inputs of one connection that are accepted and not yet part of a response; more are
@@ -82,9 +82,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Continuation points in memory; the least recently used are evicted first. Stored responses
     can still be continued, with their KV computed again."""
     connection_continuation_points_max: int = 256
-    """Continuation points of one connection that no other may use (`store: false`), among them."""
+    """Continuation points of one connection that no other may use (`store: false`); the least
+    recently used are evicted first."""
     continuation_tokens_max: int = 8_000_000
-    """Tokens of their conversations, counted once per branch: about 40 bytes each."""
+    """Tokens of the conversations of all continuation points, counted once per branch: about 40
+    bytes each. Above it the least recently used are evicted."""
     continuation_point_ttl_s: float = 3600.0
     """How long an unused continuation point stays in memory."""
     stored_response_ttl_s: float = 30 * 86400.0

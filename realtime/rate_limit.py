@@ -16,7 +16,7 @@ from continuo.realtime.protocol.events import RateLimitKind, RateLimitStatus
 from continuo.realtime.protocol.response import Usage
 
 MonotonicClock = Callable[[], float]
-"""Seconds."""
+"""Returns the time in seconds."""
 FaultPredicate = Callable[[BaseException], bool]
 CHARS_PER_TOKEN = 4
 """Estimate for a text whose tokens were not counted."""

@@ -53,7 +53,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         empty = cls(template, settings.instructions, settings.tools, Span())
         return empty._tokenize([], since=0)
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ queries
 
     @property
     def all_spans(self) -> tuple[Span, ...]:
@@ -141,7 +141,7 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
             return msgspec.structs.replace(whole, spans=whole.spans[: at + 1])
         return whole._tokenize([*whole.spans[:at], _split_span(last, item_id)[0]], since=at)
 
-    # ------------------------------------------------------------ editing
+    # ------------------------------------------------------------ edits
 
     def with_settings(self, settings: GenerationSettings) -> "Conversation":
         if (settings.instructions, settings.tools) == (self.instructions, self.tools):
@@ -180,8 +180,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         return self._move_out_of_window(len(self.spans) - 1)
 
     def with_draft(self, draft: str) -> "Conversation":
-        """Append a user message that begins with the draft, as the ids that stay the same whatever
-        text follows it."""
+        """Append a user message that begins with the draft. Its span has only the ids that stay the
+        same whatever text follows."""
         versions = [
             self.add_item(
                 MessageItem(id="draft", role="user", parts=(ContentPart("input_text", text),))

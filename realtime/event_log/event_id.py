@@ -45,11 +45,11 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     response_number: int | None = None
     """The next event is output of this response, or a logged event if None."""
     emitted_parts: int = 0
-    """How many of the server events that the next event becomes were sent."""
+    """Number of server events of the next event that were sent."""
     nonce: str = ""
     """Makes the ids of events unique that are not logged and not replayed, such as errors."""
     is_inclusive: bool = False
-    """Whether the event of this id is before the position, as a whole (a delta)."""
+    """Whether the position includes the event that carries this id, as for deltas."""
 
     def encode(self, part: int = 1) -> str:
         """Encode the event id of the `part`th server event, from 1, of the next event."""

@@ -46,7 +46,7 @@ class EmittedEvent(msgspec.Struct, frozen=True, gc=False):
     event: ConversationEvent
     event_id: EventId
     seen_parts: int = 0
-    """How many of the server events that it becomes the client has already seen."""
+    """Number of its server events that the client has already seen."""
 
 
 class LoggedEvent(msgspec.Struct, frozen=True):
@@ -74,8 +74,8 @@ class EventLog:
         """Offsets of their starts, by id."""
         self._ahead: dict[int, tuple[ResponseProgress, int]] = {}
         """Responses of which the client has seen more than is known here, because they were
-        generated elsewhere and are being generated again: its position, and how many server events
-        of the next event it has seen."""
+        generated elsewhere and are being generated again. The position that the client has seen,
+        and the number of server events it has seen of the event after it."""
         self._listener: EventListener | None = None
         self.on_gap: Callable[[], None] = lambda: None
         """Called if a response that is generated again differs from what the client has seen."""

@@ -28,7 +28,7 @@ class TruncateItem(msgspec.Struct, frozen=True):
     item_id: str
     content_index: int
     audio_end_ms: int | None = None
-    """Without `text_end` it changes nothing: a text server cannot map it to a position in text."""
+    """Alone it changes nothing: a text server cannot map it to a position in the text."""
     text_end: int | None = None
     """Code points of the text that the user received."""
 

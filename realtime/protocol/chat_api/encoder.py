@@ -60,7 +60,7 @@ class Encoder:
         )
 
     def encode(self, event: ResponseEvent) -> Iterator[bytes]:
-        """Yield the server-sent events of an event."""
+        """Encode an event as server-sent events."""
         match event:
             case ResponseStarted(answer=response):
                 self._id, self._created = _completion_id(response), response.created_s

@@ -150,7 +150,8 @@ class ItemTruncate(ClientEventBase, frozen=True, kw_only=True, tag="conversation
     content_index: Annotated[int, Meta(ge=0, le=limits.PARTS_MAX)]
     audio_end_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     text_end: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    """Extension: characters of the text that the user received. One of the two is required."""
+    """Extension: characters of the text that the user received. This or `audio_end_ms` is
+    required."""
 
 
 class ItemDelete(ClientEventBase, frozen=True, kw_only=True, tag="conversation.item.delete"):

@@ -64,7 +64,8 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     unreadable_code: str
     """Error code for a frame that cannot be parsed at all."""
     parse: Callable[[str | bytes], ClientEvent]
-    """Raises MsgspecError, ValueError (UnicodeDecodeError), TypeError or RecursionError."""
+    """Parse a frame. Raises MsgspecError, ValueError (UnicodeDecodeError), TypeError or
+    RecursionError."""
     find_event_id: Callable[[str | bytes], str | None]
     """Find the event_id in a frame; raises the same."""
     count_values: Callable[[str | bytes, int], int]
@@ -180,4 +181,4 @@ MSGPACK = Codec(
 )
 
 CODECS = {codec.subprotocol: codec for codec in (JSON, MSGPACK)}
-"""By subprotocol."""
+"""Codecs by their subprotocol."""

@@ -347,8 +347,7 @@ class ArgumentsDone(
 
 
 class ResponseInterrupted(ServerEventBase, frozen=True, kw_only=True, tag="response.interrupted"):
-    """Extension, for sessions that include it: the engine was lost, and the response resumes soon
-    after `upto`."""
+    """Extension, for sessions that include it: the engine was lost, and generation resumes soon."""
 
     response_id: str
     item_id: str | None
