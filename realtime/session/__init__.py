@@ -1,1 +1,1 @@
-"""One conversation: its commands, the state table, and the responses being generated."""
+"""The session: its commands, its state table and its active responses."""

@@ -1,6 +1,8 @@
-"""Answers: those of one session that are being made; at most one of the conversation, and some
-beside it. Each runs in a task of its own, with its journal, from its beginning or from where it was
-left."""
+"""Active responses of one session: at most one in the conversation, and some out of band.
+
+Each is generated in its own task, with its token journal: from the beginning, or from the ids that
+the store has of it.
+"""
 
 import asyncio
 import contextlib
@@ -34,17 +36,20 @@ from continuo.realtime.session.state import Action, StateMachine, Trigger
 from continuo.realtime.session.unit_of_work import UnitOfWork
 from continuo.realtime.store import (
     IdempotentRequest,
+    OwnershipLost,
     ResponseCheckpoint,
     RunningResponse,
     StoreError,
 )
-from continuo.realtime.store import OwnershipLost as Replaced
 
 log = logging.getLogger(__name__)
 
 
 class ActiveResponses:
-    """`standing` is where the session is: the end of an answer is a step of it."""
+    """The responses that a session is generating.
+
+    `state_machine` is the session's: the end of a response is one of its triggers.
+    """
 
     def __init__(
         self,
@@ -74,7 +79,7 @@ class ActiveResponses:
 
     @property
     def main(self) -> Generation | None:
-        """Of the conversation."""
+        """The active response of the conversation. None: there is none."""
         return self._main
 
     def __iter__(self) -> Iterator[Generation]:
@@ -83,7 +88,7 @@ class ActiveResponses:
             yield self._main
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """`act` is called when none is being made any more: at once if none is."""
+        """Call `callback` when the last active response has ended; at once if none is active."""
         self._on_idle = callback
         self._notify_if_idle()
 
@@ -94,13 +99,15 @@ class ActiveResponses:
     def find_out_of_band(self, response_id: str) -> Generation | None:
         return self._out_of_band.get(response_id)
 
-    # ------------------------------------------------------------ beginning
+    # ------------------------------------------------------------ start
 
     async def create(
         self, command: CreateSessionResponse, idempotent_request: IdempotentRequest | None
     ) -> str:
-        """Gives its id, when it is accepted. Raises Refusal, StoreError; then nothing has
-        changed."""
+        """Start a response and return its id once the store has it.
+
+        Raises Refusal and StoreError; then nothing has changed.
+        """
         require_engine(self._engine)
         if command.conversation_id not in (None, self.conversation_id):
             raise Refusal(
@@ -114,7 +121,7 @@ class ActiveResponses:
             and len(self._out_of_band) >= self._limits.out_of_band_responses_max
         ):
             raise Refusal(
-                "Too many responses beside the conversation: the limit is "
+                "Too many out-of-band responses: the limit is "
                 f"{self._limits.out_of_band_responses_max} at a time.",
                 code="rate_limit_exceeded",
                 param="response.conversation",
@@ -125,18 +132,18 @@ class ActiveResponses:
         prompt = await self._build_prompt(
             command.settings, context, self._unit_of_work.conversation
         )
-        answer = Response(
+        response = Response(
             id=generate_id("resp"),
             conversation=None if command.is_out_of_band else self.conversation_id,
             settings=command.settings,
             metadata=command.metadata,
         )
-        answering = self._new_generation(
-            answer, has_own_engine_session=command.is_out_of_band or context is not None
+        generation = self._new_generation(
+            response, has_own_engine_session=command.is_out_of_band or context is not None
         )
         accepted: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        running = self._spawn(answering, self._run(answering, prompt, None, accepted))
-        asked = StoredRequest(
+        task = self._spawn(generation, self._run(generation, prompt, None, accepted))
+        inputs = StoredRequest(
             settings=None if command.settings == self._unit_of_work.settings else command.settings,
             metadata=command.metadata,
             context=context,
@@ -144,57 +151,57 @@ class ActiveResponses:
         )
         if idempotent_request is not None:
             idempotent_request = msgspec.structs.replace(
-                idempotent_request, result=answer.id.encode()
+                idempotent_request, result=response.id.encode()
             )
         seed = prompt.sampling.seed
-        assert seed is not None, "a prompt has one"
+        assert seed is not None, "a prompt has a seed"
         try:
             await self._unit_of_work.begin_response(
-                answer, asked, seed, prompt.length, idempotent_request
+                response, inputs, seed, prompt.length, idempotent_request
             )
         except StoreError:
             accepted.set_result(False)
-            await asyncio.wait([running])  # before anything else is asked of the same strand
+            await asyncio.wait([task])  # before the engine session is used again
             raise
         except BaseException:
             accepted.set_result(False)
             raise
-        self._add(answering)
+        self._add(generation)
         accepted.set_result(True)
-        return answer.id
+        return response.id
 
     def resume_stored(self, stored_responses: Iterable[RunningResponse]) -> None:
-        """With answers that were being made when the session was left."""
-        for one in stored_responses:
-            begun, asked = one.checkpoint, decode_request(one.checkpoint)
-            answer = Response(
-                id=begun.id,
-                conversation=None if begun.entry is None else self.conversation_id,
-                settings=asked.settings or self._unit_of_work.settings,
-                metadata=asked.metadata,
+        """Resume the responses that were active when the session was last written."""
+        for stored in stored_responses:
+            checkpoint, inputs = stored.checkpoint, decode_request(stored.checkpoint)
+            response = Response(
+                id=checkpoint.id,
+                conversation=None if checkpoint.entry is None else self.conversation_id,
+                settings=inputs.settings or self._unit_of_work.settings,
+                metadata=inputs.metadata,
             )
-            own = begun.entry is None or asked.context is not None
-            answering = self._new_generation(answer, has_own_engine_session=own)
-            self._unit_of_work.resume_response(begun, asked)
-            self._add(answering)
-            self._spawn(answering, self._run_resumed(answering, begun, asked, one.ids))
+            has_own = checkpoint.entry is None or inputs.context is not None
+            generation = self._new_generation(response, has_own_engine_session=has_own)
+            self._unit_of_work.resume_response(checkpoint, inputs)
+            self._add(generation)
+            self._spawn(generation, self._run_resumed(generation, checkpoint, inputs, stored.ids))
 
     @property
     def conversation_id(self) -> str:
         return conversation_id_of(self._session_id)
 
     def _new_generation(self, response: Response, *, has_own_engine_session: bool) -> Generation:
-        """`own`: not in the engine's session of the conversation."""
-        strand = self._unit_of_work.engine_session
+        """`has_own_engine_session`: generate in a fork of the conversation's engine session."""
+        engine_session = self._unit_of_work.engine_session
         if has_own_engine_session:
-            strand = strand.fork(f"{self._session_id}.{response.id}")
+            engine_session = engine_session.fork(f"{self._session_id}.{response.id}")
         place = _no_placement if response.conversation is None else self._placement_of(response.id)
-        reader = make_output_parser(response.settings, self._unit_of_work.conversation.template)
+        parser = make_output_parser(response.settings, self._unit_of_work.conversation.template)
         return Generation(
             response,
-            strand,
+            engine_session,
             OutputItems(response, place, deterministic_id_factory(response.id)),
-            reader,
+            parser,
         )
 
     def _add(self, generation: Generation) -> None:
@@ -217,10 +224,16 @@ class ActiveResponses:
         context: tuple[Item, ...] | None,
         now: Conversation,
     ) -> Prompt:
-        """Raises Refusal if there is no room for a single token."""
-        ours = self._unit_of_work.settings
-        same = (settings.instructions, settings.tools) == (ours.instructions, ours.tools)
-        chars = 0 if same else count_head_chars(settings)
+        """Build the prompt from `context`, or from the conversation `now` if it is None.
+
+        Raises Refusal if there is no room for a single token.
+        """
+        session_settings = self._unit_of_work.settings
+        is_same_head = (settings.instructions, settings.tools) == (
+            session_settings.instructions,
+            session_settings.tools,
+        )
+        chars = 0 if is_same_head else count_head_chars(settings)
         ready, window, tokens_max = (
             self._engine.ready,
             self._unit_of_work.context_window,
@@ -254,7 +267,7 @@ class ActiveResponses:
 
         return place
 
-    # ------------------------------------------------------------ being made
+    # ------------------------------------------------------------ generation
 
     async def _run(
         self,
@@ -265,25 +278,32 @@ class ActiveResponses:
         *,
         is_journaled: bool = True,
     ) -> None:
-        """`said`: the ids it has said already, elsewhere. `kept`: the store knows how it began."""
-        answer_id = generation.response.id
-        ledger = self._unit_of_work.session_writer
+        """Generate to the end and commit the response.
+
+        `sampled`: ids that were sampled already, on another gateway or before a restart.
+        `is_journaled`: whether the store has the checkpoint that a journal continues.
+        """
+        response_id = generation.response.id
         journal = TokenJournal(
-            ledger, answer_id, generation.sampled_ids, len(sampled or ()), is_journaled=is_journaled
+            self._unit_of_work.session_writer,
+            response_id,
+            generation.sampled_ids,
+            len(sampled or ()),
+            is_journaled=is_journaled,
         )
-        self._journals[answer_id] = journal
-        tell = partial(self._unit_of_work.event_log.append_output, answer_id)
+        self._journals[response_id] = journal
+        emit = partial(self._unit_of_work.event_log.append_output, response_id)
         generation.on_interrupted = partial(
-            self._unit_of_work.event_log.interrupt_response, answer_id
+            self._unit_of_work.event_log.interrupt_response, response_id
         )
         try:
             with self._journal_flusher.track(journal):
-                await generation.run(prompt, tell, accepted, sampled)
+                await generation.run(prompt, emit, accepted, sampled)
         except StaleEngineFence:
             self._unit_of_work.session_writer.on_replaced()
             return
         finally:
-            del self._journals[answer_id]
+            del self._journals[response_id]
         if not generation.is_refused:
             await self._finish(generation)
         if generation.engine_session is not self._unit_of_work.engine_session:
@@ -297,11 +317,13 @@ class ActiveResponses:
         inputs: StoredRequest,
         sampled: Sequence[int],
     ) -> None:
-        """From the same prompt, with the same seed; where there is none any more, it ends with what
-        it has said. What another model has said of it is forgotten: it is made from its
-        beginning."""
-        ours = is_same_model(inputs.model, self._engine.ready.digest)
-        if not ours:
+        """Resume a stored response from the same prompt, with the same seed.
+
+        If the prompt can no longer be built, the response ends with what was sampled. Ids of
+        another model are discarded: the response restarts from its beginning.
+        """
+        is_ours = is_same_model(inputs.model, self._engine.ready.digest)
+        if not is_ours:
             sampled = ()
         settings = generation.response.settings
         seeded = msgspec.structs.replace(settings.sampling, seed=checkpoint.seed)
@@ -313,7 +335,7 @@ class ActiveResponses:
             prompt = await self._build_prompt(settings, inputs.context, now)
         except Refusal:
             prompt = None
-        if prompt is not None and not ours:
+        if prompt is not None and not is_ours:
             await self._restart(generation, prompt, checkpoint, inputs)
             return
         if prompt is not None and prompt.length == checkpoint.prompt:
@@ -333,69 +355,71 @@ class ActiveResponses:
         checkpoint: ResponseCheckpoint,
         inputs: StoredRequest,
     ) -> None:
-        """Make an answer from its beginning, on this model. If the store cannot record that, the
-        answer is not journaled."""
-        inputs, kept = msgspec.structs.replace(inputs, model=self._engine.ready.digest), True
+        """Generate a response from its beginning, on this model. If the store cannot record that,
+        the response is not journaled."""
+        inputs = msgspec.structs.replace(inputs, model=self._engine.ready.digest)
+        is_journaled = True
         try:
             await self._unit_of_work.restart_response(checkpoint, inputs, prompt.length)
-        except Replaced:
+        except OwnershipLost:
             self._unit_of_work.session_writer.on_replaced()
             return
         except StoreError as error:
-            log.warning("answer %s is made again, and not journaled: %s", checkpoint.id, error)
-            kept = False
-        await self._run(generation, prompt, None, None, is_journaled=kept)
+            log.warning("response %s restarts without a journal: %s", checkpoint.id, error)
+            is_journaled = False
+        await self._run(generation, prompt, None, None, is_journaled=is_journaled)
 
     async def _finish(self, generation: Generation) -> None:
-        answer = generation.response
-        self._tenant_rate_limits.charge_usage(answer.usage)
+        response = generation.response
+        self._tenant_rate_limits.charge_usage(response.usage)
         try:
-            await self._unit_of_work.end_response(answer, generation.sampled_ids)
-        except Replaced:
+            await self._unit_of_work.end_response(response, generation.sampled_ids)
+        except OwnershipLost:
             self._unit_of_work.session_writer.on_replaced()
-        if answer.conversation is None:
-            del self._out_of_band[answer.id]
+        if response.conversation is None:
+            del self._out_of_band[response.id]
         else:
             self._main = None
             if Action.SYNC_ENGINE in self._state_machine.advance(Trigger.RESPONSE_ENDED):
                 await self._unit_of_work.sync_engine()
         self._notify_if_idle()
 
-    # ------------------------------------------------------------ pausing, stopping
+    # ------------------------------------------------------------ pause, cancel
 
     async def wait_until_committed(self) -> None:
-        """Returns when the answer of the conversation has its place in it."""
+        """Wait until the response of the conversation is committed to it."""
         main = self._main
         ends = [task for task in self._tasks if main and task.get_name() == main.response.id]
         if ends:
             await asyncio.wait(ends)
 
     async def pause_all(self) -> None:
-        """They go on when they are resumed. Raises EngineError."""
-        for answering in self:
-            await self._engine.pause(answering.engine_session.session_id)
+        """Pause generation in the engine until `resume_all`. Raises EngineError."""
+        for generation in self:
+            await self._engine.pause(generation.engine_session.session_id)
 
     async def resume_all(self) -> None:
-        """Harmless without a pause. Raises EngineError."""
-        for answering in self:
-            await self._engine.resume(answering.engine_session.session_id)
+        """Resume generation; harmless without a pause. Raises EngineError."""
+        for generation in self:
+            await self._engine.resume(generation.engine_session.session_id)
 
     async def flush_journals(self) -> None:
-        """What they have said is in the journal; as far as the store can be written."""
+        """Write all sampled ids to the token journals, as far as the store accepts them."""
         for journal in [*self._journals.values()]:
             with contextlib.suppress(StoreError):
                 await journal.flush()
 
     async def cancel_all(self) -> None:
-        """Stops all, within a step."""
+        """Cancel all responses, within a step, and wait for their tasks."""
         with contextlib.suppress(EngineError):
-            for answering in [*self]:
-                await answering.cancel()
+            for generation in [*self]:
+                await generation.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def abandon_all(self) -> None:
-        """Nothing more is heard of them here: the engine does not answer, or others listen."""
+        """Cancel the tasks without the engine, which does not reply, or which serves the session to
+        another gateway now."""
         for task in self._tasks:
             task.cancel()
 

@@ -1,5 +1,7 @@
-"""What is answered to who asks a second time: under a client's event_id the same is done once. What
-came of it may be gone since; then it is not made again."""
+"""Idempotent requests: a client event_id is executed once; a retry gets the recorded outcome.
+
+An item or a response that has been deleted since is not made again.
+"""
 
 from typing import assert_never
 
@@ -40,33 +42,37 @@ def replay(
     unit_of_work: UnitOfWork,
     active_responses: ActiveResponses,
 ) -> bool:
-    """`result`: what came of it. False: it is to be done, which cannot be twice. Raises Refusal."""
-    say = unit_of_work.event_log.emit_unlogged
+    """Replay the outcome `result` to the client.
+
+    Returns False for commands that are naturally idempotent and may run again. Raises Refusal.
+    """
+    emit = unit_of_work.event_log.emit_unlogged
     match command:
         case AddItem(item=item):
-            known = item.id if item.id.startswith(result) else result  # a long one was cut
-            if not _replay_item(known, unit_of_work):
-                say(ItemAdded(msgspec.structs.replace(item, id=known), None))
-                say(ItemDeleted(known))
+            # A long id was cut when it was recorded.
+            original_id = item.id if item.id.startswith(result) else result
+            if not _replay_item(original_id, unit_of_work):
+                emit(ItemAdded(msgspec.structs.replace(item, id=original_id), None))
+                emit(ItemDeleted(original_id))
         case CommitText():
             found = unit_of_work.conversation.find(result)
-            say(
+            emit(
                 TextCommitted(
                     result, unit_of_work.conversation.previous_item_id(result) if found else None
                 )
             )
             if not _replay_item(result, unit_of_work):
-                say(ItemDeleted(result))
+                emit(ItemDeleted(result))
         case DeleteItem(item_id=item_id):
-            say(ItemDeleted(item_id))
+            emit(ItemDeleted(item_id))
         case TruncateItem(item_id=item_id, content_index=index):
-            say(ItemTruncated(item_id, index, command.audio_end_ms, command.text_end))
+            emit(ItemTruncated(item_id, index, command.audio_end_ms, command.text_end))
         case AppendText() | ReplaceText():
-            say(TextAppended(len(unit_of_work.draft)))
+            emit(TextAppended(len(unit_of_work.draft)))
         case ClearText():
-            say(TextCleared())
+            emit(TextCleared())
         case ConfigureSession():
-            say(SessionConfigured(unit_of_work.settings))
+            emit(SessionConfigured(unit_of_work.settings))
         case CreateSessionResponse():
             _replay_response(result, unit_of_work)
         case CancelResponse():
@@ -79,7 +85,7 @@ def replay(
 
 
 def _replay_item(item_id: str, unit_of_work: UnitOfWork) -> bool:
-    """False: it is gone."""
+    """Emit an item again. Returns False if it has been deleted."""
     item = unit_of_work.conversation.find(item_id)
     if item is None:
         return False
@@ -90,32 +96,36 @@ def _replay_item(item_id: str, unit_of_work: UnitOfWork) -> bool:
 
 
 def _replay_response(response_id: str, unit_of_work: UnitOfWork) -> None:
-    told = unit_of_work.event_log.events_of_response(response_id)
-    if not told:
+    """Emit the logged events of a response again. Raises Refusal if none are logged any more."""
+    events = unit_of_work.event_log.events_of_response(response_id)
+    if not events:
         raise Refusal(
-            f"The response '{response_id}' was created for this event_id before, and is over.",
+            f"The response '{response_id}' was created for this event_id before, and has ended.",
             code="response_already_created",
             param="event_id",
         )
-    for tell in told:
-        unit_of_work.event_log.emit_unlogged(tell)
+    for event in events:
+        unit_of_work.event_log.emit_unlogged(event)
 
 
 def _replay_cancel(
     response_id: str, unit_of_work: UnitOfWork, active_responses: ActiveResponses
 ) -> bool:
-    """That answer and no other one is stopped: it may run again elsewhere, where nobody knew yet
-    that it was stopped."""
+    """Replay the cancellation of this response, and of no other.
+
+    Returns False if the response is running again: after a takeover by a gateway that did not know
+    of the cancellation yet.
+    """
     if not response_id:
         raise Refusal(
             "Cancellation failed: there was nothing to cancel when this event_id was used first.",
             code="response_cancel_not_active",
             param="event_id",
         )
-    for answering in active_responses:
-        if answering.response.id == response_id:
-            return answering.is_cancelled
-    for tell in unit_of_work.event_log.events_of_response(response_id):
-        if isinstance(tell, ResponseEnded):
-            unit_of_work.event_log.emit_unlogged(tell)
+    for generation in active_responses:
+        if generation.response.id == response_id:
+            return generation.is_cancelled
+    for event in unit_of_work.event_log.events_of_response(response_id):
+        if isinstance(event, ResponseEnded):
+            unit_of_work.event_log.emit_unlogged(event)
     return True

@@ -1,5 +1,7 @@
-"""Requests: what a client has asked under ids of its own, and what came of it. Asked again it is
-answered again, and not done again."""
+"""Idempotency keys: the requests executed under a client's event ids, and their outcomes.
+
+A retry under the same key gets the recorded outcome and is not executed again.
+"""
 
 import contextlib
 from collections.abc import Awaitable, Callable
@@ -8,46 +10,54 @@ from continuo.realtime.persistence.session_writer import SessionWriter
 from continuo.realtime.store import IdempotencyConflict, IdempotentRequest
 
 IDEMPOTENCY_KEYS_MAX = 1024
-"""Remembered here; the store remembers about as many."""
+"""Keys kept in memory per session; the store keeps about as many."""
 
 
 class IdempotencyKeys:
+    """The idempotency keys of one session: in memory, and beyond that in the store."""
+
     def __init__(self, session_writer: SessionWriter, *, is_complete: bool) -> None:
-        """`all_here`: nothing was asked of the session elsewhere, or before this process."""
+        """`is_complete`: no request was executed before this process or on another gateway, so an
+        unknown key is new without a look into the store."""
         self._session_writer = session_writer
         self._is_complete = is_complete
         self._recorded: dict[str, IdempotentRequest] = {}
         session_writer.completed_requests = self._recorded.values
         self._unwritten: dict[str, IdempotentRequest] = {}
-        """Those that the store has not heard of."""
+        """Executed requests that are not written to the store yet."""
 
     async def find_result(self, idempotent_request: IdempotentRequest) -> bytes | None:
-        """None: it was not asked before. Raises Conflict, StoreError."""
-        done = self._recorded.get(idempotent_request.key)
-        if done is None:
+        """Return the recorded outcome. Returns None if the key is new.
+
+        Raises IdempotencyConflict if the key was used for another content, and StoreError.
+        """
+        recorded = self._recorded.get(idempotent_request.key)
+        if recorded is None:
             return (
                 None
                 if self._is_complete
                 else await self._session_writer.find_result(idempotent_request)
             )
-        if done.content != idempotent_request.content:
+        if recorded.content != idempotent_request.content:
             raise IdempotencyConflict(idempotent_request.key)
-        return done.result
+        return recorded.result
 
     def record(self, idempotent_request: IdempotentRequest) -> None:
+        """Keep the outcome of an executed request; the oldest is evicted over the limit."""
         self._recorded[idempotent_request.key] = idempotent_request
         if len(self._recorded) > IDEMPOTENCY_KEYS_MAX:
             del self._recorded[next(iter(self._recorded))]
             self._is_complete = False
 
     def record_unwritten(self, idempotent_request: IdempotentRequest) -> None:
-        """Done, but not written: `settle` does so before anything else is done."""
+        """Keep the outcome of a request that no write carries. `write_pending` writes it before the
+        next change of the session."""
         self.record(idempotent_request)
         self._unwritten[idempotent_request.key] = idempotent_request
 
     async def write_pending(self, write: Callable[[IdempotentRequest], Awaitable[None]]) -> None:
-        """Raises StoreError."""
-        for once in [*self._unwritten.values()]:
+        """Write the outcomes that the store does not have yet. Raises StoreError."""
+        for request in [*self._unwritten.values()]:
             with contextlib.suppress(IdempotencyConflict):
-                await write(once)
-            del self._unwritten[once.key]
+                await write(request)
+            del self._unwritten[request.key]

@@ -1,8 +1,8 @@
-"""Session: does what the table says, against the engine's door and the store.
+"""A session: executes conversation commands against engine and store, by the state table.
 
-One Ask at a time (`do`); an answer runs beside, in a task of its own. All it says goes through its
-transcript to whoever is attached. Limits are checked before anything changes; a Refusal means that
-nothing has.
+Commands are executed one at a time; a response is generated in its own task meanwhile. All events
+pass the event log on their way to the attached connection. Limits are checked before anything
+changes: after a Refusal, nothing has.
 """
 
 import asyncio
@@ -14,8 +14,13 @@ from typing import Unpack, assert_never
 
 import msgspec
 
-from continuo.engine import EngineError, EngineLost, SessionInfo, UnknownEngineSession
-from continuo.engine import StaleEngineFence as OtherFront
+from continuo.engine import (
+    EngineError,
+    EngineLost,
+    SessionInfo,
+    StaleEngineFence,
+    UnknownEngineSession,
+)
 from continuo.realtime.conversation.context_window import ContextWindow
 from continuo.realtime.conversation.conversation import Conversation
 from continuo.realtime.conversation.item_truncation import (
@@ -88,10 +93,12 @@ from continuo.realtime.store import IdempotentRequest, OwnershipLost, RunningRes
 log = logging.getLogger(__name__)
 
 _RESIDENCY_TIMEOUT_S = 0.5
-"""How long a resumed client waits to be told where its KV is."""
+"""Timeout of the engine's report of where the KV of a resumed session is."""
 
 
 class Session:
+    """A conversation with its settings, its engine session and its copy in the store."""
+
     def __init__(
         self,
         session_id: str,
@@ -104,7 +111,7 @@ class Session:
         cache_scope: str = "",
         is_loaded: bool = False,
     ) -> None:
-        """`left`: it was begun elsewhere, or before this process."""
+        """`is_loaded`: the session was loaded from the store, not created by this process."""
         self.id = session_id
         self._engine = engine
         self._limits = limits
@@ -118,9 +125,9 @@ class Session:
         )
         self._is_paused = False
         self._idempotent_request: IdempotentRequest | None = None
-        """The client's id of what is being done."""
+        """The present command, if the client gave it an idempotency key."""
         self._deadline_s: float | None = None
-        """On the clock of the event loop: when what is being done is given up."""
+        """Deadline of the present command, on the clock of the event loop."""
         self._active_responses = ActiveResponses(
             session_id,
             engine,
@@ -144,10 +151,11 @@ class Session:
     def state(self) -> SessionState:
         return self._state_machine.state
 
-    # ------------------------------------------------------------ who listens
+    # ------------------------------------------------------------ connections
 
     async def start(self, listener: EventListener, resume: ResumeInfo | None = None) -> None:
-        """Says what there is already; a fork has items. Raises Refusal."""
+        """Attach the first connection and emit the session, with the items of a fork. Raises
+        Refusal."""
         self._event_log.attach(listener)
         if self.conversation.spans:
             await self._write_or_refuse(self._unit_of_work.write_all())
@@ -160,8 +168,10 @@ class Session:
     async def resume(
         self, listener: EventListener, cursor: EventId | None, resume: ResumeInfo
     ) -> None:
-        """Says what was missed since a position, or everything if that cannot be told exactly, then
-        all that comes. Raises Refusal."""
+        """Attach a connection and replay the events after `cursor`, then emit new ones.
+
+        Sends a snapshot if `cursor` is None or cannot be replayed from exactly. Raises Refusal.
+        """
         kv = await self._kv_residency()
         await self._resume_generation()
         resume = msgspec.structs.replace(resume, kv_residency=kv)
@@ -182,82 +192,83 @@ class Session:
         yield SessionResumed(self.settings, resume)
         previous = None
         for item in self.conversation.items():
-            if not self.conversation.is_in_open_response(
-                item.id
-            ):  # that one is told behind the one before it
+            if not self.conversation.is_in_open_response(item.id):  # its response emits it
                 yield ItemAdded(item, previous)
                 previous = item.id
         if self._unit_of_work.draft:
             yield TextAppended(len(self._unit_of_work.draft))
-        for answering in self._active_responses:
-            yield ResponseStarted(answering.response)
+        for generation in self._active_responses:
+            yield ResponseStarted(generation.response)
 
     def make_unlogged_event_id(self) -> str:
-        """An event id for what is said now and is no part of the conversation."""
+        """Return an event id for an event that is not part of the event log."""
         return self._event_log.emitted_id.for_unlogged_event().encode()
 
     def detach(self) -> None:
-        """Nobody listens; what runs goes on."""
+        """Detach the connection; active responses continue."""
         self._event_log.detach()
 
     def watch(self, on_replaced: Callable[[], None], on_gap: Callable[[], None]) -> None:
-        """`replaced` is called when another gateway turns out to own the session, `gap` when what a
-        client has seen turns out not to be what is said here."""
+        """Set the callbacks of the registry.
+
+        `on_replaced`: another gateway owns the session now. `on_gap`: the regenerated output of a
+        response differs from what the client has received.
+        """
         self._unit_of_work.session_writer.on_replaced = on_replaced
         self._event_log.on_gap = on_gap
 
     def unwatch(self) -> None:
-        """Neither is called any more, nor kept."""
+        """Remove the callbacks, which would keep the session in a reference cycle."""
         self.watch(_no_op, _no_op)
 
     def call_when_idle(self, callback: Callable[[], None]) -> None:
-        """`act` is called when no answer is being made: at once if none is."""
+        """Call `callback` when no response is active; at once if none is."""
         self._active_responses.call_when_idle(callback)
 
     @property
     def epoch(self) -> str:
-        """Of the positions told."""
+        """Epoch of the event ids."""
         return self._event_log.epoch
 
     @property
     def fence(self) -> int:
-        """Our right to it."""
+        """Fence of the ownership."""
         return self._unit_of_work.session_writer.lease.fence
 
     async def retake_ownership(self) -> None:
-        """Anew, though it is ours: who was about to take it over for an earlier connection of the
-        same client, and is late, finds it changed. Raises StoreError."""
+        """Claim the session again under a new fence, for a newer connection of its client: a
+        takeover for an earlier connection that is still under way fails. Raises StoreError."""
         await self._unit_of_work.session_writer.claim()
 
     async def extend_deadline(self, for_s: float, *, is_parked: bool) -> None:
-        """In the store. Raises StoreError."""
+        """Extend the session's deadline in the store. Raises StoreError."""
         await self._unit_of_work.session_writer.extend_deadline(for_s, is_parked=is_parked)
 
     async def check_ownership(self) -> None:
-        """Returns if it is still ours in the store. Raises StoreError."""
+        """Raise StoreError unless this process still owns the session."""
         await self._unit_of_work.session_writer.confirm()
 
     @property
     def is_lost_in_store(self) -> bool:
-        """Whether the store is found to have lost the session, and must be given it again."""
+        """Whether the store has lost data of the session, so that it must be written again."""
         return self._unit_of_work.session_writer.needs_full_write
 
     async def rewrite_to_store(self) -> None:
-        """Write all of it, though nothing has changed. Raises StoreError."""
+        """Write the whole session, though nothing has changed. Raises StoreError."""
         await self._unit_of_work.write_all()
 
     async def _kv_residency(self) -> KVResidency:
-        """Where the KV is now."""
-        strand = self._unit_of_work.engine_session
+        """Return the residency of the KV; without a report of the engine in time, KV counts as lost."""
+        engine_session = self._unit_of_work.engine_session
         try:
             async with asyncio.timeout(_RESIDENCY_TIMEOUT_S):
-                info = await self._engine.info(strand.session_id)
+                info = await self._engine.info(engine_session.session_id)
         except (EngineError, TimeoutError):
             info = None
         return KVStatus.of(self.conversation, info).residency
 
     async def _write_or_refuse(self, write: Awaitable[None]) -> None:
-        """Raises Refusal where the store does."""
+        """Await a write. Raises Refusal in place of StoreError."""
         try:
             await write
         except StoreError as error:
@@ -269,8 +280,8 @@ class Session:
         return map_store_error(error)
 
     def fork(self, item_id: str | None) -> SessionOrigin:
-        """What a session begins with that shares this one's history and KV up to and including an
-        item (None: all). Raises Refusal."""
+        """Return the origin of a session that shares conversation and KV up to and including an
+        item. `item_id` None: all items. Raises Refusal."""
         return SessionOrigin.of(
             self.settings, self.conversation, item_id, self._unit_of_work.engine_session
         )
@@ -278,8 +289,7 @@ class Session:
     async def execute(
         self, command: ConversationCommand, idempotent_request: IdempotentRequest | None = None
     ) -> None:
-        """`once`: the client's id for it; under the same id the same is done once. Raises
-        Refusal."""
+        """Execute a command; under one idempotency key, only once. Raises Refusal."""
         try:
             async with asyncio.timeout(self._limits.command_timeout_s) as timeout:
                 self._deadline_s = timeout.when()
@@ -292,7 +302,7 @@ class Session:
         except EngineError as error:
             if isinstance(error, EngineLost):
                 self._invalidate_engine_session()
-            if isinstance(error, OtherFront):
+            if isinstance(error, StaleEngineFence):
                 self._unit_of_work.session_writer.on_replaced()
             raise map_engine_error(error) from error
         except StoreError as error:
@@ -310,19 +320,21 @@ class Session:
         return is_server_fault(error)
 
     def _charge_text(self, chars: int) -> AbstractContextManager[None]:
-        """Around the tokenisation of so much text."""
+        """Charge the tokenization of so much text to the tenant's rate limit."""
         return self._tenant_rate_limits.charge_text(
             chars, self._text_limits.request_tokens_max, self._is_server_fault
         )
 
     def _invalidate_engine_session(self) -> None:
-        """It is not known what the engine has done. While an answer is being made nothing else is
-        asked of it."""
+        """Invalidate the engine session after a command whose effect in the engine is unknown.
+
+        While a response of the conversation is active, commands send nothing to its engine session.
+        """
         if self._active_responses.main is None:
             self._unit_of_work.engine_session.invalidate()
 
     async def status(self) -> SessionStatus:
-        """How it is. Raises Refusal."""
+        """Return the status, with a fresh report of the engine. Raises Refusal."""
         try:
             async with asyncio.timeout(self._limits.command_timeout_s):
                 info = await self._engine.info(self._unit_of_work.engine_session.session_id)
@@ -335,23 +347,28 @@ class Session:
         return self.status_from({} if info is None else {info.session: info})
 
     def status_from(self, infos: Mapping[str, SessionInfo]) -> SessionStatus:
-        """How it is, by what the engine says of its sessions."""
+        """Return the status, from the engine's reports by session id."""
         info = infos.get(self._unit_of_work.engine_session.session_id)
         return SessionStatus.of(self.state.value, self.conversation, info)
 
     async def close(self) -> None:
-        """Ends it: it was never there. Stops what runs, within a step. Never raises; where engine
-        or store do not answer, they are told when they are back, or let go of it in time."""
+        """End the session and delete it from the store. Cancels active responses, within a step.
+
+        Never raises. An unreachable engine is sent the close later; an unreachable store expires
+        the session.
+        """
         await self._release_engine_sessions()
         try:
             await self._unit_of_work.session_writer.delete()
         except StoreError as error:
-            log.warning("session %s stays in the store until its time is over: %s", self.id, error)
+            log.warning("session %s stays in the store until it expires: %s", self.id, error)
 
     async def unload(self, *, is_taken_over: bool = False) -> None:
-        """Lets go of it here: it goes on from the store. Never raises. `taken`: somebody else has
-        it; what is being made only pauses in the engine, since they may not have come there yet to
-        go on with it."""
+        """Unload the session from this process; the copy in the store stays valid. Never raises.
+
+        `is_taken_over`: another gateway owns the session. Active responses are then only paused in
+        the engine, because that gateway may not have attached there yet to continue them.
+        """
         await self._active_responses.flush_journals()
         self._unit_of_work.session_writer.stop()
         self.detach()
@@ -365,25 +382,25 @@ class Session:
         self._active_responses.abandon_all()
 
     async def _release_engine_sessions(self) -> None:
-        """Stops what runs, and lets go of the engine."""
+        """Cancel active responses and close the engine sessions."""
         self._state_machine.advance(Trigger.CLOSE)
-        strands = {
+        engine_sessions = {
             self._unit_of_work.engine_session,
-            *(answering.engine_session for answering in self._active_responses),
+            *(generation.engine_session for generation in self._active_responses),
         }
         try:
             async with asyncio.timeout(self._limits.close_timeout_s):
                 await self._active_responses.cancel_all()
-                await _close_engine_sessions(strands)
+                await _close_engine_sessions(engine_sessions)
         except TimeoutError:
-            log.warning("session %s: closed without the engine, which does not answer", self.id)
+            log.warning("session %s: closed without the engine, which does not respond", self.id)
             self._active_responses.abandon_all()
             self._release_task = asyncio.create_task(
-                _close_engine_sessions(strands), name=f"release {self.id}"
+                _close_engine_sessions(engine_sessions), name=f"release {self.id}"
             )
 
     async def pause_generation(self) -> None:
-        """What is being made pauses until somebody listens again."""
+        """Pause active responses until a client resumes the session."""
         self._is_paused = True
         with contextlib.suppress(EngineError):
             await self._active_responses.pause_all()
@@ -394,7 +411,7 @@ class Session:
             with contextlib.suppress(EngineError):
                 await self._active_responses.resume_all()
 
-    # ------------------------------------------------------------ asks
+    # ------------------------------------------------------------ commands
 
     async def _dispatch(self, command: ConversationCommand) -> None:
         match command:
@@ -418,8 +435,8 @@ class Session:
                 await self._truncate(command)
             case CreateSessionResponse():
                 await self._create_response(command)
-            case CancelResponse(response_id=answer_id):
-                await self._cancel_response(answer_id)
+            case CancelResponse(response_id=response_id):
+                await self._cancel_response(response_id)
             case AppendText() | ReplaceText() | ClearText() | CommitText():
                 await self._edit_draft(command)
             case _:
@@ -428,10 +445,10 @@ class Session:
     async def _configure(self, settings: GenerationSettings) -> None:
         self._state_machine.check(Trigger.CONFIGURE)
         self._text_limits.check_head(settings, "session.")
-        was = self.settings
+        old = self.settings
         chars = count_head_chars(settings)
-        replaced = (settings.instructions, settings.tools) != (was.instructions, was.tools)
-        with self._charge_text(chars if replaced else 0):
+        is_head_replaced = (settings.instructions, settings.tools) != (old.instructions, old.tools)
+        with self._charge_text(chars if is_head_replaced else 0):
             await check_enforceable(settings, self.conversation.template, "session.")
             await self._change(
                 lambda now: now.with_settings(settings),
@@ -441,11 +458,11 @@ class Session:
                 param="session.instructions",
                 chars=chars,
             )
-        if replaced:
+        if is_head_replaced:
             self._tenant_rate_limits.charge_tokens(len(self.conversation.head.ids))
 
     def _should_sync_engine(self) -> bool:
-        """Whether what changes now goes to the engine at once."""
+        """Whether a change is sent to the engine at once."""
         return Action.SYNC_ENGINE in self._state_machine.check(Trigger.EDIT)
 
     async def _truncate(self, command: TruncateItem) -> None:
@@ -453,7 +470,7 @@ class Session:
         code = "item_truncate_invalid_item_id"
         item = self._unit_of_work.find(command.item_id, code)
         end = command.text_end
-        told = ItemTruncated(command.item_id, command.content_index, command.audio_end_ms, end)
+        event = ItemTruncated(command.item_id, command.content_index, command.audio_end_ms, end)
         require_assistant_message(item)
         if end is not None:
             if self.state is SessionState.CANCELLING and self.conversation.is_in_open_response(
@@ -464,16 +481,16 @@ class Session:
             item = require_assistant_message(
                 self._unit_of_work.find_complete(command.item_id, code)
             )
-            short = truncate_message(item, command, end)
-            if short is not item:
+            truncated = truncate_message(item, command, end)
+            if truncated is not item:
                 await self._change(
-                    lambda now: now.truncate_item(short, self._engine.text),
-                    make_events=lambda now, rewind: [msgspec.structs.replace(told, rewind=rewind)],
+                    lambda now: now.truncate_item(truncated, self._engine.text),
+                    make_events=lambda now, rewind: [msgspec.structs.replace(event, rewind=rewind)],
                     param="text_end",
-                    chars=count_chars(short),
+                    chars=count_chars(truncated),
                 )
                 return
-        self._event_log.emit_unlogged(told)
+        self._event_log.emit_unlogged(event)
 
     async def _edit_draft(self, command: TextBufferCommand) -> None:
         self._state_machine.check(Trigger.EDIT)
@@ -499,7 +516,9 @@ class Session:
                 part = ContentPart("input_text", text)
                 item = MessageItem(id=item_id, role="user", parts=(part,))
 
-                def tells(now: Conversation, rewind: Rewind | None) -> list[ConversationEvent]:
+                def make_events(
+                    now: Conversation, rewind: Rewind | None
+                ) -> list[ConversationEvent]:
                     previous = now.previous_item_id(item_id)
                     return [
                         TextCommitted(item_id, previous),
@@ -511,7 +530,7 @@ class Session:
                     await self._change(
                         lambda now: now.add_item(item),
                         item_id,
-                        make_events=tells,
+                        make_events=make_events,
                         param="text",
                         chars=len(text),
                         draft="",
@@ -528,10 +547,10 @@ class Session:
                 param="text",
             )
         self._text_limits.check(len(text), "text")
-        told = TextAppended(len(text))
+        event = TextAppended(len(text))
         with self._charge_text(len(text)):
             await self._change(
-                _unchanged, make_events=lambda now, rewind: [told], param="text", draft=text
+                _unchanged, make_events=lambda now, rewind: [event], param="text", draft=text
             )
 
     async def _add_item(self, command: AddItem) -> None:
@@ -568,12 +587,12 @@ class Session:
             )
 
     async def _create_response(self, command: CreateSessionResponse) -> None:
-        event = (
+        trigger = (
             Trigger.CREATE_OUT_OF_BAND_RESPONSE
             if command.is_out_of_band
             else Trigger.CREATE_RESPONSE
         )
-        self._state_machine.check(event)
+        self._state_machine.check(trigger)
         context = inline_items(command.context or ())
         chars = count_head_chars(command.settings) + sum(map(count_chars, context))
         with (
@@ -583,58 +602,58 @@ class Session:
             self._text_limits.check_response(command.settings, context)
             await check_enforceable(command.settings, self.conversation.template, "response.")
             await self._idempotency_keys.write_pending(self._unit_of_work.record_request)
-            answer_id = await self._active_responses.create(command, self._idempotent_request)
-        self._state_machine.advance(event)  # another one may have ended meanwhile
-        self._record_result(answer_id)
+            response_id = await self._active_responses.create(command, self._idempotent_request)
+        self._state_machine.advance(trigger)  # a response may have ended meanwhile
+        self._record_result(response_id)
 
     async def _cancel_response(self, response_id: str | None) -> None:
         try:
-            stopped = await self._stop_response(response_id)
+            cancelled_id = await self._cancel_active(response_id)
         except Refusal:
             self._defer_result("")
             raise
-        self._defer_result(stopped)
+        self._defer_result(cancelled_id)
 
-    async def _stop_response(self, response_id: str | None) -> str:
-        """Gives the id of the answer. Raises Refusal where there is none."""
-        apart = (
+    async def _cancel_active(self, response_id: str | None) -> str:
+        """Cancel a response and return its id. Raises Refusal if it is not active."""
+        out_of_band = (
             None if response_id is None else self._active_responses.find_out_of_band(response_id)
         )
-        if apart is not None:
-            await apart.cancel()
-            return apart.response.id
-        running = self._active_responses.main
-        if response_id is not None and running is not None and response_id != running.response.id:
+        if out_of_band is not None:
+            await out_of_band.cancel()
+            return out_of_band.response.id
+        main = self._active_responses.main
+        if response_id is not None and main is not None and response_id != main.response.id:
             raise Refusal(
                 f"Cancellation failed: response '{response_id}' is not active.",
                 code="response_cancel_not_active",
                 param="response_id",
             )
         self._state_machine.advance(Trigger.CANCEL)
-        assert running is not None, "answering is what the state says"
-        await running.cancel()
-        return running.response.id
+        assert main is not None, "the state has an active response"
+        await main.cancel()
+        return main.response.id
 
     def resume_responses(self, stored_responses: Sequence[RunningResponse]) -> None:
-        """With what was being made when the session was left."""
+        """Resume the responses that were active when the session was last written."""
         self._active_responses.resume_stored(stored_responses)
         if self._active_responses.main is not None:
             self._state_machine.state = SessionState.RESPONDING
 
-    # ------------------------------------------------------------ asked twice
+    # ------------------------------------------------------------ idempotency
 
     async def _change(
         self, edit: ConversationEdit, result: str = "", **more: Unpack[ChangeOptions]
     ) -> None:
-        """`result`: what to remember of it, should it be asked again."""
+        """Change the conversation. `result`: the outcome to record under the idempotency key."""
         await self._idempotency_keys.write_pending(self._unit_of_work.record_request)
-        once = self._idempotent_request
-        if once is not None:
-            self._idempotent_request = once = msgspec.structs.replace(
-                once, result=result.encode()[:255]
+        request = self._idempotent_request
+        if request is not None:
+            self._idempotent_request = request = msgspec.structs.replace(
+                request, result=result.encode()[:255]
             )
         await self._unit_of_work.change(
-            edit, should_sync=self._should_sync_engine, idempotent_request=once, **more
+            edit, should_sync=self._should_sync_engine, idempotent_request=request, **more
         )
         self._record_result(result)
 
@@ -650,7 +669,7 @@ class Session:
         )
 
     def _defer_result(self, result: str) -> None:
-        """It has changed nothing that is written: the store hears of it before it changes again."""
+        """Record an outcome that comes with no write; it is written before the next change."""
         if self._idempotent_request is not None:
             self._idempotency_keys.record_unwritten(
                 msgspec.structs.replace(self._idempotent_request, result=result.encode())
@@ -658,9 +677,9 @@ class Session:
 
 
 async def _close_engine_sessions(engine_sessions: Iterable[EngineSession]) -> None:
-    for strand in engine_sessions:
+    for engine_session in engine_sessions:
         with contextlib.suppress(EngineError):
-            await strand.close()
+            await engine_session.close()
 
 
 def _no_op() -> None:

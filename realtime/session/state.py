@@ -1,11 +1,12 @@
-"""What may happen in a session, and when: a table. Decides; does nothing.
+"""The state machine of a session, as a table. Pure: it decides, and has no side effects.
 
-    IDLE ──respond──▶ ANSWERING ──cancel──▶ CANCELLING
-      ▲                   │                     │
-      └─────ended─────────┴────────ended────────┘          any ──close──▶ CLOSED
+    IDLE ──respond──▶ RESPONDING ──cancel──▶ CANCELLING
+      ▲                   │                      │
+      └─────ended─────────┴────────ended─────────┘         any ──close──▶ CLOSED
 
-History may be edited in every state but CLOSED. While an answer is being made the engine's log is
-the answer's; the edit is acknowledged at once and reaches the engine when the answer has ended.
+The conversation may be edited in every state but CLOSED. While a response is active, the token log
+of the engine session belongs to it: an edit is acknowledged at once and reaches the engine when the
+response has ended.
 """
 
 from enum import Enum
@@ -14,6 +15,8 @@ from continuo.realtime.errors import Refusal
 
 
 class SessionState(Enum):
+    """The values are on the wire, in the status of a session."""
+
     IDLE = "idle"
     RESPONDING = "answering"
     CANCELLING = "cancelling"
@@ -27,19 +30,19 @@ class Trigger(Enum):
     CREATE_RESPONSE = "response.create"
     CREATE_OUT_OF_BAND_RESPONSE = 'response.create with conversation "none"'
     CANCEL = "response.cancel"
-    RESPONSE_ENDED = "the end of the answer"
+    RESPONSE_ENDED = "the end of the response"
     CLOSE = "the end of the session"
 
 
 class Action(Enum):
     CHANGE = "change the conversation"
-    SYNC_ENGINE = "bring the engine's log up to it"
+    SYNC_ENGINE = "sync the engine session with it"
     SHOW_ITEM = "show an item"
-    START_RESPONSE = "start the answer"
-    START_OUT_OF_BAND_RESPONSE = "start an answer beside the conversation"
-    STOP_RESPONSE = "stop the answer"
-    COMMIT_RESPONSE = "put the answer into the conversation"
-    RELEASE = "let go of the engine's sessions"
+    START_RESPONSE = "start the response"
+    START_OUT_OF_BAND_RESPONSE = "start an out-of-band response"
+    STOP_RESPONSE = "cancel the response"
+    COMMIT_RESPONSE = "commit the response to the conversation"
+    RELEASE = "release the engine sessions"
 
 
 TRANSITIONS: dict[tuple[SessionState, Trigger], tuple[SessionState, tuple[Action, ...]]] = {
@@ -116,11 +119,14 @@ _REFUSALS: dict[tuple[SessionState, Trigger], tuple[str, str]] = {
         "Cancellation failed: the response is being cancelled already.",
     ),
 }
-"""Where the wire has words of its own for what the table lacks."""
+"""Code and message of missing transitions for which the wire has an error of its own."""
 
 
 def transition(state: SessionState, trigger: Trigger) -> tuple[SessionState, tuple[Action, ...]]:
-    """Raises Refusal for what the table does not hold; it names both."""
+    """Return the next state and the actions.
+
+    Raises Refusal if the table has no such transition; its message names state and trigger.
+    """
     found = TRANSITIONS.get((state, trigger))
     if found is not None:
         return found
@@ -132,16 +138,16 @@ def transition(state: SessionState, trigger: Trigger) -> tuple[SessionState, tup
 
 
 class StateMachine:
-    """Where one session is in the table."""
+    """The state of one session."""
 
     def __init__(self) -> None:
         self.state = SessionState.IDLE
 
     def check(self, trigger: Trigger) -> tuple[Action, ...]:
-        """What is to be done about it. Raises Refusal."""
+        """Return the actions of a trigger, without the transition. Raises Refusal."""
         return transition(self.state, trigger)[1]
 
     def advance(self, trigger: Trigger) -> tuple[Action, ...]:
-        """The same, and it is where that leads. Raises Refusal."""
+        """Make the transition of a trigger and return its actions. Raises Refusal."""
         self.state, actions = transition(self.state, trigger)
         return actions

@@ -1,4 +1,4 @@
-"""How a session is, for who looks at it from outside."""
+"""Status of a session, as `GET /v1/realtime/sessions` shows it."""
 
 from typing import Literal
 
@@ -10,21 +10,21 @@ from continuo.realtime.protocol.response import KVResidency
 
 
 class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the KV of a conversation is, in tokens and pages of the engine."""
+    """Place of the KV of a conversation, in tokens and pages of the engine."""
 
     place: Literal["device", "host", "none"]
-    """`host`: some of it must come back from there."""
+    """`host`: some of it must be recalled from host memory."""
     tokens: int
     pages: int
-    """On the device, as `tokens`."""
+    """Pages on the device, as `tokens`."""
     host_tokens: int
     host_pages: int
     lost_tokens: int
-    """Their KV was there, and is computed again."""
+    """Tokens whose KV was evicted and must be recomputed."""
 
     @classmethod
     def of(cls, conversation: Conversation, info: SessionInfo | None) -> "KVStatus":
-        """`info`: what the engine says of it, if one has it."""
+        """`info`: the engine's report of the session. None: no engine holds it."""
         if info is None:
             lost = conversation.length if conversation.spans else 0
             return cls(
@@ -41,7 +41,7 @@ class KVStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def residency(self) -> KVResidency:
-        """What the next answer would say of it."""
+        """The residency that a response would report if it began now."""
         if self.lost_tokens:
             return "recomputed"
         return "hot" if self.place == "device" else self.place
@@ -58,7 +58,7 @@ class SessionStatus(msgspec.Struct, frozen=True, kw_only=True):
     def of(
         cls, state: str, conversation: Conversation, info: SessionInfo | None
     ) -> "SessionStatus":
-        """`info`: what the engine says of it, if one has it."""
+        """`info`: the engine's report of the session. None: no engine holds it."""
         return cls(
             state=state,
             tokens=conversation.length,

@@ -1,11 +1,11 @@
-"""History: a session's conversation; the engine's log and the store's, brought up to it; and what
-was said of it.
+"""Unit of work: one atomic change of conversation, engine session, stored session and event log.
 
-conversation ─┬─ as it stands ──────────────── strand: firm ─────────── ledger: entries
-              └─ draft: words not yet final ── strand: provisional ──── ledger: behind them
-                                               (without what may still change)
+conversation ─┬─ spans ──────────────── engine session: final ───────── session writer: entries
+              └─ draft (text buffer) ── engine session: provisional ─── session writer: draft pieces
+                                        (without its unstable end)      (after the entries)
 
-A change goes to both at once. It is told when the store has it; what either refuses, neither keeps.
+A change is sent to engine and store at the same time. Its events are emitted once the store has it;
+if one of the two refuses it, it is rolled back in the other.
 """
 
 import asyncio
@@ -56,12 +56,12 @@ EventFactory = Callable[[Conversation, Rewind | None], Sequence[ConversationEven
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):
-    """What a fork begins with."""
+    """Initial content of a fork."""
 
     settings: GenerationSettings
     conversation: Conversation
     engine_session: EngineSession | None = None
-    """Where its KV is, if that is known here."""
+    """The engine session to share KV with. None: not known here."""
 
     @classmethod
     def of(
@@ -71,14 +71,14 @@ class SessionOrigin(msgspec.Struct, frozen=True):
         item_id: str | None,
         engine_session: EngineSession | None = None,
     ) -> "SessionOrigin":
-        """As the conversation was after an item (None: as it is). Raises Refusal."""
+        """Fork the conversation after an item. `item_id` None: as it is now. Raises Refusal."""
         if item_id is not None:
             find_complete(conversation, item_id, "item_fork_invalid_item_id")
         return cls(settings, conversation.up_to_item(item_id), engine_session)
 
 
 class ChangeOptions(TypedDict, total=False):
-    """How an edit is made, see `History.change`."""
+    """Keyword arguments of `UnitOfWork.change`."""
 
     param: Required[str]
     make_events: Required[EventFactory]
@@ -89,7 +89,7 @@ class ChangeOptions(TypedDict, total=False):
 
 
 class InitialState(msgspec.Struct, frozen=True):
-    """What a session goes on with."""
+    """Content of a new, forked or loaded session."""
 
     settings: GenerationSettings
     conversation: Conversation
@@ -98,8 +98,11 @@ class InitialState(msgspec.Struct, frozen=True):
 
 
 class UnitOfWork:
-    """The history of a session. Items that do not fit into `window` are dropped, oldest first. Long
-    texts are tokenised on the threads of `layout`."""
+    """Conversation, settings and text buffer of a session, kept equal in engine and store.
+
+    Items that do not fit into `context_window` move out of window, oldest first. Long texts are
+    tokenized on `tokenizer_threads`.
+    """
 
     def __init__(
         self,
@@ -117,14 +120,14 @@ class UnitOfWork:
         self.event_log = event_log
         self.context_window: ContextWindow = context_window
         self._draft_pieces = initial.draft
-        self.draft: str = "".join(words.text for words in initial.draft)
-        """The input text buffer."""
+        self.draft: str = "".join(piece.text for piece in initial.draft)
+        """The text buffer."""
         self.epoch = initial.epoch
         self.checkpoints: dict[str, ResponseCheckpoint] = {}
-        """Answers being made."""
+        """Checkpoints of the active responses, by response id."""
         self._tokenizer_threads = tokenizer_threads
         self._lock = asyncio.Lock()
-        """One change at a time: what is written and told has an order."""
+        """Serializes changes: writes and events have the same order."""
 
     # ------------------------------------------------------------ changes
 
@@ -141,10 +144,14 @@ class UnitOfWork:
         context_window: ContextWindow | None = None,
         idempotent_request: IdempotentRequest | None = None,
     ) -> None:
-        """Edits the conversation, if it fits, with `draft` the words that are not final, and with
-        `window` what is seen; `tells` says what there is to tell then, of the new conversation and
-        how far it rewinds the old one; `push` whether the engine hears of it now. Raises Refusal,
-        EngineError and StoreError; then nothing is done."""
+        """Apply `edit` to the conversation, if the result fits into the context window.
+
+        `make_events`: makes the events to emit, from the new conversation and its rewind of the
+        old one. `should_sync`: whether the change is sent to the engine now. `chars`: length of
+        the text to tokenize. `draft`, `settings`, `context_window`: new values; None keeps the old.
+
+        Raises Refusal, EngineError and StoreError; then nothing has changed.
+        """
         context_window = context_window or self.context_window
         while True:
             old = self.conversation
@@ -158,25 +165,27 @@ class UnitOfWork:
                 if not context_window.allows_change(old, new):
                     raise _too_long(old, new, context_window.context_tokens, param)
                 draft = self.draft if draft is None else draft
-                words = self._draft_pieces_of(draft)
+                draft_pieces = self._draft_pieces_of(draft)
                 rewind = new.compute_rewind(old)
-                told = make_events(new, rewind)
-                whole = self._full_state(new, words, settings or self.settings, told)
-                news = SessionChanges(
+                events = make_events(new, rewind)
+                desired = self._full_state(new, draft_pieces, settings or self.settings, events)
+                changes = SessionChanges(
                     is_state_changed=settings is not None, request=idempotent_request
                 )
-                await self._write_and_sync(whole, news, (new, draft) if should_sync() else None)
-                while self.conversation is not old:  # an answer being made has shown an item
+                await self._write_and_sync(
+                    desired, changes, (new, draft) if should_sync() else None
+                )
+                while self.conversation is not old:  # an active response has added an item
                     old = self.conversation
                     new = await self.run_tokenization(
                         chars, old, lambda now=old: context_window.fit(edit(now))
                     )
-                    told = make_events(new, rewind)
+                    events = make_events(new, rewind)
                     self.session_writer.rewrite_events_from(self.event_log.next_offset)
                 self.conversation, self.context_window = new, context_window
-                self.draft, self._draft_pieces = draft, words
+                self.draft, self._draft_pieces = draft, draft_pieces
                 self.settings = settings or self.settings
-                self._emit(told)
+                self._emit(events)
                 return
 
     async def begin_response(
@@ -187,108 +196,117 @@ class UnitOfWork:
         prompt_tokens: int,
         idempotent_request: IdempotentRequest | None = None,
     ) -> None:
-        """An answer to `prompt` tokens is being made; one of the conversation has its place at the
-        end of it. Raises StoreError."""
+        """Record a response that has begun, at the end of the conversation if it is part of it.
+
+        `prompt_tokens`: length of its prompt. Raises StoreError.
+        """
         async with self._lock:
             new, entry = self.conversation, None
             if response.conversation is not None:
                 new, entry = new.open_response(response.id), len(to_entries(new, ()))
             inputs = msgspec.structs.replace(inputs, number=self.event_log.next_offset)
-            begun = ResponseCheckpoint(
+            checkpoint = ResponseCheckpoint(
                 id=response.id,
                 seed=seed,
                 prompt=prompt_tokens,
                 entry=entry,
                 body=encode_request(inputs),
             )
-            told = (ResponseStarted(response),)
-            whole = self._full_state(new, self._draft_pieces, self.settings, told)
+            events = (ResponseStarted(response),)
+            desired = self._full_state(new, self._draft_pieces, self.settings, events)
             await self._write(
-                whole, SessionChanges(started_response=begun, request=idempotent_request)
+                desired, SessionChanges(started_response=checkpoint, request=idempotent_request)
             )
-            if entry is not None:  # else it may have changed: one of its own has shown an item
+            if entry is not None:  # else an active response may have added an item meanwhile
                 self.conversation = new
-            self.checkpoints[response.id] = begun
-            self._emit(told)
+            self.checkpoints[response.id] = checkpoint
+            self._emit(events)
 
     def resume_response(self, checkpoint: ResponseCheckpoint, inputs: StoredRequest) -> None:
-        """An answer that was being made is being made again."""
+        """Record a stored response that is generated here from now on."""
         self.checkpoints[checkpoint.id] = checkpoint
         self.event_log.start_response(checkpoint.id, inputs.number)
 
     async def restart_response(
         self, checkpoint: ResponseCheckpoint, inputs: StoredRequest, prompt_tokens: int
     ) -> None:
-        """An answer whose ids so far are of another model is made from its beginning: what the
-        store has of it is replaced. Raises StoreError."""
+        """Replace the stored response whose ids are of another model: it restarts from its
+        beginning. Raises StoreError."""
         async with self._lock:
             body = encode_request(inputs)
             checkpoint = msgspec.structs.replace(checkpoint, prompt=prompt_tokens, body=body)
-            whole = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
-            await self._write(whole, SessionChanges(restarted_response=checkpoint))
+            desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
+            await self._write(desired, SessionChanges(restarted_response=checkpoint))
             self.checkpoints[checkpoint.id] = checkpoint
 
     async def end_response(self, response: Response, sampled: Sequence[int]) -> None:
-        """An answer has been made. It is told even if the store cannot be written, which is done
-        with the next change then."""
+        """Commit a response that has ended, and emit its end.
+
+        If the store is unavailable, the end is emitted all the same and written with the next
+        change. Raises OwnershipLost.
+        """
         async with self._lock:
-            begun = self.checkpoints.pop(response.id)
+            checkpoint = self.checkpoints.pop(response.id)
             new = self.conversation
-            if begun.entry is not None:
+            if checkpoint.entry is not None:
                 now = new
                 new = await self.run_tokenization(
                     0, now, lambda: now.commit_response(response.id, response.items, sampled)
                 )
-            told = (ResponseEnded(response),)
-            whole = self._full_state(new, self._draft_pieces, self.settings, told)
+            events = (ResponseEnded(response),)
+            desired = self._full_state(new, self._draft_pieces, self.settings, events)
             try:
-                await self._write(whole, SessionChanges(ended_response=response.id))
+                await self._write(desired, SessionChanges(ended_response=response.id))
             except OwnershipLost:
                 raise
             except StoreError as error:
                 log.warning("the end of %s is not written yet: %s", response.id, error)
-            if begun.entry is not None:  # else it may have changed, as in `begin`
+            if checkpoint.entry is not None:  # else it may have changed, as in `begin_response`
                 self.conversation = new
-            self._emit(told)
+            self._emit(events)
 
     async def start_epoch(self) -> None:
-        """Positions told before mean nothing any more. Raises StoreError."""
+        """Start a new epoch: event ids issued before can no longer be resumed from. Raises
+        StoreError."""
         async with self._lock:
             # A fence is never the same again, even in a store that has lost this step.
             self.epoch = max(self.epoch + 1, self.session_writer.lease.fence)
-            whole = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
-            await self._write(whole, SessionChanges(is_epoch_changed=True))
+            desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
+            await self._write(desired, SessionChanges(is_epoch_changed=True))
             self.event_log.epoch = wire_epoch(self.session_writer.lease.store_epoch, self.epoch)
 
     async def write_all(self) -> None:
-        """What a session begins with, or could not be written before. Raises StoreError."""
+        """Write the whole session: when it begins, or after a failed write. Raises StoreError."""
         async with self._lock:
-            whole = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
-            await self._write(whole, SessionChanges())
+            desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
+            await self._write(desired, SessionChanges())
 
     async def record_request(self, idempotent_request: IdempotentRequest) -> None:
-        """That this was asked; nothing changes by it. Raises Conflict, StoreError."""
-        async with self._lock:
-            whole = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
-            await self._write(whole, SessionChanges(request=idempotent_request))
+        """Write the outcome of a request that changes nothing else.
 
-    async def _write(self, whole: DesiredSession, news: SessionChanges) -> None:
-        """Raises StoreError."""
-        await self.session_writer.write(whole, news)
+        Raises IdempotencyConflict and StoreError.
+        """
+        async with self._lock:
+            desired = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
+            await self._write(desired, SessionChanges(request=idempotent_request))
+
+    async def _write(self, desired: DesiredSession, changes: SessionChanges) -> None:
+        """Write to the store, and hand its fence to the engine session. Raises StoreError."""
+        await self.session_writer.write(desired, changes)
         self.engine_session.set_fence(self.session_writer.lease.fence)
 
     async def _write_and_sync(
         self,
-        whole: DesiredSession,
-        news: SessionChanges,
+        desired: DesiredSession,
+        changes: SessionChanges,
         sync_target: tuple[Conversation, str] | None,
     ) -> None:
-        writing = asyncio.ensure_future(self._write(whole, news))
+        writing = asyncio.ensure_future(self._write(desired, changes))
         if sync_target is not None:
             try:
                 await self._sync(*sync_target)
             except BaseException:
-                await self._roll_back(writing, news)
+                await self._roll_back(writing, changes)
                 raise
         try:
             await writing
@@ -297,18 +315,18 @@ class UnitOfWork:
                 await self.sync_engine()
             raise
 
-    async def _roll_back(self, writing: "asyncio.Future[None]", news: SessionChanges) -> None:
-        """The engine has refused what is being written."""
+    async def _roll_back(self, writing: "asyncio.Future[None]", changes: SessionChanges) -> None:
+        """Undo a write whose change the engine has refused."""
         with contextlib.suppress(StoreError):
             await writing
             old = self._full_state(self.conversation, self._draft_pieces, self.settings, ())
             await self._write(
-                old, SessionChanges(is_state_changed=True, revoked_request=news.request)
+                old, SessionChanges(is_state_changed=True, revoked_request=changes.request)
             )
 
     def _emit(self, events: Sequence[ConversationEvent]) -> None:
-        for tell in events:
-            self.event_log.append(tell)
+        for event in events:
+            self.event_log.append(event)
 
     def _full_state(
         self,
@@ -335,7 +353,7 @@ class UnitOfWork:
         )
 
     def _draft_pieces_of(self, draft: str) -> tuple[DraftPiece, ...]:
-        """The text buffer in pieces: what is new is one."""
+        """Return the pieces of a text buffer: appended text is a piece of its own."""
         if draft == self.draft:
             return self._draft_pieces
         if self._draft_pieces and draft.startswith(self.draft):
@@ -345,10 +363,12 @@ class UnitOfWork:
     # ------------------------------------------------------------ the engine
 
     async def sync_engine(self) -> None:
-        """What came while an answer was made goes to the engine now; the next push heals a
-        failure. So does what must be computed again because the oldest items are dropped."""
-        old, window = self.conversation, self.context_window
-        new = await self.run_tokenization(0, old, lambda: window.fit(old))
+        """Send the changes made during a response to the engine, and fit the context window.
+
+        A failure is logged; the next sync repairs it.
+        """
+        old, context_window = self.conversation, self.context_window
+        new = await self.run_tokenization(0, old, lambda: context_window.fit(old))
         if self.conversation is old:
             self.conversation = new
         try:
@@ -357,12 +377,16 @@ class UnitOfWork:
             if isinstance(error, EngineLost):
                 self.engine_session.invalidate()
             log.warning(
-                "session %s: push failed: %s", self.engine_session.session_id, error.message
+                "session %s: sync with the engine failed: %s",
+                self.engine_session.session_id,
+                error.message,
             )
 
     async def run_tokenization(self, chars: int, old: Conversation, work: Callable[[], T]) -> T:
-        """Run `make` and return its result, which lays out `chars` new characters, and perhaps all
-        of the old conversation anew."""
+        """Run `work` on a thread if it is long, and return its result.
+
+        It tokenizes `chars` new characters, and perhaps all of the conversation `old` again.
+        """
         return await self._tokenizer_threads.run(chars + old.length, work)
 
     async def _sync(self, conversation: Conversation, draft: str) -> None:
@@ -370,19 +394,19 @@ class UnitOfWork:
         if conversation.length > limit:
             return
         if draft:
-            said = stable_prefix(draft)
-            ahead = None
+            stable_text = stable_prefix(draft)
+            with_draft = None
             with contextlib.suppress(TooLong):
-                ahead = await self.run_tokenization(
-                    len(draft), conversation, lambda: conversation.with_draft(said)
+                with_draft = await self.run_tokenization(
+                    len(draft), conversation, lambda: conversation.with_draft(stable_text)
                 )
-            if ahead is not None and ahead.length <= limit:
-                *firm, last = ahead.all_spans
-                await self.engine_session.sync(firm, draft=last.ids)
+            if with_draft is not None and with_draft.length <= limit:
+                *final_spans, draft_span = with_draft.all_spans
+                await self.engine_session.sync(final_spans, draft=draft_span.ids)
                 return
         await self.engine_session.sync(conversation.all_spans, draft=())
 
-    # ------------------------------------------------------------ looking
+    # ------------------------------------------------------------ lookup
 
     def find(self, item_id: str, code: str) -> Item:
         return find(self.conversation, item_id, code)
@@ -392,7 +416,7 @@ class UnitOfWork:
 
 
 def find(conversation: Conversation, item_id: str, code: str) -> Item:
-    """Raises Refusal where there is none."""
+    """Return an item of the conversation. Raises Refusal if there is none with this id."""
     item = conversation.find(item_id)
     if item is None:
         raise Refusal(f"The item with id '{item_id}' does not exist.", code=code, param="item_id")
@@ -400,11 +424,11 @@ def find(conversation: Conversation, item_id: str, code: str) -> Item:
 
 
 def find_complete(conversation: Conversation, item_id: str, code: str) -> Item:
-    """Raises Refusal, too, where it is still being made."""
+    """Return a finished item. Raises Refusal if it is not found, or is still being generated."""
     item = find(conversation, item_id, code)
     if conversation.is_in_open_response(item_id):
         raise Refusal(
-            f"The item with id '{item_id}' is still being made; cancel the response first.",
+            f"The item with id '{item_id}' is still being generated; cancel the response first.",
             code=code,
             param="item_id",
         )
@@ -412,7 +436,8 @@ def find_complete(conversation: Conversation, item_id: str, code: str) -> Item:
 
 
 def wire_epoch(store: str, epoch: int) -> str:
-    """Of the positions clients are told: other ones in another store."""
+    """Return the epoch part of event ids. It names the store: the ids of another store are not
+    resumed from."""
     return f"{store[:8]}{epoch:02x}"
 
 

@@ -247,7 +247,7 @@ async def test_an_item_of_a_running_answer_is_seen_but_not_dropped(talk: Talk) -
     started = await talk.ears.until(OutputItemStarted)
     assert isinstance(started, OutputItemStarted)
     await talk.session.execute(FetchItem(started.item.id))
-    with pytest.raises(Refusal, match="still being made"):
+    with pytest.raises(Refusal, match="still being generated"):
         await talk.session.execute(DeleteItem(started.item.id))
     await talk.session.execute(CancelResponse())
     await talk.ended()

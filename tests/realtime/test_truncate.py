@@ -218,7 +218,7 @@ async def test_what_cannot_be_truncated(talk: Talk) -> None:
     await talk.respond(None)
     started = await talk.ears.until(OutputItemStarted, 2)
     assert isinstance(started, OutputItemStarted)
-    with pytest.raises(Refusal, match="still being made"):
+    with pytest.raises(Refusal, match="still being generated"):
         await talk.session.execute(cut(started.item.id, 0))
     await talk.session.execute(CancelResponse())
     await talk.ended()
