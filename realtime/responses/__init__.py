@@ -1,1 +1,1 @@
-"""The Responses API without a session: responses that continue from one another."""
+"""The Responses API without a session: responses that continue one another."""

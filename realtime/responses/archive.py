@@ -1,7 +1,7 @@
-"""Answers as the store keeps them: what was said to each, what it said, and what was told of it.
+"""Response archive: finished responses in the store, with input, output and events, for a time.
 
-A kept answer's history is its parent's, then its own: its input, rendered again when it is needed,
-and the ids that were drawn for it.
+The history of a stored response is that of its parent, then its own: its input, which is rendered
+again when needed, and the ids sampled for it.
 """
 
 import logging
@@ -20,12 +20,15 @@ from continuo.realtime.store import Entry, Store, StoredResponse, StoreError
 log = logging.getLogger(__name__)
 
 HISTORY_DEPTH_MAX = 10_000
-"""Answers that stand behind one another; a longer history is not read."""
+"""Responses in one chain of parents; a longer history is not loaded."""
 
 
 class _EntryBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of an entry. `answer`: that of the model whose ids the entry has; `model`: digest of
-    that model."""
+    """The body of an entry, as stored.
+
+    `answer`: id of the response whose sampled ids the entry has; `model`: digest of the model that
+    sampled them.
+    """
 
     items: list[Item]
     answer: str | None = None
@@ -38,7 +41,7 @@ _events_decoder = msgspec.json.Decoder(list[ResponseEvent])
 
 
 class ResponseArchive:
-    """`for_s` is how long. Where there is no store, nothing is kept."""
+    """The stored responses of all tenants. Without a store, nothing is kept."""
 
     def __init__(self, store: Store | None, ttl_s: float) -> None:
         self._store = store
@@ -53,11 +56,13 @@ class ResponseArchive:
         events: list[ResponseEvent],
         model_digest: str,
     ) -> bool:
-        """`spans` follow the history of `parent`; their ids are of the model with this digest.
-        Whether it is kept."""
+        """Store a response. Returns whether it is stored.
+
+        `spans` follow the history of the parent; their ids are of the model with this digest.
+        """
         if self._store is None:
             return False
-        kept = StoredResponse(
+        stored = StoredResponse(
             id=response.id,
             tenant=tenant,
             parent=parent_id,
@@ -65,52 +70,56 @@ class ResponseArchive:
             body=_encoder.encode(events),
         )
         try:
-            await self._store.put_response(kept, self._ttl_s)
+            await self._store.put_response(stored, self._ttl_s)
         except StoreError as error:
-            log.warning("response %s is not kept: %s", response.id, error)
+            log.warning("response %s is not stored: %s", response.id, error)
             return False
         return True
 
     async def delete(self, response_id: str, tenant: str) -> bool:
-        """Whether it was there. Raises StoreError."""
+        """Delete a response. Returns False if there was none. Raises StoreError."""
         if self._store is None or await self._find(response_id, tenant) is None:
             return False
         await self._store.put_response(
             StoredResponse(id=response_id, tenant=tenant), 0.0
-        )  # overwritten, and over at once
+        )  # overwritten, and expired at once
         return True
 
     async def load_event_stream(self, response_id: str, tenant: str) -> EventStream | None:
-        """What was told of it. Raises StoreError."""
-        kept = await self._find(response_id, tenant)
-        return None if kept is None else EventStream(_events_decoder.decode(kept.body))
+        """Return the events of a response. Returns None if it is not found. Raises StoreError."""
+        stored = await self._find(response_id, tenant)
+        return None if stored is None else EventStream(_events_decoder.decode(stored.body))
 
     async def load_history(
         self, response_id: str, tenant: str, model_digest: str
     ) -> list[Span] | None:
-        """All that was said up to and including it, as spans that are not laid out; None if some of
-        it is not there any more. Ids of another model than that with this digest are left out.
-        Raises StoreError."""
+        """Return the history up to and including a response, as spans that are not tokenized.
+
+        Returns None if a part of it has expired. Ids of a model other than the one with this digest
+        are left out. Raises StoreError.
+        """
         chain: list[StoredResponse] = []
-        wanted: str | None = response_id
-        while wanted is not None:
-            kept = await self._find(wanted, tenant)
-            if kept is None or len(chain) >= HISTORY_DEPTH_MAX:
+        next_id: str | None = response_id
+        while next_id is not None:
+            stored = await self._find(next_id, tenant)
+            if stored is None or len(chain) >= HISTORY_DEPTH_MAX:
                 return None
-            chain.append(kept)
-            wanted = kept.parent
-        entries = [entry for kept in reversed(chain) for entry in kept.entries]
+            chain.append(stored)
+            next_id = stored.parent
+        entries = [entry for stored in reversed(chain) for entry in stored.entries]
         spans = [span for entry in entries for span in _spans_of(entry, model_digest)]
         if sum(span.sampled_ids is not None for span in spans) < sum(bool(e.ids) for e in entries):
-            log.warning("response %s was made on another model: it is rendered anew", response_id)
+            log.warning(
+                "response %s was sampled from another model: it is rendered again", response_id
+            )
         return spans
 
     async def _find(self, response_id: str, tenant: str) -> StoredResponse | None:
-        """None, too, if it is another tenant's."""
+        """Find a stored response. Returns None if it is not found or another tenant's."""
         if self._store is None:
             return None
-        kept = await self._store.find_response(response_id)
-        return kept if kept is not None and kept.tenant == tenant else None
+        stored = await self._store.find_response(response_id)
+        return stored if stored is not None and stored.tenant == tenant else None
 
 
 def _entry_of(span: Span, model_digest: str) -> Entry:
@@ -123,7 +132,7 @@ def _entry_of(span: Span, model_digest: str) -> Entry:
 
 
 def _spans_of(entry: Entry, model_digest: str) -> list[Span]:
-    said = _entry_body_decoder.decode(entry.body)
-    if said.answer is None or not is_same_model(said.model, model_digest):
-        return [Span((item,)) for item in said.items]
-    return [Span(tuple(said.items), response_id=said.answer, sampled_ids=entry.ids)]
+    body = _entry_body_decoder.decode(entry.body)
+    if body.answer is None or not is_same_model(body.model, model_digest):
+        return [Span((item,)) for item in body.items]
+    return [Span(tuple(body.items), response_id=body.answer, sampled_ids=entry.ids)]

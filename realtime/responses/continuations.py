@@ -1,11 +1,11 @@
-"""Lineage: the answers one can go on from, and the engine sessions they lie in.
+"""Continuation points: the finished responses that a new one may continue, and their branches.
 
-    line 1   ── a ── b ── d          an engine session, in which d stands last: its tip
-                 └── c    line 2     a fork of it, made when c went on from a after b had
+    branch 1   ── a ── b ── d          an engine session whose last response is d: its tip
+                   └── c    branch 2   a fork of it, made when c continued a after b had
 
-Going on from the tip continues the engine's session; from an older answer, it forks it. Either way
-what is common is not computed again. What is not used for long, or is too much, is forgotten, least
-recently used first; KV that is let go of may still be found in the engine's shared tree.
+Continuing the tip appends to the engine session; continuing an older response forks it. Either way
+the common history is not computed again. Points expire when they are not used, and are evicted over
+a limit, least recently used first; their KV may still be found in the engine's radix tree.
 """
 
 import asyncio
@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Branch:
-    """An engine session. `tip` is the answer that stands last in it, `busy` while that is made."""
+    """An engine session in which responses continue one another.
+
+    `tip`: id of its last response; `is_busy` while that is generated.
+    """
 
     def __init__(self, engine_session: EngineSession, tip: str) -> None:
         self.engine_session = engine_session
@@ -36,8 +39,10 @@ class Branch:
 
 
 class ContinuationPoint:
-    """A finished answer, and all that was said up to it. `owner` is the connection that alone may
-    go on from it; None: the tenant's."""
+    """A finished response, with the conversation up to and including it.
+
+    `connection`: the only connection that may continue it. None: every one of the tenant.
+    """
 
     def __init__(
         self,
@@ -49,7 +54,7 @@ class ContinuationPoint:
         connection: str | None = None,
         is_stored: bool = False,
     ) -> None:
-        """`kept`: the store has it too."""
+        """`is_stored`: the response archive has it too."""
         self.response_id = response_id
         self.tenant = tenant
         self.connection = connection
@@ -60,6 +65,8 @@ class ContinuationPoint:
 
 
 class Continuations:
+    """The continuation points in memory, of all tenants."""
+
     def __init__(
         self, engine: EnginePort, limits: Limits, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -67,9 +74,9 @@ class Continuations:
         self._limits = limits
         self._clock = clock
         self._points: OrderedDict[str, ContinuationPoint] = OrderedDict()
-        """Least recently used first."""
+        """By response id, least recently used first."""
         self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
-        """Those of a connection, likewise."""
+        """Points that only their connection may continue, likewise."""
         self._token_count = 0
         self._close_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -79,13 +86,13 @@ class Continuations:
 
     @property
     def token_count(self) -> int:
-        """Of the conversations in memory, counted once a line."""
+        """Tokens of the conversations in memory, counted once for each branch."""
         return self._token_count
 
     def find(
         self, response_id: str, tenant: str, connection: str | None
     ) -> ContinuationPoint | None:
-        """None, too, if it is somebody else's."""
+        """Find a point. Returns None if it is not found, or another tenant's or connection's."""
         point = self._points.get(response_id)
         if point is None or point.tenant != tenant or point.connection not in (None, connection):
             return None
@@ -95,43 +102,43 @@ class Continuations:
     def branch(
         self, continuation: ContinuationPoint | None, response_id: str, cache_scope: str
     ) -> Branch:
-        """Where an answer is going to be made that goes on from this point."""
+        """Return the branch in which a response that continues this point is to be generated."""
         if continuation is None:
             return Branch(
                 EngineSession(self._engine, response_id, cache_scope=cache_scope), response_id
             )
-        line = continuation.branch
-        if line.tip == continuation.response_id and not line.is_busy:
-            line.tip, line.is_busy = response_id, True
-            return line
+        branch = continuation.branch
+        if branch.tip == continuation.response_id and not branch.is_busy:
+            branch.tip, branch.is_busy = response_id, True
+            return branch
         return Branch(
             EngineSession(
-                self._engine, response_id, cache_scope=cache_scope, parent=line.engine_session
+                self._engine, response_id, cache_scope=cache_scope, parent=branch.engine_session
             ),
             response_id,
         )
 
     def add(self, continuation: ContinuationPoint) -> None:
-        """Its line is at rest again. What is too much is forgotten."""
-        line = continuation.branch
+        """Add the point of a finished response, whose branch is idle again. May evict others."""
+        branch = continuation.branch
         self._points[continuation.response_id] = continuation
         if continuation.connection is not None:
             self._points_by_connection.setdefault(continuation.connection, OrderedDict())[
                 continuation.response_id
             ] = continuation
-        line.point_count += 1
-        self._token_count += continuation.conversation.length - line.token_count
-        line.token_count, line.is_busy = continuation.conversation.length, False
+        branch.point_count += 1
+        self._token_count += continuation.conversation.length - branch.token_count
+        branch.token_count, branch.is_busy = continuation.conversation.length, False
         self._touch(continuation)
         self._evict(continuation)
 
     def abandon(self, branch: Branch) -> None:
-        """Nobody can go on from what was made there."""
+        """Release the branch of a finished response that cannot be continued."""
         branch.is_busy = False
         self._release(branch)
 
     def remove(self, response_id: str) -> None:
-        """Harmless if it is not there."""
+        """Remove a point; harmless if it is not found."""
         point = self._points.pop(response_id, None)
         if point is None:
             return
@@ -144,19 +151,20 @@ class Continuations:
         self._release(point.branch)
 
     def close_connection(self, connection: str) -> None:
-        """The connection is gone, and with it what only it could go on from."""
-        for id in list(self._points_by_connection.get(connection, ())):
-            self.remove(id)
+        """Remove the points that only this connection could continue."""
+        for response_id in list(self._points_by_connection.get(connection, ())):
+            self.remove(response_id)
 
     async def close(self) -> None:
-        for id in list(self._points):
-            self.remove(id)
+        """Remove all points, and wait for the engine sessions to close."""
+        for response_id in list(self._points):
+            self.remove(response_id)
         if self._timer is not None:
             self._timer.cancel()
         if self._close_tasks:
             await asyncio.wait(self._close_tasks, timeout=self._limits.close_timeout_s)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ eviction
 
     def _touch(self, continuation: ContinuationPoint) -> None:
         continuation.last_used_s = self._clock()
@@ -180,7 +188,7 @@ class Continuations:
         self._expire()
 
     def _expire(self) -> None:
-        """Forgets what nobody has used for long, and looks again when the next may be due."""
+        """Remove the points whose TTL has passed, and schedule the next run."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

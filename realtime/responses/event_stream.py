@@ -1,5 +1,7 @@
-"""Recording: what was told of one answer, in order, for whoever follows it, from the beginning, at
-their own pace. A slow reader costs nothing that is not kept anyway."""
+"""Event stream: the events of one response, replayable from the beginning by any reader.
+
+Readers follow at their own pace; a slow one needs no buffer of its own.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -9,21 +11,23 @@ from continuo.realtime.protocol.response import Response
 
 
 class EventStream:
+    """The events of one response, from ResponseStarted to ResponseEnded."""
+
     def __init__(self, events: Sequence[ResponseEvent] = ()) -> None:
         self.events: list[ResponseEvent] = list(events)
         self.follower_count = 0
         self.on_abandoned: Callable[[], None] = _no_op
-        """Called when the last follower goes before the end; not kept after that."""
+        """Called when the last follower stops before the end of the stream; released at the end."""
         self._changed = asyncio.Event()
 
     @property
     def response(self) -> Response:
-        """As it began, or as it ended."""
+        """The response as it ended, or as it began while it is generated."""
         last = self.events[-1]
         if isinstance(last, ResponseEnded):
             return last.answer
         first = self.events[0]
-        assert isinstance(first, ResponseStarted), "a recording begins with the beginning"
+        assert isinstance(first, ResponseStarted), "an event stream begins with ResponseStarted"
         return first.answer
 
     @property
@@ -31,21 +35,22 @@ class EventStream:
         return bool(self.events) and isinstance(self.events[-1], ResponseEnded)
 
     def append(self, event: ResponseEvent) -> None:
-        assert not self.is_ended, "nothing follows the end"
+        assert not self.is_ended, "no event follows ResponseEnded"
         self.events.append(event)
         if self.is_ended:
             self.on_abandoned = _no_op
         self._changed.set()
 
     async def follow(self) -> AsyncGenerator[ResponseEvent, None]:
-        """All of it, to the end. Close it if you leave before (`contextlib.aclosing`)."""
+        """Yield all events from the beginning, to the end. Close the generator if you stop before
+        (`contextlib.aclosing`)."""
         self.follower_count += 1
         try:
-            at = 0
+            next_index = 0
             while True:
-                while at < len(self.events):
-                    at += 1
-                    yield self.events[at - 1]
+                while next_index < len(self.events):
+                    next_index += 1
+                    yield self.events[next_index - 1]
                 if self.is_ended:
                     return
                 if self._changed.is_set():
@@ -57,7 +62,7 @@ class EventStream:
                 self.on_abandoned()
 
     async def wait_for_end(self) -> Response:
-        """Waits for it."""
+        """Wait for the end, and return the response as it ended."""
         async for _ in self.follow():
             pass
         return self.response

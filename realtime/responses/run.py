@@ -1,4 +1,4 @@
-"""Making: one answer on its line, told to its recording."""
+"""Response run: generates one response on its branch, into its event stream."""
 
 import asyncio
 import contextlib
@@ -30,14 +30,18 @@ from continuo.realtime.responses.event_stream import EventStream
 
 
 class Requester(msgspec.Struct, frozen=True):
-    """Who asks. `connection` names the one connection that may go on from what is not kept."""
+    """The sender of a request. `connection`: the only connection that may continue a response that
+    is not stored."""
 
     tenant: str
     connection: str | None = None
 
 
 class ResponseRun:
-    """`recording` begins with AnswerStarted; all but the end is told by `make`."""
+    """A response while it is generated.
+
+    `event_stream` begins with ResponseStarted. `run` appends all events but ResponseEnded.
+    """
 
     def __init__(
         self,
@@ -54,70 +58,72 @@ class ResponseRun:
         self.prompt = prompt
         self.branch = branch
         self.is_steered = False
-        """Cancelled because more was said to it."""
+        """Whether the response was cancelled by steering."""
         self.ended = asyncio.Event()
-        """One can go on from it."""
+        """Set when the response can be continued."""
         self._generation: Generation | None = None
 
     @property
     def has_tool_call(self) -> bool:
         """Whether the model has begun to call a tool."""
         return any(
-            isinstance(told, OutputItemStarted) and isinstance(told.item, FunctionCallItem)
-            for told in self.event_stream.events
+            isinstance(event, OutputItemStarted) and isinstance(event.item, FunctionCallItem)
+            for event in self.event_stream.events
         )
 
     async def cancel(self) -> None:
-        """It ends within a step. Harmless if it has."""
+        """Cancel the turn, within a step; harmless if it has ended."""
         if self._generation is not None:
             with contextlib.suppress(EngineError):
                 await self._generation.cancel()
 
     async def run(self) -> tuple[Response, list[int]]:
-        """The answer as it ended, and the ids that were drawn for it."""
+        """Generate the response. Returns it as it ended, and the ids sampled for it."""
         if not self.command.generate:
             return await self._prefill(), []
-        recording = self.event_stream
-        return await self._generate(lambda tell: recording.append(_as_response_event(tell)))
+        event_stream = self.event_stream
+        return await self._generate(lambda event: event_stream.append(_as_response_event(event)))
 
     async def _generate(self, emit: EmitEvent) -> tuple[Response, list[int]]:
-        answer, prompt = self.event_stream.response, self.prompt
-        reader = make_output_parser(answer.settings, prompt.conversation.template)
-        answering = Generation(
-            answer,
+        response, prompt = self.event_stream.response, self.prompt
+        parser = make_output_parser(response.settings, prompt.conversation.template)
+        generation = Generation(
+            response,
             self.branch.engine_session,
-            OutputItems(answer, _no_placement, generate_id),
-            reader,
+            OutputItems(response, _no_placement, generate_id),
+            parser,
         )
-        self._generation = answering
-        await answering.run(prompt, emit)
-        answer = msgspec.structs.replace(answering.response, ended_s=int(time.time()))
-        if self.is_steered and answer.status == "cancelled":
-            answer = msgspec.structs.replace(answer, reason="steered")
-        return answer, answering.sampled_ids
+        self._generation = generation
+        await generation.run(prompt, emit)
+        response = msgspec.structs.replace(generation.response, ended_s=int(time.time()))
+        if self.is_steered and response.status == "cancelled":
+            response = msgspec.structs.replace(response, reason="steered")
+        return response, generation.sampled_ids
 
     async def _prefill(self) -> Response:
-        """The prompt is prefilled by an answer of one id, which nobody hears and nothing keeps: the
-        engine says what of it was in KV before."""
+        """`generate: false`: prefill the prompt by sampling and discarding one token.
+
+        Returns a response without output, whose usage has the tokens that were in KV before.
+        """
         if not self.prompt.length:
             now = int(time.time())
             return msgspec.structs.replace(
                 self.event_stream.response, status="completed", usage=Usage(), ended_s=now
             )
-        answer, _ = await self._generate(_discard)
-        if answer.status not in ("completed", "incomplete"):
-            return msgspec.structs.replace(answer, items=())
+        response, _ = await self._generate(_discard)
+        if response.status not in ("completed", "incomplete"):
+            return msgspec.structs.replace(response, items=())
         try:
             await self.branch.engine_session.sync(self.prompt.conversation.all_spans)
         except EngineError:
             self.branch.engine_session.invalidate()
-        assert answer.usage is not None, "a turn that has ended was counted"
+        assert response.usage is not None, "a turn that has ended has its usage"
         return msgspec.structs.replace(
-            answer,
+            response,
             status="completed",
             reason=None,
             items=(),
-            usage=msgspec.structs.replace(answer.usage, output_tokens=0),
+            usage=msgspec.structs.replace(response.usage, output_tokens=0),
         )
 
 
@@ -125,7 +131,7 @@ _RESPONSE_EVENTS = OutputItemStarted | TextDelta | ArgumentsDelta | OutputItemEn
 
 
 def _as_response_event(event: ConversationEvent) -> ResponseEvent:
-    assert isinstance(event, _RESPONSE_EVENTS), "an answer tells of itself alone"
+    assert isinstance(event, _RESPONSE_EVENTS), "a response emits only events of its own"
     return event
 
 

@@ -1,12 +1,12 @@
-"""Responses: answers that each go on from another one. One session core, without a session.
+"""Response service: creates, continues, finds, cancels and deletes responses outside of sessions.
 
-    ask ──▶ conversation up to the other answer, and the input ──▶ prompt ──▶ a line of the lineage
-                                                                    │
-    recording ◀── told ── answering ◀───────────────────────────────┘
+    CreateResponse ──▶ conversation of the previous response, and the input ──▶ prompt ──▶ branch
+                                                                                             │
+    event stream ◀── events ── generation ◀──────────────────────────────────────────────────┘
 
-An answer is recorded while it is made, for whoever follows it. When it has ended one can go on
-from it: in memory, where its conversation and its engine session are; and from the store, if it is
-kept.
+Any number of readers may follow the event stream of a response. When the response has ended it can
+be continued: in memory, where its conversation and its engine session are; and from the response
+archive, if it is stored.
 """
 
 import asyncio
@@ -45,20 +45,22 @@ from continuo.realtime.store import Store, StoreError
 
 log = logging.getLogger(__name__)
 ITEM_OVERHEAD_CHARS = 16
-"""Cost of laying out an item besides its text, in characters of text."""
+"""Cost of tokenizing an item besides its text, in characters of text."""
 T = TypeVar("T")
 
 
 class _PromptSource(msgspec.Struct, frozen=True):
-    """What an answer goes on from. `begin` gives the conversation for these settings."""
+    """The history that a response continues. `make_conversation` builds it under its settings."""
 
     make_conversation: Callable[[GenerationSettings], Conversation]
     continuation: ContinuationPoint | None = None
     parent: str | None = None
-    """The answer whose kept history is that of the conversation; None: there is none."""
+    """The stored response whose history is that of the conversation. None: there is none."""
 
 
 class ResponseService:
+    """The responses of all tenants and connections of this process."""
+
     def __init__(
         self,
         engine: EnginePort,
@@ -70,8 +72,7 @@ class ResponseService:
         rate_limits: RateLimits | None = None,
         tokenizer_threads: TokenizerThreads | None = None,
     ) -> None:
-        """`settings` are those of an answer that wishes nothing; `scope` names where a tenant's KV
-        is shared."""
+        """`settings`: defaults of a response. `cache_scope_of`: the cache scope of a tenant."""
         self.settings = settings
         self.limits = limits
         self._rate_limits = rate_limits or RateLimits(limits)
@@ -88,21 +89,21 @@ class ResponseService:
         self._text_limits = TextLimits.for_model(engine.ready, template)
 
     async def create(self, command: CreateResponse, requester: Requester) -> ResponseRun:
-        """Returns when it has begun. Raises Refusal; then nothing has changed."""
+        """Start a response and return its run. Raises Refusal; then nothing has changed."""
         require_engine(self._engine)
-        allowance, tokens_max = (
+        rate_limits, tokens_max = (
             self._rate_limits.for_tenant(requester.tenant),
             self._text_limits.request_tokens_max,
         )
         items = inline_items(command.input)
         chars = count_head_chars(command.settings) + sum(map(count_chars, items))
-        with allowance.charge_request():
+        with rate_limits.charge_request():
             self._text_limits.check_head(command.settings, "")
             self._text_limits.check_input(command.settings, items, "input")
-            with allowance.charge_text(chars, tokens_max):
-                origin = await self._find_source(command.previous_response_id, requester)
-                prompt, given = await self._build_prompt(command, origin, chars)
-        answer = Response(
+            with rate_limits.charge_text(chars, tokens_max):
+                source = await self._find_source(command.previous_response_id, requester)
+                prompt, resolved_input = await self._build_prompt(command, source, chars)
+        response = Response(
             id=generate_id("resp"),
             conversation=None,
             settings=command.settings,
@@ -111,79 +112,83 @@ class ResponseService:
             kept=command.store,
             created_s=int(time.time()),
         )
-        line = self.continuations.branch(
-            origin.continuation, answer.id, self._cache_scope_of(requester.tenant)
+        branch = self.continuations.branch(
+            source.continuation, response.id, self._cache_scope_of(requester.tenant)
         )
-        making = ResponseRun(command, requester, answer, prompt, line)
-        self._runs[answer.id] = making
-        making.event_stream.on_abandoned = lambda: self._on_abandoned(making)
-        self._spawn(self._run(making, origin.parent, given))
-        return making
+        run = ResponseRun(command, requester, response, prompt, branch)
+        self._runs[response.id] = run
+        run.event_stream.on_abandoned = lambda: self._on_abandoned(run)
+        self._spawn(self._run(run, source.parent, resolved_input))
+        return run
 
     def find_run(self, response_id: str, requester: Requester) -> ResponseRun | None:
-        """None, too, if it is somebody else's."""
-        making = self._runs.get(response_id)
-        if making is None or making.requester.tenant != requester.tenant:
+        """Find an active response. Returns None if it is not found, or another tenant's, or another
+        connection's that is not stored."""
+        run = self._runs.get(response_id)
+        if run is None or run.requester.tenant != requester.tenant:
             return None
-        shared = making.command.store or making.requester.connection == requester.connection
-        return making if shared else None
+        shared = run.command.store or run.requester.connection == requester.connection
+        return run if shared else None
 
     async def find_event_stream(self, response_id: str, requester: Requester) -> EventStream | None:
-        """Of an answer that is being made, or is kept. Raises Refusal."""
-        making = self.find_run(response_id, requester)
-        if making is not None:
-            return making.event_stream
+        """Find the event stream of an active or stored response. Raises Refusal."""
+        run = self.find_run(response_id, requester)
+        if run is not None:
+            return run.event_stream
         try:
             return await self._archive.load_event_stream(response_id, requester.tenant)
         except StoreError as error:
             raise _store_unavailable() from error
 
     async def delete(self, response_id: str, requester: Requester) -> bool:
-        """Whether it was there; it cannot be gone on from any more. Raises Refusal."""
-        making = self.find_run(response_id, requester)
-        if making is not None:
-            await making.cancel()
-            await making.ended.wait()
-        known = (
+        """Delete a response, after cancelling it if it is active, so that it cannot be continued.
+
+        Returns False if there was none. Raises Refusal.
+        """
+        run = self.find_run(response_id, requester)
+        if run is not None:
+            await run.cancel()
+            await run.ended.wait()
+        was_in_memory = (
             self.continuations.find(response_id, requester.tenant, requester.connection) is not None
         )
         try:
-            kept = await self._archive.delete(response_id, requester.tenant)
+            was_stored = await self._archive.delete(response_id, requester.tenant)
         except StoreError as error:
             raise _store_unavailable() from error
-        if known:
+        if was_in_memory:
             self.continuations.remove(response_id)
-        return known or kept
+        return was_in_memory or was_stored
 
     def open_connection(self) -> str:
-        """A connection is there; its name."""
+        """Register a connection and return its id."""
         connection = generate_id("conn")
         self._connections.add(connection)
         return connection
 
     def close_connection(self, connection: str) -> None:
-        """It is gone, and with it what only it could go on from."""
+        """Remove a connection, and the responses that only this connection could continue."""
         self._connections.discard(connection)
         self.continuations.close_connection(connection)
 
     async def close(self) -> None:
-        """Ends all that is being made."""
-        for making in list(self._runs.values()):
-            await making.cancel()
+        """Cancel all active responses and close the engine sessions."""
+        for run in list(self._runs.values()):
+            await run.cancel()
         if self._tasks:
             _, left = await asyncio.wait(self._tasks, timeout=self.limits.close_timeout_s)
             for task in left:
                 task.cancel()
         await self.continuations.close()
 
-    # ------------------------------------------------------------ before
+    # ------------------------------------------------------------ prompt
 
     async def _find_source(self, previous: str | None, requester: Requester) -> _PromptSource:
         if previous is None:
             return _PromptSource(lambda settings: Conversation.start(self._template, settings))
-        making = self.find_run(previous, requester)
-        if making is not None:
-            await making.ended.wait()
+        run = self.find_run(previous, requester)
+        if run is not None:
+            await run.ended.wait()
         point = self.continuations.find(previous, requester.tenant, requester.connection)
         if point is not None:
             parent = previous if point.is_stored else None
@@ -210,122 +215,139 @@ class ResponseService:
     async def _build_prompt(
         self, command: CreateResponse, source: _PromptSource, chars: int
     ) -> tuple[Prompt, tuple[Item, ...]]:
-        """And the input, which is `chars` long with instructions and tools. Raises Refusal."""
-        window = ContextWindow(self._engine.ready.max_model_len, command.settings.truncation)
+        """Return the prompt, and the input with its references resolved.
+
+        `chars`: length of input, instructions and tools. Raises Refusal.
+        """
+        context_window = ContextWindow(
+            self._engine.ready.max_model_len, command.settings.truncation
+        )
         items = command.input
         ready = self._engine.ready
 
-        def make() -> tuple[Prompt, tuple[Item, ...]]:
+        def build() -> tuple[Prompt, tuple[Item, ...]]:
             before = source.make_conversation(command.settings)
-            given = tuple(_resolve_reference(item, before) for item in items)
-            conversation = self._with_input(before, given, window)
+            resolved = tuple(_resolve_reference(item, before) for item in items)
+            conversation = self._with_input(before, resolved, context_window)
             if not command.generate:
-                return build_warm_up_prompt(conversation, ready, "input"), given
-            return build_prompt(conversation, command.settings, ready, "input"), given
+                return build_warm_up_prompt(conversation, ready, "input"), resolved
+            return build_prompt(conversation, command.settings, ready, "input"), resolved
 
         await check_enforceable(command.settings, self._template, "")
         if source.continuation is not None:
             chars += source.continuation.conversation.length
         elif command.previous_response_id is not None:
-            chars = REQUEST_CHARS_MAX  # from the store: not known
+            chars = REQUEST_CHARS_MAX  # from the store: length unknown
         with refuse_if_too_long("input", ready.max_model_len):
-            return await self._run_tokenization(chars + ITEM_OVERHEAD_CHARS * len(items), make)
+            return await self._run_tokenization(chars + ITEM_OVERHEAD_CHARS * len(items), build)
 
     def _with_input(
         self, before: Conversation, items: Sequence[Item], context_window: ContextWindow
     ) -> Conversation:
-        """Raises TooLong; but with truncation, what does not fit is dropped, oldest first."""
+        """Append the input. Under truncation, items that do not fit move out of window, oldest
+        first; without it, raises TooLong."""
         if context_window.truncation.mode == "disabled":
             return before.with_items(items, self._text_limits.request_tokens_max)
-        seen = self._text_limits.count_visible_items(items)
-        if seen < len(items):
-            before = before.with_items_out_of_window(items[: len(items) - seen])
-        return context_window.fit(before.with_items(items[len(items) - seen :]))
+        visible = self._text_limits.count_visible_items(items)
+        if visible < len(items):
+            before = before.with_items_out_of_window(items[: len(items) - visible])
+        return context_window.fit(before.with_items(items[len(items) - visible :]))
 
     async def _run_tokenization(self, chars: int, work: Callable[[], T]) -> T:
-        """What takes a millisecond or so is done on the event loop, but one in a round of it: a
-        client may ask for many at once. What takes longer is done on a layout thread."""
+        """Run `work` on a thread if it is long, else on the event loop.
+
+        Short work takes about a millisecond; one runs in each round of the event loop, because a
+        client may send many requests at once.
+        """
         if self._tokenizer_threads.needs_thread(chars):
             return await self._tokenizer_threads.run(chars, work)
         async with self._tokenization_lock:
-            done = work()
+            result = work()
             await asyncio.sleep(0)
-        return done
+        return result
 
-    # ------------------------------------------------------------ while it is made
+    # ------------------------------------------------------------ run
 
     async def _run(self, run: ResponseRun, parent: str | None, items: tuple[Item, ...]) -> None:
         try:
-            answer, sampled = await run.run()
-            made = await self._commit_response(run, answer, sampled)
+            response, sampled = await run.run()
+            conversation = await self._commit_response(run, response, sampled)
         except Exception:
             log.exception("response %s", run.id)
             failure = ResponseError("server_error", "The server had a fault.")
-            answer = msgspec.structs.replace(
+            response = msgspec.structs.replace(
                 run.event_stream.response, status="failed", error=failure
             )
-            made, sampled = run.prompt.conversation, []
+            conversation, sampled = run.prompt.conversation, []
             run.branch.engine_session.invalidate()
         if run.command.store:
             own = [Span((item,)) for item in items]
-            if answer.items:
-                own.append(Span(answer.items, response_id=answer.id, sampled_ids=tuple(sampled)))
-            spans = own if parent is not None or answer.previous is None else made.spans
-            told = [*run.event_stream.events, ResponseEnded(answer)]
+            if response.items:
+                own.append(
+                    Span(response.items, response_id=response.id, sampled_ids=tuple(sampled))
+                )
+            spans = own if parent is not None or response.previous is None else conversation.spans
+            events = [*run.event_stream.events, ResponseEnded(response)]
             model = self._engine.ready.digest
-            kept = await self._archive.put(run.requester.tenant, parent, spans, answer, told, model)
-            answer = msgspec.structs.replace(answer, kept=kept)
-        self._finish(run, made, answer)
+            is_stored = await self._archive.put(
+                run.requester.tenant, parent, spans, response, events, model
+            )
+            response = msgspec.structs.replace(response, kept=is_stored)
+        self._finish(run, conversation, response)
 
     async def _commit_response(
         self, run: ResponseRun, response: Response, sampled: Sequence[int]
     ) -> Conversation:
-        """The conversation with the answer in it. What stands before all items is gone through once
-        more for that."""
+        """Return the conversation with the response committed to it.
+
+        That walks the head of the conversation once more, so a long one is committed on a thread.
+        """
         before = run.prompt.conversation
 
-        def settle() -> Conversation:
+        def commit() -> Conversation:
             return before.open_response(response.id).commit_response(
                 response.id, response.items, sampled
             )
 
-        return await self._run_tokenization(before.length, settle)
+        return await self._run_tokenization(before.length, commit)
 
     def _finish(self, run: ResponseRun, conversation: Conversation, response: Response) -> None:
-        """It has ended; from now on one can go on from it, if anybody may."""
-        visitor, keep, line = run.requester, run.command.store, run.branch
-        self._rate_limits.for_tenant(visitor.tenant).charge_usage(response.usage)
-        if keep or visitor.connection in self._connections:
-            owner = None if keep else visitor.connection
+        """End the run: charge the usage, add the continuation point if the response may be
+        continued, and emit ResponseEnded."""
+        requester, is_shared, branch = run.requester, run.command.store, run.branch
+        self._rate_limits.for_tenant(requester.tenant).charge_usage(response.usage)
+        if is_shared or requester.connection in self._connections:
+            connection = None if is_shared else requester.connection
             point = ContinuationPoint(
                 response.id,
                 conversation,
-                line,
-                tenant=visitor.tenant,
-                connection=owner,
+                branch,
+                tenant=requester.tenant,
+                connection=connection,
                 is_stored=response.kept,
             )
             self.continuations.add(point)
         else:
-            self.continuations.abandon(line)
+            self.continuations.abandon(branch)
         del self._runs[response.id]
         run.event_stream.append(ResponseEnded(response))
         run.ended.set()
 
     def _on_abandoned(self, run: ResponseRun) -> None:
-        """Nobody follows it. What is kept may be asked for again; what is not ends now."""
+        """Cancel a response without readers: at once if it is not stored, else after a grace,
+        because a reader may return. A background response continues."""
         if run.command.background and run.command.store:
             return
         if not run.command.store:
             self._spawn(run.cancel())
             return
 
-        def give_up() -> None:
+        def cancel_if_unread() -> None:
             if not run.event_stream.follower_count:
                 self._spawn(run.cancel())
 
         loop = asyncio.get_running_loop()
-        loop.call_later(self.limits.unread_response_grace_s, give_up)
+        loop.call_later(self.limits.unread_response_grace_s, cancel_if_unread)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -336,18 +358,18 @@ class ResponseService:
 def _resolve_reference(item: Item | ItemReference, before: Conversation) -> Item:
     if not isinstance(item, ItemReference):
         return item
-    known = before.find(item.item_id)
-    if known is None:
+    found = before.find(item.item_id)
+    if found is None:
         raise Refusal(
             f"Item with id '{item.item_id}' not found.",
             code="item_reference_invalid_item_id",
             param="input",
         )
-    return known
+    return found
 
 
 def _store_unavailable() -> Refusal:
-    """The cause is for the operator: it stands in the log."""
+    """Return the refusal of a store error. Its cause is in the log, for the operator."""
     return Refusal(
         "The store cannot be used now. Nothing has changed: try again.",
         code="store_unavailable",

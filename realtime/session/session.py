@@ -258,7 +258,7 @@ class Session:
         await self._unit_of_work.write_all()
 
     async def _kv_residency(self) -> KVResidency:
-        """Return the residency of the KV; without a report of the engine in time, KV counts as lost."""
+        """Return where the KV is. Without a report of the engine in time, it counts as lost."""
         engine_session = self._unit_of_work.engine_session
         try:
             async with asyncio.timeout(_RESIDENCY_TIMEOUT_S):
