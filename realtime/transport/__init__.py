@@ -1,5 +1,5 @@
-"""Frames in, frames out: a socket, what waits to be sent (`outbox`), and the loop between a socket
-and a session (`connection`)."""
+"""Transport: sockets, send queues (`outbox`), and the loop between a socket and a session
+(`connection`) or the response service (`responses_connection`)."""
 
 from continuo.realtime.transport.connection import Connection
 from continuo.realtime.transport.pacing import run_paced

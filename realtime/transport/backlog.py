@@ -1,5 +1,8 @@
-"""What waits to be sent, with its size. Pure: merges consecutive text of the same item, since
-their concatenation is all that a reader who is behind can still want."""
+"""Backlog: the events that wait to be sent, with their size. Pure.
+
+Consecutive text deltas of the same item are merged: a reader that lags needs only their
+concatenation.
+"""
 
 import msgspec
 
@@ -7,11 +10,11 @@ from continuo.realtime.protocol.realtime_api import JSON, Codec, ServerEvent
 from continuo.realtime.protocol.realtime_api.server_events import ArgumentsDelta, TextDelta
 
 _ENVELOPE_BYTES = 256
-"""Of a delta, besides its text."""
+"""Size of a delta event besides its text."""
 
 
 class Backlog:
-    """First in, first out. `bytes` is what it holds: exact for frames, close for deltas."""
+    """A FIFO of events. `size_bytes` is exact for encoded frames, an estimate for deltas."""
 
     def __init__(self, codec: Codec = JSON) -> None:
         self._codec = codec
@@ -37,7 +40,7 @@ class Backlog:
                 self.size_bytes += len(frame)
 
     def pop(self) -> bytes | None:
-        """The oldest frame; None if there is none."""
+        """Remove and encode the oldest event. Returns None if the backlog is empty."""
         if not self._waiting:
             return None
         oldest = self._waiting.pop(0)
@@ -51,7 +54,8 @@ class Backlog:
 def _merge(
     last: bytes | TextDelta | ArgumentsDelta, event: TextDelta | ArgumentsDelta
 ) -> TextDelta | ArgumentsDelta | None:
-    """Both as one, under the later id; None if they do not belong together."""
+    """Return both deltas as one, under the later event id. Returns None if they cannot be
+    merged."""
     match last, event:
         case TextDelta(), TextDelta() if (last.item_id, last.content_index) == (
             event.item_id,

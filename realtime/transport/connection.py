@@ -1,10 +1,10 @@
-"""One connection: frames from the socket to the session, what the session says to the socket.
+"""A connection of the Realtime API: frames from the socket to the session, events back.
 
-    socket ──recv──▶ decode ──▶ hear ──▶ session.do
-    socket ◀──send── outbox ◀── say ◀─── tell
+    socket ──recv──▶ decode ──▶ decode_command ──▶ session.execute
+    socket ◀──send── outbox ◀── encode ◀────────── event log
 
-A bad frame is answered and forgotten; too many in a row end the connection. When the connection
-ends its session waits for the next one, unless it was ended.
+A bad frame is refused; too many in a row close the connection. When the connection ends, its
+session is parked for the next one, unless it was closed.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from continuo.realtime.transport.socket import Socket, SocketClosed
 log = logging.getLogger(__name__)
 
 _FLUSH_TIMEOUT_S = 2.0
-"""How long we try to deliver what was said before we close."""
+"""Timeout of sending the outbox before the connection closes."""
 _WRONG_FRAME_TYPE = {
     False: "binary frames were not agreed: offer the subprotocol realtime.msgpack",
     True: "text frames are not used with the subprotocol realtime.msgpack",
@@ -47,6 +47,8 @@ _WRONG_FRAME_TYPE = {
 
 
 class Connection:
+    """A connection and its session, from the upgrade to the close."""
+
     def __init__(
         self,
         socket: Socket,
@@ -57,7 +59,7 @@ class Connection:
         session_request: ForkRequest | ResumeRequest | None = None,
         codec: Codec = JSON,
     ) -> None:
-        """`wish`: to begin as another session was, or to go on with one."""
+        """`session_request`: a session to fork or to resume. None: a new session."""
         self._socket = socket
         self._registry = registry
         self._limits = limits
@@ -76,12 +78,12 @@ class Connection:
         loop = asyncio.get_running_loop()
         self._ending: asyncio.Future[tuple[CloseCode, str]] = loop.create_future()
         self._is_closed_by_client = False
-        """Whether the client has ended its session."""
+        """Whether the client has closed its session."""
         self._ends_session = False
         """Whether the session ends with the connection."""
 
     async def run(self) -> None:
-        """From session.created, or what was missed, to the close."""
+        """Serve the connection, from `session.created` or the missed events to the close."""
         try:
             session = await self._open_session()
         except Refusal as refusal:
@@ -103,7 +105,7 @@ class Connection:
             await self._socket.close(*(end or (CloseCode.NORMAL_CLOSURE, "")))
 
     async def _open_session(self) -> Session:
-        """Raises Refusal."""
+        """Open, fork or resume the session. Raises Refusal."""
         if isinstance(self._session_request, ResumeRequest):
             return await self._registry.resume(
                 self._session_request,
@@ -136,20 +138,20 @@ class Connection:
             )
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Says why, and closes: for a connection that never gets a session."""
-        seen = (
+        """Send a refusal and close a connection that has no session."""
+        last_event_id = (
             self._session_request.last_event_id
             if isinstance(self._session_request, ResumeRequest)
             else None
         )
-        event = self._encoder.encode_refusal(refusal, None, make_unlogged_event_id(seen))
+        event = self._encoder.encode_refusal(refusal, None, make_unlogged_event_id(last_event_id))
         try:
             frame = self._codec.encode(event)
             await self._socket.send(frame if self._codec.is_binary else frame.decode())
         except SocketClosed:
             return
-        ours = refusal.kind == "server_error"
-        code = CloseCode.TRY_AGAIN_LATER if ours else CloseCode.POLICY_VIOLATION
+        is_server_error = refusal.kind == "server_error"
+        code = CloseCode.TRY_AGAIN_LATER if is_server_error else CloseCode.POLICY_VIOLATION
         await self._socket.close(code, refusal.message[:120])
 
     def _request_close(self, code: CloseCode, reason: str) -> None:
@@ -160,7 +162,8 @@ class Connection:
     async def _wait_for_end(
         self, reading: asyncio.Task[None], sending: asyncio.Task[None], session: Session
     ) -> tuple[CloseCode, str] | None:
-        """Waits for the end of the connection. None: the other side is gone."""
+        """Wait for the end of the connection. Returns close code and reason, or None if the client
+        has disconnected."""
         lifetime_s = self._limits.connection_lifetime_s
         tasks = (sending, reading)
         await asyncio.wait(
@@ -171,8 +174,8 @@ class Connection:
         for task in tasks:
             if task.done():
                 return self._close_reason(task)
-        words = f"The session has reached its maximum duration of {lifetime_s / 60:,.0f} minutes."
-        expired = Refusal(words, code="session_expired")
+        message = f"The session has reached its maximum duration of {lifetime_s / 60:,.0f} minutes."
+        expired = Refusal(message, code="session_expired")
         self._outbox.put(
             self._encoder.encode_refusal(expired, None, session.make_unlogged_event_id())
         )
@@ -187,7 +190,7 @@ class Connection:
             case ConnectionCloseError(code=code, reason=reason):
                 return CloseCode(code), reason
             case _:
-                log.error("connection %s broke", self._id, exc_info=error)
+                log.error("connection %s failed", self._id, exc_info=error)
                 return CloseCode.INTERNAL_ERROR, "a fault of the server"
 
     def _send_event(self, emitted: EmittedEvent) -> None:
@@ -213,20 +216,20 @@ class Connection:
             event = self._codec.decode(frame)
             event_id = event.event_id
             self._bad_frames = 0
-            ask = decode_command(event, session.settings, self._registry.settings, generate_id)
-            match ask:
+            command = decode_command(event, session.settings, self._registry.settings, generate_id)
+            match command:
                 case CloseRequest():
                     self._is_closed_by_client = True
                     self._request_close(
-                        CloseCode.NORMAL_CLOSURE, "the client has ended the session"
+                        CloseCode.NORMAL_CLOSURE, "the client has closed the session"
                     )
-                case IgnoredAudioEvent(is_clear=cleared):
-                    if cleared:
+                case IgnoredAudioEvent(is_clear=is_clear):
+                    if is_clear:
                         self._outbox.put(
                             self._encoder.encode_audio_cleared(session.make_unlogged_event_id())
                         )
                 case _:
-                    await session.execute(ask, _idempotent_request_of(event))
+                    await session.execute(command, _idempotent_request_of(event))
         except BadFrame as refusal:
             self._outbox.put(
                 self._encoder.encode_refusal(refusal, event_id, session.make_unlogged_event_id())

@@ -1,4 +1,5 @@
-"""Outbox: never lets a slow reader stall a session, nor keep more than a bound of memory."""
+"""Outbox: the bounded send queue of a connection, so that a slow reader neither stalls its session
+nor holds more than a bound of memory."""
 
 import asyncio
 
@@ -10,13 +11,16 @@ from continuo.realtime.transport.backlog import Backlog
 from continuo.realtime.transport.socket import Socket
 
 _HARD_LIMIT_FACTOR = 4
-"""Times the bound, at which we do not wait any longer."""
+"""Multiple of the bound at which a slow reader is disconnected at once."""
 
 
 class Outbox:
-    """`put` from anywhere, at once: it sends what need not wait. `run` sends the rest. Over the
-    bound, `room` makes the reading side wait; over it for too long, or by far, `run` ends with a
-    Hangup."""
+    """The send queue of one connection.
+
+    `put` sends at once if the socket accepts it without waiting; `run` sends the rest. Over the
+    bound, `wait_for_room` blocks the reading side; over it for too long, or by far, `run` raises
+    ConnectionCloseError.
+    """
 
     def __init__(self, socket: Socket, limits: Limits, codec: Codec = JSON) -> None:
         self._socket = socket
@@ -26,15 +30,16 @@ class Outbox:
         self._backlog = Backlog(codec)
         self._filled = asyncio.Event()
         self._sent: asyncio.Event | None = None
-        """While something waits: that nothing does. Most have nothing that waits, for hours."""
+        """Set when the backlog is empty. None while it is, which saves memory: most connections
+        have no backlog for hours."""
         self._room: asyncio.Event | None = None
-        """While more than the bound waits: that less does."""
+        """Set when the backlog is back under the bound. None while it is under it."""
         self._slow_timer: asyncio.TimerHandle | None = None
         self._sender: asyncio.Task[None] | None = None
         self._is_too_slow = False
 
     def put(self, *events: ServerEvent) -> None:
-        """One or several that belong together."""
+        """Send an event, or several that belong together."""
         if self._sent is None:
             frames = [self._codec.encode(event) for event in events]
             if self._socket.send_now(frames, self._is_binary):
@@ -43,28 +48,29 @@ class Outbox:
         for event in events:
             self._backlog.put(event)
         self._filled.set()
-        over = self._backlog.size_bytes / self._limits.outbox_bytes_max
-        if over > 1 and self._slow_timer is None:
+        fill_ratio = self._backlog.size_bytes / self._limits.outbox_bytes_max
+        if fill_ratio > 1 and self._slow_timer is None:
             self._room = asyncio.Event()
             loop = asyncio.get_running_loop()
             self._slow_timer = loop.call_later(
                 self._limits.outbox_over_limit_s_max, self._disconnect_slow_reader
             )
-        if over > _HARD_LIMIT_FACTOR:
+        if fill_ratio > _HARD_LIMIT_FACTOR:
             self._disconnect_slow_reader()
 
     async def wait_for_room(self) -> None:
-        """Returns while less than the bound waits."""
+        """Wait until the backlog is under the bound."""
         if self._room is not None:
             await self._room.wait()
 
     async def wait_until_sent(self) -> None:
-        """Returns when nothing waits."""
+        """Wait until the backlog is empty."""
         if self._sent is not None:
             await self._sent.wait()
 
     async def run(self) -> None:
-        """Sends for ever. Raises SocketClosed, or Hangup over a reader that is too slow."""
+        """Send the backlog until cancelled. Raises SocketClosed, and ConnectionCloseError if the
+        reader is too slow."""
         self._sender = asyncio.current_task()
         try:
             await self._send()

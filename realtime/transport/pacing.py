@@ -1,10 +1,10 @@
-"""Long work that is done a piece at a time, so that nobody waits for all of it."""
+"""Pacing: long work in pieces, between which the event loop serves others."""
 
 import asyncio
 from collections.abc import Iterable
 
 
 async def run_paced(pieces: Iterable[None]) -> None:
-    """Raises what they do."""
+    """Run a piece in each round of the event loop. Raises what the pieces raise."""
     for _ in pieces:
         await asyncio.sleep(0)

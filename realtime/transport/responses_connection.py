@@ -1,10 +1,10 @@
-"""One connection of the Responses API: asks from the socket into their lanes, events back.
+"""A connection of the Responses API: requests from the socket to stream queues, events back.
 
-    socket ──recv──▶ decode ──▶ lane ──▶ hear ──▶ responses.begin
-    socket ◀──send── say ◀────────────────────────── recording
+    socket ──recv──▶ decode ──▶ stream queue ──▶ decode_command ──▶ responses.create
+    socket ◀──send── encode ◀────────────────────────────────────── event stream
 
-It says nothing until it is asked. Events wait in the recordings of their responses, so nothing has
-to be queued for a slow reader; one who does not read at all is hung up on.
+The server sends nothing before a request. Events wait in the event streams of their responses, so a
+slow reader needs no send queue; one that does not read at all is disconnected.
 """
 
 import asyncio
@@ -41,16 +41,19 @@ from continuo.realtime.transport.stream_queues import StreamQueues
 log = logging.getLogger(__name__)
 
 ResolveModel = Callable[[str | None], str]
-"""The name to answer under. Raises Refusal for a model that is not served."""
+"""Resolve a requested model to the served name. Raises Refusal for a model that is not served."""
 
 
 class EventSender:
+    """Sends events with a timeout."""
+
     def __init__(self, socket: Socket, send_s_max: float) -> None:
         self._socket = socket
         self._send_s_max = send_s_max
 
     async def send(self, event: ServerEvent) -> None:
-        """Raises SocketClosed, or Hangup over a reader that does not read."""
+        """Send an event. Raises SocketClosed, and ConnectionCloseError if the client does not
+        read."""
         try:
             async with asyncio.timeout(self._send_s_max):
                 await self._socket.send(encode_frame(event).decode())
@@ -61,6 +64,8 @@ class EventSender:
 
 
 class ResponsesConnection:
+    """A connection and its active responses."""
+
     def __init__(
         self, socket: Socket, responses: ResponseService, tenant: str, resolve_model: ResolveModel
     ) -> None:
@@ -79,7 +84,7 @@ class ResponsesConnection:
         self._ending: asyncio.Future[tuple[CloseCode, str] | None] = loop.create_future()
 
     async def run(self) -> None:
-        """To the close."""
+        """Serve the connection, to the close."""
         reading = asyncio.create_task(self._read(), name=f"read {self._id}")
         reading.add_done_callback(self._on_reading_ended)
         end: tuple[CloseCode, str] | None = (CloseCode.SERVICE_RESTART, "the server stops")
@@ -92,10 +97,11 @@ class ResponsesConnection:
             await asyncio.gather(reading, return_exceptions=True)
             await self._socket.close(*(end or (CloseCode.NORMAL_CLOSURE, "")))
 
-    # ------------------------------------------------------------ how it ends
+    # ------------------------------------------------------------ close
 
     async def _wait_for_end(self) -> tuple[CloseCode, str] | None:
-        """None: the other side is gone."""
+        """Wait for the end of the connection. Returns close code and reason, or None if the client
+        has disconnected."""
         lifetime_s = self._limits.connection_lifetime_s
         try:
             async with asyncio.timeout(lifetime_s):
@@ -117,7 +123,7 @@ class ResponsesConnection:
     def _on_reading_ended(self, reading: asyncio.Task[None]) -> None:
         if not reading.cancelled():
             error = reading.exception()
-            assert error is not None, "one reads until something happens"
+            assert error is not None, "reading ends only by an exception"
             self._on_error(error)
 
     def _on_error(self, error: BaseException) -> None:
@@ -127,10 +133,10 @@ class ResponsesConnection:
             case ConnectionCloseError(code=code, reason=reason):
                 self._request_close((CloseCode(code), reason))
             case _:
-                log.error("connection %s broke", self._id, exc_info=error)
+                log.error("connection %s failed", self._id, exc_info=error)
                 self._request_close((CloseCode.INTERNAL_ERROR, "a fault of the server"))
 
-    # ------------------------------------------------------------ what comes in
+    # ------------------------------------------------------------ frames
 
     async def _read(self) -> None:
         while True:
@@ -144,7 +150,7 @@ class ResponsesConnection:
             except Refusal as refusal:
                 await self._send(encode_error(refusal, extract_stream_id(frame)))
                 self._count_bad_frame(refusal)
-            del frame  # else the last one stays for as long as the client is idle
+            del frame  # else the last one stays in memory while the client is idle
 
     async def _handle_frame(self, frame: str) -> None:
         self._check_size(frame)
@@ -182,11 +188,11 @@ class ResponsesConnection:
     async def _cancel(self, event: ResponseCancel) -> None:
         running = list(self._runs.values())
         if event.response_id is not None:
-            running = [making for making in running if making.id == event.response_id]
+            running = [run for run in running if run.id == event.response_id]
         if len(running) != 1:
-            what = "no response" if event.response_id is None else f"'{event.response_id}'"
+            subject = "no response" if event.response_id is None else f"'{event.response_id}'"
             raise Refusal(
-                f"Cancellation failed: {what} is active."
+                f"Cancellation failed: {subject} is active."
                 if not running
                 else "Cancellation failed: several responses are active; name one.",
                 code="response_not_active",
@@ -195,24 +201,25 @@ class ResponsesConnection:
         running[0].is_steered = False
         await running[0].cancel()
 
-    # ------------------------------------------------------------ a response
+    # ------------------------------------------------------------ responses
 
     async def _run_to_end(self, create: ResponseCreate) -> None:
-        """As `_answer`; what that raises ends the connection."""
+        """Run a request; an exception closes the connection."""
         try:
             await self._respond(create)
         except Exception as error:
             self._on_error(error)
 
     async def _respond(self, create: ResponseCreate) -> None:
-        """To its end, and that of those that follow from what was said to it meanwhile."""
+        """Create a response and send its events, then those of the successors that steering
+        makes."""
         try:
             model = self._resolve_model(create.model)
             create = msgspec.structs.replace(create, background=None)
-            ask = decode_command(create, self._responses.settings, model, generate_id)
-            waiting = self._steering.pending_input(ask.previous_response_id)
-            ask = msgspec.structs.replace(ask, input=waiting + ask.input)
-            making = await self._responses.create(ask, self._requester)
+            command = decode_command(create, self._responses.settings, model, generate_id)
+            steered_input = self._steering.pending_input(command.previous_response_id)
+            command = msgspec.structs.replace(command, input=steered_input + command.input)
+            run = await self._responses.create(command, self._requester)
         except Refusal as refusal:
             await self._send(encode_error(refusal, create.stream_id))
             return
@@ -220,19 +227,20 @@ class ResponsesConnection:
             log.exception("connection %s", self._id)
             await self._send(encode_error(internal_error(), create.stream_id))
             return
-        self._steering.clear(ask.previous_response_id)
-        following: ResponseRun | None = making
-        while following is not None:
-            following = await self._follow(following, Encoder(create.stream_id))
+        self._steering.clear(command.previous_response_id)
+        next_run: ResponseRun | None = run
+        while next_run is not None:
+            next_run = await self._follow(next_run, Encoder(create.stream_id))
 
     async def _follow(self, run: ResponseRun, encoder: Encoder) -> ResponseRun | None:
-        """To its end. Gives its successor, if it was steered."""
+        """Send the events of a response to its end. Returns its successor if it was steered, else
+        None."""
         self._runs[run.id] = run
         try:
-            async with contextlib.aclosing(run.event_stream.follow()) as recording:
-                async for told in recording:
-                    for event in encoder.encode(told):
-                        await self._send(event)
+            async with contextlib.aclosing(run.event_stream.follow()) as events:
+                async for event in events:
+                    for server_event in encoder.encode(event):
+                        await self._send(server_event)
         finally:
             del self._runs[run.id]
         return await self._steering.start_successor(run, encoder)

@@ -1,4 +1,4 @@
-"""Socket: what a connection needs of a WebSocket."""
+"""Socket: the interface of a WebSocket that a connection uses, and its implementation on ASGI."""
 
 import asyncio
 import contextlib
@@ -11,49 +11,52 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from continuo.realtime.protocol.close_codes import CloseCode
 
 _CLOSE_TIMEOUT_S = 3.0
-"""How long a close may wait for a peer that does not read."""
+"""Timeout of a close towards a peer that does not read."""
 
 
 class SocketClosed(Exception):
-    """The other side is gone."""
+    """Raised when the peer has disconnected."""
 
 
 class Socket(Protocol):
     async def recv(self) -> str | bytes:
-        """One message. Raises SocketClosed."""
+        """Receive a message. Raises SocketClosed."""
         ...
 
     async def send(self, frame: str | bytes) -> None:
-        """A text frame, or a binary one. Returns when it is on its way; waits while the other side
-        does not read. Raises SocketClosed."""
+        """Send a text frame (str) or a binary one (bytes). Waits while the peer does not read.
+        Raises SocketClosed."""
         ...
 
     def send_now(self, frames: Sequence[bytes], is_binary: bool, /) -> bool:
-        """Frames that need not wait are on their way. False: none is sent, `send` would wait, or
-        raise."""
+        """Send frames if that needs no waiting. Returns False if none is sent, because `send` would
+        wait or raise."""
         ...
 
     async def ping(self, timeout_s: float) -> bool:
-        """Asks the other side, and says whether it has answered in time. What it sends meanwhile is
-        received later."""
+        """Send a ping. Returns whether the peer responds in time; messages that arrive before that
+        are kept for `recv`."""
         ...
 
     async def close(self, code: CloseCode, reason: str) -> None:
-        """Harmless if it is closed already."""
+        """Close the connection; harmless if it is closed."""
         ...
 
 
 SEND_NOW_EXTENSION = "continuo.send_now"
-"""ASGI extension of a server that can send frames at once: `write(frames, binary) -> bool`. Of the
-work for a delta, the layers between an application and its server were the largest part."""
+"""ASGI extension of a server that can send frames at once: `write(frames, is_binary) -> bool`. It
+skips the layers between application and server, which were the largest part of the work for a
+delta."""
 PING_EXTENSION = "continuo.ask"
-"""ASGI extension of a server that can ask its peer: `ask() -> Future[bool]` sends a ping. True: it
-is answered. False: the connection has ended."""
+"""ASGI extension of a server that can ping its peer: `ask() -> Future[bool]`. True: the peer has
+responded. False: the connection has ended."""
 _READ_AHEAD_BYTES_MAX = 1024 * 1024
-"""Received before it is wanted: an answer may stand behind it."""
+"""Messages received ahead of `recv` while a pong is awaited, which may arrive behind them."""
 
 
 class StarletteSocket:
+    """A Socket on a WebSocket of Starlette."""
+
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
         extensions = websocket.scope.get("extensions", {})
@@ -84,11 +87,11 @@ class StarletteSocket:
             raise SocketClosed from error
 
     async def ping(self, timeout_s: float) -> bool:
-        answer = self._send_ping()
+        pong = self._send_ping()
         reading = asyncio.create_task(self._read_ahead(), name="read ahead")
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer
+                return await pong
         except TimeoutError:
             return False
         finally:
@@ -115,9 +118,9 @@ class StarletteSocket:
 
 
 def _pong_at_once() -> "asyncio.Future[bool]":
-    answer = asyncio.get_running_loop().create_future()
-    answer.set_result(True)
-    return answer
+    pong = asyncio.get_running_loop().create_future()
+    pong.set_result(True)
+    return pong
 
 
 def _refuse_send_now(frames: Sequence[bytes], is_binary: bool) -> bool:

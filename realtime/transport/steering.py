@@ -1,5 +1,8 @@
-"""Steering: more is said to a response while it is made. It ends where nothing is torn apart, and a
-successor goes on from it with what was said; or, if it has called tools, with what they give."""
+"""Steering: input added to a response while it is generated.
+
+The response is cancelled, and a successor continues it with the added input. A response that has
+called tools is not cancelled; the input waits for the request that brings the tool outputs.
+"""
 
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -24,7 +27,7 @@ Send = Callable[[ServerEvent], Awaitable[None]]
 
 
 class PendingSteer(msgspec.Struct, frozen=True):
-    """Accepted, and not yet part of a response. `given` is the input as it came."""
+    """Accepted input that is not part of a response yet. `raw_input`: as the client sent it."""
 
     id: str
     items: tuple[Item, ...]
@@ -32,7 +35,7 @@ class PendingSteer(msgspec.Struct, frozen=True):
 
 
 class Steering:
-    """Of one connection; `running` are its responses."""
+    """The steering of one connection. `runs`: its active responses, by id."""
 
     def __init__(
         self,
@@ -46,55 +49,56 @@ class Steering:
         self._runs = runs
         self._send = send
         self._pending: dict[str, list[PendingSteer]] = {}
-        """By the response it was said to."""
+        """By the id of the steered response."""
 
     def pending_input(self, response_id: str | None) -> tuple[Item, ...]:
-        """What waits for who goes on from this response."""
-        waiting = self._pending.get(response_id or "", ())
-        return tuple(item for steer in waiting for item in steer.items)
+        """Return the pending input for a response that continues this one."""
+        pending = self._pending.get(response_id or "", ())
+        return tuple(item for steer in pending for item in steer.items)
 
     def clear(self, response_id: str | None) -> None:
-        """It is part of a response now."""
+        """Remove the pending input that has become part of a response."""
         self._pending.pop(response_id or "", None)
 
     async def handle(self, event: ResponseSteer) -> None:
-        """Answered by `accepted` or `failed`."""
-        answer_id = event.previous_response_id
+        """Accept or refuse the input, and send the event that says so."""
+        response_id = event.previous_response_id
         try:
-            making, items = self._check(event)
+            run, items = self._check(event)
         except Refusal as refusal:
-            await self._send(Encoder().encode_steer_failed(answer_id, event.input, refusal))
+            await self._send(Encoder().encode_steer_failed(response_id, event.input, refusal))
             return
         steer = PendingSteer(generate_id("steer"), items, event.input)
-        self._pending.setdefault(answer_id, []).append(steer)
-        making.event_stream.append(ResponseSteered(answer_id, steer.id))
-        if not making.has_tool_call and making.command.generate:
-            making.is_steered = True
-            await making.cancel()
+        self._pending.setdefault(response_id, []).append(steer)
+        run.event_stream.append(ResponseSteered(response_id, steer.id))
+        if not run.has_tool_call and run.command.generate:
+            run.is_steered = True
+            await run.cancel()
 
     async def start_successor(self, run: ResponseRun, encoder: Encoder) -> ResponseRun | None:
-        """Of a response that has ended: its successor, if more was said to it."""
-        steers, answer = self._pending.get(run.id), run.event_stream.response
+        """Start the successor of a response that has ended. Returns None if it was not steered, or
+        if its tool outputs are still to come."""
+        steers, response = self._pending.get(run.id), run.event_stream.response
         if not steers:
             return None
-        owed = [
+        pending_calls = [
             item
-            for item in answer.items
+            for item in response.items
             if isinstance(item, FunctionCallItem) and item.status == "completed"
         ]
-        if owed:
+        if pending_calls:
             for steer in steers:
-                await self._send(encoder.encode_steer_pending(steer.id, answer.id, owed))
+                await self._send(encoder.encode_steer_pending(steer.id, response.id, pending_calls))
             return None
         try:
-            successor = await self._create_successor(run, answer)
+            successor = await self._create_successor(run, response)
         except Refusal as refusal:
             for steer in steers:
                 await self._send(
-                    encoder.encode_steer_failed(answer.id, steer.raw_input, refusal, steer.id)
+                    encoder.encode_steer_failed(response.id, steer.raw_input, refusal, steer.id)
                 )
             successor = None
-        self.clear(answer.id)
+        self.clear(response.id)
         return successor
 
     async def _create_successor(self, run: ResponseRun, response: Response) -> ResponseRun:
@@ -102,28 +106,30 @@ class Steering:
         if response.status == "failed" or response.reason == "client_cancelled":
             raise Refusal("The response has ended otherwise.", code="response_not_active")
         input = self.pending_input(response.id)
-        ask = msgspec.structs.replace(run.command, previous_response_id=response.id, input=input)
+        command = msgspec.structs.replace(
+            run.command, previous_response_id=response.id, input=input
+        )
         try:
-            return await self._responses.create(ask, self._requester)
+            return await self._responses.create(command, self._requester)
         except Refusal as refusal:
             raise Refusal(refusal.message, code="successor_creation_failed") from refusal
 
     def _check(self, event: ResponseSteer) -> tuple[ResponseRun, tuple[Item, ...]]:
-        """Raises Refusal."""
-        answer_id = event.previous_response_id
-        making = self._runs.get(answer_id)
-        if making is None or making.event_stream.is_ended:
-            visitor = self._requester
-            if making or self._responses.continuations.find(
-                answer_id, visitor.tenant, visitor.connection
+        """Return the steered response and the input. Raises Refusal."""
+        response_id = event.previous_response_id
+        run = self._runs.get(response_id)
+        if run is None or run.event_stream.is_ended:
+            requester = self._requester
+            if run or self._responses.continuations.find(
+                response_id, requester.tenant, requester.connection
             ):
                 raise Refusal(
-                    f"Response '{answer_id}' has been completed: go on from it with "
+                    f"Response '{response_id}' has been completed: continue it with "
                     "response.create.",
                     code="response_already_completed",
                 )
             raise Refusal(
-                f"Response with id '{answer_id}' is not on this connection.",
+                f"Response with id '{response_id}' is not on this connection.",
                 code="response_not_found",
             )
         limit = self._responses.limits.pending_steers_max
@@ -134,15 +140,15 @@ class Steering:
             )
         self._check_bytes(event)
         try:
-            return making, decode_steering_input(decode_input(event.input), generate_id)
+            return run, decode_steering_input(decode_input(event.input), generate_id)
         except Refusal as refusal:
             raise Refusal(refusal.message, code="invalid_input") from refusal
 
     def _check_bytes(self, event: ResponseSteer) -> None:
-        """Raises Refusal when too much would wait."""
+        """Raise Refusal if too many bytes would be pending."""
         limit = self._responses.limits.waiting_response_chars_max
-        waiting = [steer.raw_input for steers in self._pending.values() for steer in steers]
-        size = sum(memoryview(given).nbytes for given in (*waiting, event.input))
+        pending = [steer.raw_input for steers in self._pending.values() for steer in steers]
+        size = sum(memoryview(given).nbytes for given in (*pending, event.input))
         if size > limit:
             raise Refusal(
                 f"Steering inputs of {size:,} bytes would wait on this connection; the limit is "

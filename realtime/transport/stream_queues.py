@@ -1,5 +1,7 @@
-"""Lanes of one connection: what stands in one is done one after the other, lanes beside each other,
-as far as there may be. Knows not what is done."""
+"""Stream queues: serial queues of jobs, one for each `stream_id` of a connection.
+
+Jobs of one queue run one after the other; the queues run concurrently, up to a limit.
+"""
 
 import asyncio
 from collections import deque
@@ -9,11 +11,12 @@ from continuo.realtime.errors import Refusal
 from continuo.realtime.limits import Limits
 
 Job = Callable[[], Awaitable[None]]
-"""Raises nothing: its lane goes on."""
+"""A job raises nothing: its queue continues."""
 
 
 class StreamQueues:
-    """A lane is there while it has work. None names the one that has no name."""
+    """The queues of one connection. A queue exists while it has jobs; None is the key of the queue
+    without a `stream_id`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -23,12 +26,13 @@ class StreamQueues:
         self._queued_chars = 0
 
     def put(self, stream_id: str | None, job: Job, chars: int = 0) -> None:
-        """`chars`: length of the frame that asked for it. Raises Refusal when too much waits."""
-        limits, waiting = self._limits, self._queues.get(stream_id)
+        """Queue a job. `chars`: length of the frame that requested it. Raises Refusal over a
+        limit."""
+        limits, queue = self._limits, self._queues.get(stream_id)
         named = sum(name is not None for name in self._queues)
-        if waiting is None and stream_id is not None and named >= limits.stream_queues_max:
+        if queue is None and stream_id is not None and named >= limits.stream_queues_max:
             raise Refusal(
-                f"This connection has {named} lanes with work, which is the most.",
+                f"This connection has {named} stream queues with work, which is the most.",
                 code="websocket_stream_limit_reached",
                 param="stream_id",
             )
@@ -46,16 +50,16 @@ class StreamQueues:
                 code="websocket_stream_limit_reached",
             )
         self._queued_chars += chars
-        if waiting is not None:
-            waiting.append((job, chars))
+        if queue is not None:
+            queue.append((job, chars))
             return
         self._queues[stream_id] = deque([(job, chars)])
-        task = asyncio.create_task(self._run(stream_id), name=f"lane {stream_id or '-'}")
+        task = asyncio.create_task(self._run(stream_id), name=f"stream {stream_id or '-'}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """What runs is left, what waits is dropped."""
+        """Cancel the running jobs and drop the queued ones."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
