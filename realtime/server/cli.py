@@ -1,4 +1,4 @@
-"""continuo serve | gateway | engine | chat | bench | models"""
+"""The command line: `continuo serve | gateway | engine | chat | bench | models`."""
 
 import argparse
 import os
@@ -27,11 +27,12 @@ _OPTION_SOURCES = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command. Returns the exit status."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = _build_parser()
     try:
         if argv[:1] == ["bench"]:
-            return _run_bench(argv[1:])  # its options are its own, --help too
+            return _run_bench(argv[1:])  # it parses its own options, --help too
         arguments = parser.parse_args(argv)
         match arguments.command:
             case "serve":
@@ -57,22 +58,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="continuo",
-        description="A self-hosted realtime conversation server: the model keeps listening.",
+        description="A self-hosted realtime conversation server.",
     )
     parser.add_argument("--version", action="version", version=f"continuo {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, brief, long in (
-        ("serve", "start the server", "Starts the server: a gateway with an engine of its own."),
+        ("serve", "start the server", "Start the server: a gateway with an engine of its own."),
         (
             "gateway",
             "start a gateway alone",
-            "Starts a gateway alone. Its engines run apart (continuo engine), on this machine or "
-            "others; there may be several of each.",
+            "Start a gateway alone. Its engines run separately (continuo engine), on this machine "
+            "or others; there may be several of each.",
         ),
         (
             "engine",
             "start an engine alone",
-            "Starts an engine alone, for gateways on this machine or others (continuo gateway).",
+            "Start an engine alone, for gateways on this machine or others (continuo gateway).",
         ),
     ):
         options.add_options(
@@ -80,24 +81,32 @@ def _build_parser() -> argparse.ArgumentParser:
         )
     chat = commands.add_parser(
         "chat",
-        help="talk to a server",
-        description="Talks to a running server. Ctrl-C stops an answer, Ctrl-D leaves. Lines piped "
-        "into it are said one after the other, and only the answers are printed.",
+        help="chat with a server",
+        description="Chat with a running server. Ctrl-C cancels a response, Ctrl-D quits. Lines "
+        "piped into the command are sent one after the other, and only the responses are printed.",
     )
     chat.add_argument(
         "--url",
         default=os.environ.get("CONTINUO_URL", _CHAT_URL),
-        help=f"of the server (default: {_CHAT_URL}) [CONTINUO_URL]",
+        help=f"URL of the server (default: {_CHAT_URL}) [CONTINUO_URL]",
     )
     chat.add_argument(
         "--api-key",
         default=os.environ.get("CONTINUO_API_KEY"),
         metavar="KEY",
-        help="[CONTINUO_API_KEY]",
+        help="API key of the server (default: none) [CONTINUO_API_KEY]",
     )
-    chat.add_argument("--model", metavar="NAME", help="default: what the server serves")
-    chat.add_argument("--instructions", metavar="TEXT", help="what the model is told first")
-    chat.add_argument("--temperature", type=float, metavar="T", help="0 to 2")
+    chat.add_argument(
+        "--model",
+        metavar="NAME",
+        help="model to chat with (default: the first that the server serves)",
+    )
+    chat.add_argument(
+        "--instructions", metavar="TEXT", help="instructions of the session (default: none)"
+    )
+    chat.add_argument(
+        "--temperature", type=float, metavar="T", help="0 to 2 (default: that of the server)"
+    )
     commands.add_parser("models", help="list the models that can be served without a download")
     commands.add_parser("bench", help="measure this machine", add_help=False)
     return parser

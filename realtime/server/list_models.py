@@ -1,4 +1,4 @@
-"""`continuo models`: what can be served without a download."""
+"""`continuo models`: list the models that can be served without a download."""
 
 from pathlib import Path
 
@@ -16,18 +16,18 @@ class CachedModel(msgspec.Struct, frozen=True):
 
 
 def list_cached_models() -> list[CachedModel]:
-    """Models of the Hugging Face cache whose configuration and weights are there."""
+    """Return the models of the Hugging Face cache that have configuration and weights."""
     try:
         repos = scan_cache_dir().repos
     except CacheNotFound:
         return []
-    found = [
+    models = [
         CachedModel(repo.repo_id, repo.size_on_disk, str(repo.repo_path))
         for repo in repos
         if repo.repo_type == "model"
         and any(map(_is_complete, (r.snapshot_path for r in repo.revisions)))
     ]
-    return sorted(found, key=lambda model: model.name)
+    return sorted(models, key=lambda model: model.name)
 
 
 def print_models() -> None:
@@ -36,7 +36,7 @@ def print_models() -> None:
         print(f"{model.name:<48} {model.size_bytes / 1e9:,.1f} GB  {model.path}")
     print()
     print("Serve one with: continuo serve --model NAME")
-    print("Any other hub id is downloaded first; a folder works too.")
+    print("Other hub ids are downloaded first; a folder works too.")
 
 
 def _is_complete(snapshot: Path) -> bool:

@@ -1,7 +1,7 @@
-"""Logging: to stderr, never a key, never what people say.
+"""Logging: to stderr, without keys and without user text.
 
-Nothing of ours logs a text, a header or a query; redacting is the second line, for what libraries
-write and for what stands in tracebacks.
+Our own code logs no text, header or query; redaction is the second line of defence, for the
+messages of libraries and for tracebacks.
 """
 
 import logging
@@ -24,6 +24,8 @@ _CLIENT_ERROR_PREFIXES = ("Invalid UTF-8", "ASGI callable returned without compl
 
 
 class RedactingFormatter(logging.Formatter):
+    """Formats records with API keys, tokens and query strings redacted."""
+
     def __init__(self, keys: Iterable[str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._keys = sorted((key for key in keys if key), key=len, reverse=True)
@@ -38,8 +40,11 @@ class RedactingFormatter(logging.Formatter):
 
 
 def _is_server_record(record: logging.LogRecord) -> bool:
-    """What a client does is no error of ours: bytes that are no text end its connection, 1007, and
-    one that is refused never completes its handshake."""
+    """Return whether a record is about the server, not about the fault of a client.
+
+    A client that sends invalid UTF-8 is closed with 1007; one that is refused never completes its
+    handshake.
+    """
     return not record.getMessage().startswith(_CLIENT_ERROR_PREFIXES)
 
 
@@ -51,7 +56,7 @@ class LoggedWarning(msgspec.Struct, frozen=True):
 
 
 class RecentWarnings(logging.Handler):
-    """Keeps the last RECENT_MAX warnings and errors, redacted, without their tracebacks."""
+    """Keeps the last RECENT_WARNINGS_MAX warnings and errors, redacted, without tracebacks."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         super().__init__(logging.WARNING)
@@ -64,11 +69,12 @@ class RecentWarnings(logging.Handler):
 
     @property
     def warnings(self) -> tuple[LoggedWarning, ...]:
-        """The youngest first."""
+        """The warnings, newest first."""
         return tuple(reversed(self._warnings))
 
 
 def configure(level: str, keys: Iterable[str]) -> RecentWarnings:
+    """Configure the root logger and those of uvicorn. `keys`: API keys to redact."""
     keys = tuple(keys)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(RedactingFormatter(keys))
@@ -76,7 +82,7 @@ def configure(level: str, keys: Iterable[str]) -> RecentWarnings:
     root = logging.getLogger()
     root.handlers[:] = [handler, recent]
     root.setLevel(level.upper())
-    # uvicorn logs the whole path of every connection, its query with it.
+    # uvicorn logs the path of every connection, including its query.
     logging.getLogger("uvicorn.access").disabled = True
     logging.getLogger("uvicorn.error").addFilter(_is_server_record)
     logging.getLogger("uvicorn.error").setLevel(max(logging.WARNING, root.level))

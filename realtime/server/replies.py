@@ -1,4 +1,4 @@
-"""Answers over HTTP, and errors in the shape of OpenAI's."""
+"""HTTP responses, and errors in the shape of OpenAI's."""
 
 import math
 
@@ -38,37 +38,37 @@ def refusal_response(refusal: Refusal) -> Response:
 
 
 async def not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    """An ASGI application: what is asked for a path that there is not."""
-    unknown = error_response(404, "not_found", f"There is nothing at {scope['path'][:200]}.")
+    """Respond with 404 to any request, as an ASGI application."""
+    response = error_response(404, "not_found", f"There is nothing at {scope['path'][:200]}.")
     if scope["type"] == "websocket":
-        await WebSocket(scope, receive, send).send_denial_response(unknown)
+        await WebSocket(scope, receive, send).send_denial_response(response)
     else:
-        await unknown(scope, receive, send)
+        await response(scope, receive, send)
 
 
 def internal_error_response(request: Request, error: Exception) -> Response:
-    """A bug of ours; whoever calls this logs it."""
+    """Return the response for an unexpected exception, which the caller logs."""
     return refusal_response(internal_error())
 
 
 def authenticate(
     authenticator: Authenticator, connection: HTTPConnection
 ) -> Credentials | Response:
-    """Admit any key, for conversations and for requests about a client's own sessions."""
-    guest = authenticator.authenticate(connection.headers)
-    if isinstance(guest, Denied):
-        return error_response(guest.status, guest.code, guest.message)
-    return guest
+    """Accept any key: for conversations, and for requests about a client's own sessions. Returns
+    the error response otherwise."""
+    credentials = authenticator.authenticate(connection.headers)
+    if isinstance(credentials, Denied):
+        return error_response(credentials.status, credentials.code, credentials.message)
+    return credentials
 
 
 def authenticate_full_key(
     authenticator: Authenticator, connection: HTTPConnection
 ) -> Credentials | Response:
-    """Admit full keys alone, for all requests but those of conversations."""
-    guest = authenticate(authenticator, connection)
-    return (
-        ephemeral_key_response() if isinstance(guest, Credentials) and guest.is_ephemeral else guest
-    )
+    """Accept only full keys, not client secrets. Returns the error response otherwise."""
+    credentials = authenticate(authenticator, connection)
+    is_ephemeral = isinstance(credentials, Credentials) and credentials.is_ephemeral
+    return ephemeral_key_response() if is_ephemeral else credentials
 
 
 def ephemeral_key_response() -> Response:

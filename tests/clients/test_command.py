@@ -177,7 +177,7 @@ def test_make_is_not_told_of_an_error(tmp_path: Path, model: str) -> None:
     )
     assert make.stdout is not None
     shown = ""
-    while "Stop it" not in shown:
+    while "  Stop  " not in shown:
         line = make.stdout.readline()
         assert line, shown
         shown += line

@@ -74,12 +74,12 @@ def test_every_engine_option_reaches_the_engine() -> None:
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        ("prot = 1", "no option 'prot'"),
-        ('port = "x"', "port.*'x' is no integer"),
-        ("port = true", "True is no integer"),
-        ('dtype = "int4"', "'int4' is none of auto, float32"),
+        ("prot = 1", "unknown option 'prot'"),
+        ('port = "x"', "port.*'x' is not a valid integer"),
+        ("port = true", "True is not a valid integer"),
+        ('dtype = "int4"', "'int4' is not one of auto, float32"),
         ("port = ", "not TOML"),
-        ("api-key = [1]", "is no list"),
+        ("api-key = [1]", "is not a valid list"),
     ],
 )
 def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> None:
@@ -94,9 +94,9 @@ def test_a_wrong_file_is_explained(tmp_path: Path, file: str, words: str) -> Non
 @pytest.mark.parametrize(
     ("environ", "words"),
     [
-        ({"CONTINUO_PORT": "many"}, "CONTINUO_PORT: 'many' is no integer"),
+        ({"CONTINUO_PORT": "many"}, "CONTINUO_PORT: 'many' is not a valid integer"),
         ({"CONTINUO_NO_AUTH": "maybe"}, "CONTINUO_NO_AUTH: 'maybe' is neither"),
-        ({"CONTINUO_DTYPE": "int4"}, "CONTINUO_DTYPE: 'int4' is none of"),
+        ({"CONTINUO_DTYPE": "int4"}, "CONTINUO_DTYPE: 'int4' is not one of"),
         ({"CONTINUO_CONFIG": "/nowhere.toml"}, "/nowhere.toml: cannot be read"),
         ({"CONTINUO_PORT": "70000"}, "--port 70000: expected 0 to 65535"),
         ({"CONTINUO_KV_OFFLOADING_SIZE": "-1"}, "--kv-offloading-size -1.0: expected 0 GiB"),
@@ -184,9 +184,9 @@ def test_what_an_engine_refuses(tmp_path: Path) -> None:
     secret.write_text("0123456789abcdef\n")
     known: dict[str, OptionValue] = {"secret_file": str(secret)}
     wrong: list[tuple[dict[str, OptionValue], str]] = [
-        ({"listen": "0.0.0.0:1"}, "would let any gateway in: set --secret-file"),
+        ({"listen": "0.0.0.0:1"}, "accepts any gateway: set --secret-file"),
         ({"secret_file": str(short)}, "10 bytes; it must have 16"),
-        ({"store": "sqlite:///x"}, "announced in a Redis only"),
+        ({"store": "sqlite:///x"}, "announced only in a Redis"),
         ({**known, "listen": "0.0.0.0:1", "store": "redis://r"}, "set --advertise"),
     ]
     for options, words in wrong:

@@ -1,1 +1,1 @@
-"""API keys, client secrets of browsers, and the check of both."""
+"""Authentication: API keys, client secrets of browsers, and origins."""

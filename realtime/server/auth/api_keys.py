@@ -1,7 +1,7 @@
-"""API keys, and whose they are.
+"""API keys and their tenants.
 
-A keys file has one key a line, `KEY = TENANT`; quotes around either are allowed, `#` begins a
-comment. Several keys may be one tenant's. Keys of `--api-key` are those of the tenant "default".
+A keys file has one `KEY = TENANT` per line; quotes around either are allowed, and `#` begins a
+comment. A tenant may have several keys. Keys of `--api-key` belong to the tenant "default".
 """
 
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ def default_tenant_keys(keys: Iterable[str]) -> dict[str, str]:
 
 
 def read_keys_file(path: Path) -> dict[str, str]:
-    """Tenants by key. Raises SetupError, which never shows a key."""
+    """Return the tenants by key. Raises SetupError, whose message never contains a key."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise SetupError(f"--api-keys-file {path}: cannot be read ({reason})") from None
-    found: dict[str, str] = {}
+    tenants: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:
@@ -32,9 +32,9 @@ def read_keys_file(path: Path) -> dict[str, str]:
         where = f"--api-keys-file {path}, line {number}"
         if not (key and equals and tenant):
             raise SetupError(f"{where}: expected KEY = TENANT")
-        if found.get(key, tenant) != tenant:
-            raise SetupError(f"{where}: this key is another tenant's already")
-        found[key] = tenant
-    if not found:
-        raise SetupError(f"--api-keys-file {path}: there is no key in it")
-    return found
+        if tenants.get(key, tenant) != tenant:
+            raise SetupError(f"{where}: this key belongs to another tenant")
+        tenants[key] = tenant
+    if not tenants:
+        raise SetupError(f"--api-keys-file {path}: the file has no key")
+    return tenants

@@ -1,8 +1,9 @@
-"""Keys for browsers: short-lived, and good for conversations alone, set up as the server wished.
+"""Client secrets: short-lived keys for browsers, valid only for conversations with given settings.
 
-A server by itself keeps them in memory, by hash, until they expire. Gateways that know a secret put
-into the key all that it stands for, sealed with that secret, so that each knows the keys of all.
-Running sessions outlive them, and can be resumed with their resume token alone.
+A server without a shared secret keeps them in memory, by hash, until they expire. Gateways with a
+shared secret put the claims into the key and sign them with an HMAC of that secret, so that each
+accepts the keys of all. Sessions outlive their client secret, and can be resumed with the resume
+token alone.
 """
 
 import base64
@@ -21,9 +22,9 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from continuo.realtime.registry.access import Credentials
 
 SECRET_PREFIX = "ek_"
-"""SDKs let a browser use only keys that begin so."""
+"""SDKs accept only keys with this prefix in a browser."""
 _SECRETS_MAX = 100_000
-"""Secrets that have not expired; more are refused."""
+"""Limit of unexpired secrets in memory."""
 
 
 class MintedSecret(msgspec.Struct, frozen=True):
@@ -32,29 +33,35 @@ class MintedSecret(msgspec.Struct, frozen=True):
 
 
 class ClientSecrets(Protocol):
+    """Mints and verifies client secrets."""
+
     def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Raises Refusal when that cannot be."""
+        """Create a client secret of a tenant. Raises Refusal if that is not possible."""
         ...
 
-    def find(self, value: str) -> Credentials | None: ...
+    def find(self, value: str) -> Credentials | None:
+        """Return the credentials of a client secret. Returns None if it is invalid or expired."""
+        ...
 
 
 class _StoredSecret(msgspec.Struct, frozen=True):
-    guest: Credentials
+    credentials: Credentials
     expires_at: float
 
 
 class InMemorySecrets:
+    """Client secrets of one process, kept by their hash."""
+
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._secrets: dict[bytes, _StoredSecret] = {}
 
     def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Raises Refusal when there are too many."""
+        """Create a client secret. Raises Refusal if there are too many."""
         now = self._clock()
         if len(self._secrets) >= _SECRETS_MAX:
             self._secrets = {
-                hash: kept for hash, kept in self._secrets.items() if kept.expires_at > now
+                hash: stored for hash, stored in self._secrets.items() if stored.expires_at > now
             }
         if len(self._secrets) >= _SECRETS_MAX:
             raise Refusal(
@@ -64,13 +71,17 @@ class InMemorySecrets:
             )
         value = SECRET_PREFIX + secrets.token_hex(24)
         expires_at = int(now) + ttl_s
-        guest = Credentials(tenant, settings, is_ephemeral=True, client_secret_digest=_hash(value))
-        self._secrets[guest.client_secret_digest] = _StoredSecret(guest, expires_at)
+        credentials = Credentials(
+            tenant, settings, is_ephemeral=True, client_secret_digest=_hash(value)
+        )
+        self._secrets[credentials.client_secret_digest] = _StoredSecret(credentials, expires_at)
         return MintedSecret(value, expires_at)
 
     def find(self, value: str) -> Credentials | None:
-        kept = self._secrets.get(_hash(value))
-        return kept.guest if kept is not None and kept.expires_at > self._clock() else None
+        stored = self._secrets.get(_hash(value))
+        return (
+            stored.credentials if stored is not None and stored.expires_at > self._clock() else None
+        )
 
 
 class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
@@ -78,30 +89,31 @@ class _SignedClaims(msgspec.Struct, frozen=True, array_like=True):
     settings: GenerationSettings
     expires_at: int
     nonce: str = ""
-    """Makes every secret another one, also two of one second. Empty: of an older release, which
-    may have made the same twice."""
+    """Makes every secret unique. Empty: minted by an older release, which could mint the same
+    secret twice."""
 
 
 _claims_decoder = msgspec.json.Decoder(_SignedClaims)
 _MAC_BYTES = 32
 _NONCE_BYTES = 12
-"""96 random bits: no two secrets of a deployment are the same."""
+"""96 random bits, so that all secrets of a deployment differ."""
 _VALUE_CHARS_MAX = 8 * 1024
-"""Of a sealed one: it must fit a header."""
+"""Limit of a signed secret, which must fit into a header."""
 
 
 class SignedSecrets:
-    """Nothing in it is hidden from who has the key; nothing in it can be changed."""
+    """Client secrets that carry their claims: signed, so that no one can change them, but not
+    encrypted."""
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
         self._key = hmac.digest(secret, b"client secrets", "sha256")
         self._clock = clock
 
     def mint(self, tenant: str, settings: GenerationSettings, ttl_s: int) -> MintedSecret:
-        """Raises Refusal where it would be too long for a header."""
+        """Create a client secret. Raises Refusal if it is too long for a header."""
         expires_at = int(self._clock()) + ttl_s
-        sealing = _SignedClaims(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
-        body = zlib.compress(msgspec.json.encode(sealing))
+        claims = _SignedClaims(tenant, settings, expires_at, secrets.token_urlsafe(_NONCE_BYTES))
+        body = zlib.compress(msgspec.json.encode(claims))
         value = SECRET_PREFIX + _encode(self._mac(body) + body)
         if len(value) > _VALUE_CHARS_MAX:
             raise Refusal(
@@ -118,20 +130,20 @@ class SignedSecrets:
             return None
         text = value.removeprefix(SECRET_PREFIX)
         try:
-            sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            signed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
         except ValueError:
             return None
-        if _encode(sealed) != text:
-            return None  # the last character may say the same in several ways
-        mac, body = sealed[:_MAC_BYTES], sealed[_MAC_BYTES:]
+        if _encode(signed) != text:
+            return None  # base64 has several spellings of the last character
+        mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
         if not hmac.compare_digest(mac, self._mac(body)):
             return None
-        found = _claims_decoder.decode(zlib.decompress(body))
-        if found.expires_at <= self._clock():
+        claims = _claims_decoder.decode(zlib.decompress(body))
+        if claims.expires_at <= self._clock():
             return None
-        digest = hashlib.sha256(sealed).digest() if found.nonce else b""
+        digest = hashlib.sha256(signed).digest() if claims.nonce else b""
         return Credentials(
-            found.tenant, found.settings, is_ephemeral=True, client_secret_digest=digest
+            claims.tenant, claims.settings, is_ephemeral=True, client_secret_digest=digest
         )
 
     def _mac(self, body: bytes) -> bytes:

@@ -1,7 +1,7 @@
-"""Who may enter: a key, shown as a bearer token or a browser's subprotocol, and the page's origin.
+"""Authentication of a request: by its key, a bearer token or a subprotocol, and by its Origin.
 
-Cookies are never looked at. A browser always says which page it is (Origin), and only our own page,
-pages of this machine and those of the allowed origins are let in, whatever key they show.
+Cookies are ignored. Browsers always send an Origin; only our own page, pages of this machine and
+those of the allowed origins are accepted, whatever key they send.
 """
 
 import hmac
@@ -20,32 +20,37 @@ _LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class Denied(msgspec.Struct, frozen=True):
+    """A failed authentication, as an HTTP error."""
+
     status: int
     code: str
     message: str
     accepts_resume_token: bool = False
-    """Whether a resume token may stand in for the key: there was none, or a client secret that is
-    not valid, or not any more."""
+    """Whether a resume token may replace the key: the request has none, or a client secret that is
+    invalid or expired."""
 
 
 class Authenticator:
+    """Authenticates requests by their headers."""
+
     def __init__(
         self, keys: Mapping[str, str], origins: frozenset[str], secrets: ClientSecrets
     ) -> None:
-        """`keys`: tenants by key. None: everyone has one, and is the same tenant."""
+        """`keys`: tenants by key. Empty: no key is required, and all clients are one tenant."""
         self._keys = [(key.encode(), tenant) for key, tenant in keys.items()]
         self._origins = origins
         self._secrets = secrets
 
     def authenticate(self, headers: Headers) -> Denied | Credentials:
+        """Return the credentials of a request, or why it is denied."""
         origin = headers.get("origin")
         allowed = origin is None or self._is_origin_allowed(origin, headers.get("host", ""))
         if not allowed:
             return Denied(403, "origin_not_allowed", "Pages of this origin may not connect.")
         key = _api_key(headers)
-        guest = self._secrets.find(key) if key is not None else None
-        if guest is not None:
-            return guest
+        credentials = self._secrets.find(key) if key is not None else None
+        if credentials is not None:
+            return credentials
         if not self._keys:
             return Credentials()
         if key is None:
@@ -66,10 +71,10 @@ class Authenticator:
         return Credentials(tenant)
 
     def _tenant_of(self, key: str) -> str | None:
-        """Looks at every key, and at all of it: the time says nothing."""
-        shown = key.encode()
-        found = [tenant for known, tenant in self._keys if hmac.compare_digest(shown, known)]
-        return found[0] if found else None
+        """Find the tenant of a key in constant time: every known key is compared in full."""
+        candidate = key.encode()
+        tenants = [tenant for known, tenant in self._keys if hmac.compare_digest(candidate, known)]
+        return tenants[0] if tenants else None
 
     def _is_origin_allowed(self, origin: str, host: str) -> bool:
         if origin.lower() in self._origins:
@@ -81,9 +86,11 @@ class Authenticator:
             return False
         if parts.scheme not in ("http", "https"):
             return False
-        # Our own page. A name proves nothing by itself: it may be made to lead to this machine.
-        ours = parts.netloc.lower() == host.lower() and (bool(self._keys) or _is_address(name))
-        return ours or name in _LOOPBACK_HOSTS
+        # Our own page. Without keys a host name proves nothing, because of DNS rebinding.
+        is_own_page = parts.netloc.lower() == host.lower() and (
+            bool(self._keys) or _is_address(name)
+        )
+        return is_own_page or name in _LOOPBACK_HOSTS
 
 
 def _is_address(name: str) -> bool:
@@ -95,7 +102,7 @@ def _is_address(name: str) -> bool:
 
 
 def offered_subprotocols(headers: Headers) -> list[str]:
-    """The subprotocols a client offers."""
+    """Return the subprotocols that a client offers."""
     return [
         token.strip()
         for line in headers.getlist("sec-websocket-protocol")

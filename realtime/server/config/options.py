@@ -1,7 +1,7 @@
 """Options of `continuo serve`, `gateway` and `engine`: from the command line, else the environment,
 else a TOML file.
 
-One table says them all. Names follow vLLM's where it has the option.
+All options are in one table. Names are vLLM's where it has the same option.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from typing import Literal, cast
 
 import msgspec
 
+from continuo.engine import BUNDLED_MODEL
 from continuo.realtime.errors import SetupError
 
 OptionKind = Literal["text", "integer", "number", "switch", "list"]
@@ -41,166 +42,228 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 OPTIONS: tuple[Option, ...] = (
     Option(
-        "model", "text", "model", "folder in the Hugging Face layout, hub id, or 'demo'", "MODEL"
+        "model",
+        "text",
+        "model",
+        f"folder in the Hugging Face layout, hub id, or '{BUNDLED_MODEL}', the bundled model "
+        f"(default: {BUNDLED_MODEL})",
+        "MODEL",
     ),
-    Option("revision", "text", "model", "branch, tag or commit of a hub id", "REV"),
+    Option(
+        "revision",
+        "text",
+        "model",
+        "branch, tag or commit of a hub id (default: its main branch)",
+        "REV",
+    ),
     Option(
         "served-model-name",
         "list",
         "model",
-        "name clients call it by; may be given again (default: --model)",
+        "name of the model in the API; may be repeated (default: --model)",
         "NAME",
     ),
-    Option("max-model-len", "integer", "model", "tokens in one session at most", "TOKENS"),
-    Option("dtype", "text", "model", "of weights and KV", choices=DTYPES),
-    Option("device", "text", "model", "where it runs", choices=("auto", "cpu", "cuda")),
-    Option("block-size", "integer", "engine", "tokens in one KV page", "TOKENS"),
-    Option("num-gpu-blocks-override", "integer", "engine", "KV pages in the pool", "PAGES"),
-    Option("kv-cache-memory-bytes", "integer", "engine", "bytes for the KV pool", "BYTES"),
+    Option(
+        "max-model-len",
+        "integer",
+        "model",
+        "maximum tokens of a session (default: the limit of the model)",
+        "TOKENS",
+    ),
+    Option("dtype", "text", "model", "dtype of weights and KV (default: auto)", choices=DTYPES),
+    Option(
+        "device",
+        "text",
+        "model",
+        "device of the model (default: auto)",
+        choices=("auto", "cpu", "cuda"),
+    ),
+    Option("block-size", "integer", "engine", "tokens in a KV page (default: 16)", "TOKENS"),
+    Option(
+        "num-gpu-blocks-override",
+        "integer",
+        "engine",
+        "KV pages in the pool (default: as many as --kv-cache-memory-bytes holds)",
+        "PAGES",
+    ),
+    Option(
+        "kv-cache-memory-bytes",
+        "integer",
+        "engine",
+        "bytes of the KV pool (default: a share of the free device memory)",
+        "BYTES",
+    ),
     Option(
         "kv-offloading-size",
         "number",
         "engine",
-        "GiB of host memory for KV of idle sessions that the pool has no room for (default: 0, it "
-        "is computed again)",
+        "GiB of host memory for KV of idle sessions that does not fit into the pool (default: 0, "
+        "such KV is recomputed)",
         "GIB",
     ),
-    Option("max-num-seqs", "integer", "engine", "sequences in one step at most", "N"),
-    Option("max-num-batched-tokens", "integer", "engine", "tokens in one step at most", "TOKENS"),
+    Option("max-num-seqs", "integer", "engine", "maximum sequences in a step (default: 64)", "N"),
+    Option(
+        "max-num-batched-tokens",
+        "integer",
+        "engine",
+        "maximum tokens in a step (default: 512 on a CPU, 8192 on a GPU)",
+        "TOKENS",
+    ),
     Option("threads", "integer", "engine", "CPU threads of the model (default: all cores)", "N"),
     Option("host", "text", "server", "address to listen on (default: 127.0.0.1)", "HOST"),
-    Option("port", "integer", "server", "0 takes a free one (default: 8000)", "PORT"),
+    Option(
+        "port", "integer", "server", "port to listen on; 0: any free port (default: 8000)", "PORT"
+    ),
     Option(
         "api-key",
         "list",
         "server",
-        "key clients must show; may be given again. Others on this machine can read it in the "
-        "process list: CONTINUO_API_KEY keeps it to yourself",
+        "key that clients must send; may be repeated. Other users of this machine can read it in "
+        "the process list, but not from CONTINUO_API_KEY (default: none)",
         "KEY",
     ),
     Option(
         "api-keys-file",
         "text",
         "server",
-        "one KEY = TENANT a line; sessions and KV are shared only within a tenant "
-        "(keys of --api-key: the tenant 'default')",
+        "file with a KEY = TENANT per line; sessions and KV are shared only within a tenant. Keys "
+        "of --api-key belong to the tenant 'default' (default: none)",
         "FILE",
     ),
-    Option("ssl-certfile", "text", "server", "PEM certificate: serve wss:// and https://", "FILE"),
-    Option("ssl-keyfile", "text", "server", "its key, where it is not in the same file", "FILE"),
-    Option("no-auth", "switch", "server", "listen beyond loopback without any key"),
+    Option(
+        "ssl-certfile",
+        "text",
+        "server",
+        "PEM certificate to serve TLS with (default: none, no TLS)",
+        "FILE",
+    ),
+    Option(
+        "ssl-keyfile",
+        "text",
+        "server",
+        "PEM key of the certificate (default: --ssl-certfile, which has both)",
+        "FILE",
+    ),
+    Option(
+        "no-auth",
+        "switch",
+        "server",
+        "allow listening beyond loopback without a key (default: off)",
+    ),
     Option(
         "allowed-origins",
         "list",
         "server",
-        "web origin whose pages may connect, as https://example.org; may be given again "
-        "(pages from this machine always may)",
+        "web origin whose pages may connect, as https://example.org; may be repeated (default: "
+        "none; pages of this server and of loopback always may)",
         "ORIGIN",
     ),
     Option(
         "engine",
         "list",
         "engines",
-        "an engine, as HOST:PORT; may be given again. Those announced in a Redis of --store are "
-        "found by themselves",
+        "address of an engine; may be repeated (default: none; engines announced in the Redis of "
+        "--store are found automatically)",
         "HOST:PORT",
     ),
     Option(
         "engine-cafile",
         "text",
         "engines",
-        "PEM certificates of who signs for engines with TLS, or of the engines themselves",
+        "PEM certificates of the authorities of engines with TLS, or of the engines themselves "
+        "(default: none, links without TLS)",
         "FILE",
     ),
     Option(
         "listen",
         "text",
         "host",
-        "where gateways connect (default: 127.0.0.1:8100)",
+        "address to listen on for gateways (default: 127.0.0.1:8100)",
         "HOST:PORT",
     ),
     Option(
         "advertise",
         "text",
         "host",
-        "the address gateways are told, where it is not that of --listen",
+        "address announced to gateways (default: that of --listen)",
         "HOST:PORT",
     ),
     Option(
         "secret-file",
         "text",
         "link",
-        "what gateways and engines must both know, 16 bytes or more; engines beyond loopback "
-        "need one",
+        "file with the secret that gateways and engines share, 16 bytes or more; required for "
+        "engines beyond loopback (default: none)",
         "FILE",
     ),
     Option(
         "drain-grace-s",
         "number",
         "process",
-        "how long answers in flight may take after SIGTERM (default: 20)",
+        "how long active responses may continue after SIGTERM (default: 20)",
         "SECONDS",
     ),
     Option(
         "requests-per-minute",
         "integer",
         "server",
-        "responses a tenant may begin in a minute, on all endpoints of this process (default: 0, "
-        "no limit)",
+        "responses that a tenant may create in a minute, on all endpoints of this process "
+        "(default: 0, no limit)",
         "N",
     ),
     Option(
         "tokens-per-minute",
         "integer",
         "server",
-        "tokens computed for a tenant in a minute: generated ones, and those of prompts that were "
+        "tokens computed for a tenant in a minute: generated tokens, and prompt tokens that were "
         "not in KV (default: 0, no limit)",
         "TOKENS",
     ),
-    Option("no-web", "switch", "server", "serve no page, the API alone"),
+    Option("no-web", "switch", "server", "serve only the API, without the web page (default: off)"),
     Option(
         "temperature",
         "number",
         "server",
-        "of sessions that set none (default: 0, always the likeliest token)",
+        "temperature of sessions that set none (default: 0, greedy sampling)",
         "T",
     ),
     Option(
         "store",
         "text",
         "store",
-        "where conversations are kept: sqlite:///FILE, redis://HOST, rediss://HOST, "
-        "redis+sentinel://HOST,HOST/SERVICE, or 'memory' (default: a file in your state folder). "
-        "Engines that run apart are announced in a Redis",
+        "store of the conversations: sqlite:///FILE, redis://HOST, rediss://HOST, "
+        "redis+sentinel://HOST,HOST/SERVICE, or 'memory' (default: a SQLite file in your state "
+        "folder). An engine alone is announced in a Redis (default: it is not announced)",
         "URL",
     ),
     Option(
         "durability",
         "text",
         "store",
-        "what an acknowledgement means. normal: a crash of the process loses nothing; strict: nor "
-        "does one of the machine (default: normal)",
+        "what an acknowledged write survives. normal: a crash of the process; strict: also a "
+        "crash of the machine (default: normal)",
         choices=("normal", "strict"),
     ),
     Option(
         "resume-window-s",
         "number",
         "store",
-        "how long a session waits for a client that has dropped (default: 900)",
+        "how long a session is kept for a client that has disconnected (default: 900)",
         "SECONDS",
     ),
     Option(
         "detach-grace-s",
         "number",
         "store",
-        "how long an answer is made for a client that has dropped; then it pauses (default: 30)",
+        "how long a response continues after its client has disconnected; then it is paused "
+        "(default: 30)",
         "SECONDS",
     ),
     Option(
         "log-level",
         "text",
         "process",
-        "how much is logged (default: warning)",
+        "minimum level of logged messages (default: warning)",
         choices=("debug", "info", "warning", "error"),
     ),
 )
@@ -208,12 +271,12 @@ OPTIONS: tuple[Option, ...] = (
 _BY_KEY = {option.key: option for option in OPTIONS}
 _GROUPS = {
     "model": "the model",
-    "engine": "its engine",
-    "host": "the engine by itself",
+    "engine": "the engine",
+    "host": "an engine alone",
     "server": "the server",
     "store": "what survives a dropped connection, a restart or a crash",
-    "engines": "its engines",
-    "link": "between gateways and engines",
+    "engines": "the engines of the gateway",
+    "link": "links between gateways and engines",
     "process": "the process",
 }
 COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
@@ -221,19 +284,21 @@ COMMAND_GROUPS: dict[str, tuple[str, ...]] = {
     "gateway": ("server", "store", "engines", "link", "process"),
     "engine": ("model", "engine", "host", "link", "process"),
 }
-"""Which groups of options each takes."""
+"""The groups of options that each command takes."""
 _EXTRA_OPTIONS = {"engine": ("ssl-certfile", "ssl-keyfile", "store")}
 _EXCLUDED_OPTIONS = {"engine": ("served-model-name",)}
 
 
 def add_options(parser: argparse.ArgumentParser, command: str) -> None:
-    """Those of the command; the environment and a file may hold options of others too."""
+    """Add the options of a command. Environment and file may also hold those of other commands."""
     for group, title in _GROUPS.items():
         section = parser.add_argument_group(title)
         for option in OPTIONS:
             if option.group == group and _accepts(command, option):
                 _add(section.add_argument, option)
-    parser.add_argument("--config", metavar="FILE", help="TOML file with options, named as here")
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file with options, named as here (default: none)"
+    )
 
 
 def _accepts(command: str, option: Option) -> bool:
@@ -245,7 +310,7 @@ def _accepts(command: str, option: Option) -> bool:
 def merge_sources(
     arguments: Mapping[str, object], environ: Mapping[str, str]
 ) -> dict[str, OptionValue]:
-    """The options that are set anywhere. Raises SetupError."""
+    """Return the options that are set, each from its first source. Raises SetupError."""
     file = arguments.get("config") or environ.get(f"{ENVIRONMENT_PREFIX}CONFIG")
     found = _from_file(Path(str(file))) if file else {}
     found |= _from_environment(environ)
@@ -278,7 +343,7 @@ def _add(add: Callable[..., object], option: Option) -> None:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, OptionValue]:
-    """Lists are separated by commas."""
+    """Return the options of the environment; lists are separated by commas."""
     found: dict[str, OptionValue] = {}
     for option in OPTIONS:
         text = environ.get(option.environment_variable)
@@ -298,7 +363,7 @@ def _from_file(path: Path) -> dict[str, OptionValue]:
     for name, value in table.items():
         option = _BY_KEY.get(name.replace("-", "_"))
         if option is None:
-            raise SetupError(f"{path}: there is no option '{name}'")
+            raise SetupError(f"{path}: unknown option '{name}'")
         found[option.key] = _check(option, value, f"{path}: {name}")
     return found
 
@@ -310,19 +375,26 @@ def _parse(option: Option, text: str, where: str) -> OptionValue:
         case "list":
             return [part.strip() for part in text.split(",") if part.strip()]
         case "switch":
-            words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
-            if text.lower() not in words:
+            booleans = {
+                "1": True,
+                "true": True,
+                "yes": True,
+                "0": False,
+                "false": False,
+                "no": False,
+            }
+            if text.lower() not in booleans:
                 raise SetupError(f"{where}: '{text}' is neither true nor false")
-            return words[text.lower()]
+            return booleans[text.lower()]
         case "integer" | "number":
             try:
                 return int(text) if option.kind == "integer" else float(text)
             except ValueError:
-                raise SetupError(f"{where}: '{text}' is no {option.kind}") from None
+                raise SetupError(f"{where}: '{text}' is not a valid {option.kind}") from None
 
 
 def _check(option: Option, value: object, where: str) -> OptionValue:
-    wanted: dict[OptionKind, object] = {
+    types: dict[OptionKind, object] = {
         "text": str,
         "integer": int,
         "number": float,
@@ -332,11 +404,11 @@ def _check(option: Option, value: object, where: str) -> OptionValue:
     if option.kind == "list" and isinstance(value, str):
         value = [value]
     try:
-        found = cast(OptionValue, msgspec.convert(value, cast(type, wanted[option.kind])))
+        found = cast(OptionValue, msgspec.convert(value, cast(type, types[option.kind])))
     except msgspec.ValidationError:
-        raise SetupError(f"{where}: {value!r} is no {option.kind}") from None
+        raise SetupError(f"{where}: {value!r} is not a valid {option.kind}") from None
     if option.choices and found not in option.choices:
-        raise SetupError(f"{where}: {value!r} is none of {', '.join(option.choices)}")
+        raise SetupError(f"{where}: {value!r} is not one of {', '.join(option.choices)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""What `serve`, `gateway` or `engine` was asked to be, checked."""
+"""Settings of `serve`, `gateway` and `engine`, built from options and validated."""
 
 import math
 from collections.abc import Mapping
@@ -25,28 +25,30 @@ PER_MINUTE_MAX = 1_000_000_000
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of a gateway, with or without an engine of its own."""
+
     engine: EngineConfig = EngineConfig()
     served_model_name: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     tenants: dict[str, str] = {}
-    """By API key."""
+    """Tenant by API key. Empty: no key is required."""
     allowed_origins: frozenset[str] = frozenset()
     ssl_certfile: str | None = None
-    """PEM; None: no TLS."""
+    """PEM file. None: no TLS."""
     ssl_keyfile: str | None = None
-    """None: in the same file."""
+    """PEM file. None: the key is in `ssl_certfile`."""
     temperature: float = 0.0
     web: bool = True
-    """Whether browsers find a page at `/`."""
+    """Whether the web page is served."""
     engines: tuple[Address, ...] = ()
-    """Of a gateway, those it was told of."""
+    """Addresses of the engines of `continuo gateway`, besides those announced in Redis."""
     secret: bytes = b""
     engine_cafile: str | None = None
     drain_grace_s: float = DRAIN_GRACE_S
     log_level: str = "warning"
     store: str = "memory"
-    """URL, or `memory`."""
+    """URL of the store, or `memory`."""
     durability: Durability = "normal"
     limits: Limits = Limits()
 
@@ -56,17 +58,17 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an engine by itself."""
+    """Settings of an engine alone (`continuo engine`)."""
 
     engine: EngineConfig = EngineConfig()
     listen: Address = DEFAULT_LISTEN
     advertise: Address | None = None
-    """None: as it listens."""
+    """Address announced to gateways. None: that of `listen`."""
     secret_file: str | None = None
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     store: str | None = None
-    """A Redis where gateways find it."""
+    """URL of the Redis in which the engine is announced. None: it is not announced."""
     drain_grace_s: float = DRAIN_GRACE_S
     log_level: str = "warning"
 
@@ -76,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 
 def make_serve_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
-    """Raises SetupError, in one line."""
+    """Build the settings of `continuo serve`. Raises SetupError with a message of one line."""
     fields = {"host", "port", "temperature", "log_level", "ssl_certfile", "ssl_keyfile"}
     fields |= {"store", "durability", "engine_cafile", "drain_grace_s"}
     settings = GatewaySettings(
@@ -101,29 +103,29 @@ def make_serve_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
     _check_grace(settings.drain_grace_s)
     if settings.ssl_keyfile and not settings.ssl_certfile:
         raise SetupError(
-            f"--ssl-keyfile {settings.ssl_keyfile} is of no use without --ssl-certfile"
+            f"--ssl-keyfile {settings.ssl_keyfile} has no effect without --ssl-certfile"
         )
     if not (settings.is_loopback or settings.tenants or options.get("no_auth")):
         raise SetupError(
-            f"--host {settings.host} would let anyone in: set --api-key (or CONTINUO_API_KEY), "
-            "or say --no-auth if that is what you want"
+            f"--host {settings.host} accepts any client: set --api-key (or CONTINUO_API_KEY), or "
+            "--no-auth if that is intended"
         )
     return settings
 
 
 def make_gateway_settings(options: Mapping[str, OptionValue]) -> GatewaySettings:
-    """Raises SetupError, in one line."""
+    """Build the settings of `continuo gateway`. Raises SetupError with a message of one line."""
     settings = make_serve_settings(options)
     if not settings.engines and not settings.store.startswith("redis"):
         raise SetupError(
-            "a gateway needs engines: name them with --engine HOST:PORT, or the Redis where they "
-            "are announced with --store redis://HOST:PORT"
+            "a gateway needs engines: set --engine HOST:PORT, or --store redis://HOST:PORT for the "
+            "Redis in which they are announced"
         )
     return settings
 
 
 def make_engine_settings(options: Mapping[str, OptionValue]) -> EngineSettings:
-    """Raises SetupError, in one line."""
+    """Build the settings of `continuo engine`. Raises SetupError with a message of one line."""
     fields = {"ssl_certfile", "ssl_keyfile", "store", "drain_grace_s", "log_level", "secret_file"}
     settings = EngineSettings(engine=_parse_engine_config(options))
     chosen: dict[str, object] = {key: value for key, value in options.items() if key in fields}
@@ -134,14 +136,14 @@ def make_engine_settings(options: Mapping[str, OptionValue]) -> EngineSettings:
     _check_grace(settings.drain_grace_s)
     if _read_secret(options) is None and not is_loopback(settings.listen.host):
         raise SetupError(
-            f"--listen {settings.listen} would let any gateway in: set --secret-file, here and at "
-            "the gateways"
+            f"--listen {settings.listen} accepts any gateway: set --secret-file, here and at the "
+            "gateways"
         )
     if settings.store is not None and not settings.store.startswith("redis"):
-        raise SetupError(f"--store {settings.store}: engines are announced in a Redis only")
+        raise SetupError(f"--store {settings.store}: engines are announced only in a Redis")
     if settings.store and settings.advertise is None and settings.listen.host in ("0.0.0.0", "::"):
         raise SetupError(
-            f"--listen {settings.listen} is no address gateways could be told: set --advertise"
+            f"--listen {settings.listen} cannot be announced to gateways: set --advertise"
         )
     return settings
 
@@ -177,8 +179,8 @@ def _parse_engine_config(options: Mapping[str, OptionValue]) -> EngineConfig:
 
 
 def _parse_limits(options: Mapping[str, OptionValue]) -> Limits:
-    given = {key: options[key] for key in ("resume_window_s", "detach_grace_s") if key in options}
-    for key, value in given.items():
+    chosen = {key: options[key] for key in ("resume_window_s", "detach_grace_s") if key in options}
+    for key, value in chosen.items():
         if not 0 <= cast(float, value) <= RESUME_WINDOW_S_MAX:
             name = key.replace("_", "-")
             raise SetupError(f"--{name} {value}: expected 0 to {RESUME_WINDOW_S_MAX:,} seconds")
@@ -187,8 +189,8 @@ def _parse_limits(options: Mapping[str, OptionValue]) -> Limits:
         if not 0 <= value <= PER_MINUTE_MAX:
             name = key.replace("_", "-")
             raise SetupError(f"--{name} {value}: expected 0 to {PER_MINUTE_MAX:,}")
-        given[key] = value
-    return msgspec.structs.replace(Limits(), **given)
+        chosen[key] = value
+    return msgspec.structs.replace(Limits(), **chosen)
 
 
 def _string_list(options: Mapping[str, OptionValue], key: str) -> tuple[str, ...]:
@@ -197,8 +199,8 @@ def _string_list(options: Mapping[str, OptionValue], key: str) -> tuple[str, ...
 
 def _read_tenants(options: Mapping[str, OptionValue]) -> dict[str, str]:
     file = options.get("api_keys_file")
-    filed = api_keys.read_keys_file(Path(str(file))) if file else {}
-    return {**filed, **api_keys.default_tenant_keys(_string_list(options, "api_key"))}
+    file_keys = api_keys.read_keys_file(Path(str(file))) if file else {}
+    return {**file_keys, **api_keys.default_tenant_keys(_string_list(options, "api_key"))}
 
 
 def _parse_origin(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What a starting server prints: its progress and its addresses."""
+"""Output of a starting server: its progress and its addresses."""
 
 import socket
 import sys
@@ -8,7 +8,7 @@ from continuo.realtime.server.config.settings import DEFAULT_PORT, GatewaySettin
 
 
 class LoadProgress:
-    """Says a stage once, when it begins; in a terminal, how far it is."""
+    """Prints each stage of loading once, when it begins; in a terminal, also its progress."""
 
     def __init__(self) -> None:
         self._stage = ""
@@ -23,6 +23,7 @@ class LoadProgress:
 
 
 def print_welcome(engine: EngineClient, settings: GatewaySettings, sock: socket.socket) -> None:
+    """Print model, addresses and commands of a server that is ready."""
     ready = engine.ready
     name, port = settings.served_model_name, sock.getsockname()[1]
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -40,8 +41,8 @@ def print_welcome(engine: EngineClient, settings: GatewaySettings, sock: socket.
         f"\n"
         f"{page}"
         f"  Listening on   {url}/v1/realtime\n"
-        f"  Talk to it     {chat}\n"
-        f"  Stop it        Ctrl-C\n"
+        f"  Chat           {chat}\n"
+        f"  Stop           Ctrl-C\n"
     )
 
 

@@ -1,7 +1,7 @@
-"""The engines of a gateway: those it was told of, and those that are announced in Redis.
+"""Discovery of the engines of a gateway: those configured, and those announced in Redis.
 
-An engine knows no Redis: the process it was started by announces it. Which engine a session goes to
-is decided by what the engines say on their links; here they are only found.
+The engine process does not know Redis: its parent process announces it. Discovery only finds the
+engines; the router assigns sessions to them, by their load reports.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from continuo.realtime.store.redis.client import RedisClient
 log = logging.getLogger(__name__)
 
 ANNOUNCE_INTERVAL_S = 1.0
-"""How often an engine is announced, and how often gateways look."""
+"""Interval of announcements, and of lookups by gateways."""
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What is said of an engine, for people who look."""
+    """The record of an engine in Redis. Gateways use only its key; its fields are for operators."""
 
     address: str
     model: str
@@ -42,16 +42,16 @@ class Announcement(msgspec.Struct, frozen=True):
 async def announce(
     engine: EngineClient, address: Address, store: str | None
 ) -> AsyncGenerator[None]:
-    """While an engine of ours is ready, gateways find it. Raises SetupError."""
+    """Announce an engine while it is ready, so that gateways find it. Raises SetupError."""
     if store is None:
         yield
         return
     redis = _open_redis(store)
-    announcing = asyncio.create_task(_announce(engine, address, redis), name="announce")
+    announcements = asyncio.create_task(_announce(engine, address, redis), name="announce")
     try:
         yield
     finally:
-        announcing.cancel()
+        announcements.cancel()
         await _withdraw(address, redis)
         await redis.aclose()
 
@@ -60,20 +60,20 @@ async def announce(
 async def discover_engines(
     configured: Iterable[Address], security: LinkSecurity, store: str | None
 ) -> AsyncGenerator[EngineClient]:
-    """Engines that run apart, ready or not. Raises SetupError."""
+    """Connect to the configured and the announced engines, ready or not. Raises SetupError."""
     engine = EngineClient()
     fixed = set(configured)
     for address in fixed:
         engine.add_engine(address.host, address.port, security)
     redis = _open_redis(store) if store is not None else None
-    looking = None
+    discovery = None
     if redis is not None:
-        looking = asyncio.create_task(_discover(engine, fixed, security, redis), name="engines")
+        discovery = asyncio.create_task(_discover(engine, fixed, security, redis), name="engines")
     try:
         yield engine
     finally:
-        if looking is not None:
-            looking.cancel()
+        if discovery is not None:
+            discovery.cancel()
         await engine.stop()
         if redis is not None:
             await redis.aclose()
@@ -90,7 +90,7 @@ async def _announce(engine: EngineClient, address: Address, redis: RedisClient) 
     while True:
         loads = engine.loads()
         for incarnation, load in loads.items():
-            said = Announcement(
+            announcement = Announcement(
                 str(address),
                 engine.ready.model,
                 incarnation,
@@ -101,7 +101,7 @@ async def _announce(engine: EngineClient, address: Address, redis: RedisClient) 
             )
             if not load.draining:
                 names = (keys.ENGINES_KEY, keys.engine_key(str(address)))
-                args = (str(address), msgspec.json.encode(said), keys.ENGINE_EXPIRY_MS)
+                args = (str(address), msgspec.json.encode(announcement), keys.ENGINE_EXPIRY_MS)
                 await _try_call(redis, partial(redis.run_script, "announce", names, args))
         await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
@@ -114,23 +114,26 @@ async def _withdraw(address: Address, redis: RedisClient) -> None:
 async def _discover(
     engine: EngineClient, configured: set[Address], security: LinkSecurity, redis: RedisClient
 ) -> None:
-    """While Redis does not answer, those that were found stay."""
+    """Add and remove announced engines. While Redis is unavailable, the engines found remain."""
     known: set[Address] = set()
     while True:
         found = await _try_call(redis, partial(redis.run_script, "engines", (keys.ENGINES_KEY,)))
         if found is not None:
-            now = {Address.parse(name.decode()) for name in found} - configured
-            for address in now - known:
+            announced = {Address.parse(name.decode()) for name in found} - configured
+            for address in announced - known:
                 engine.add_engine(address.host, address.port, security)
-            gone = {address for address in known - now if not engine.is_responsive_at(*address)}
-            for address in gone:
+            lost = {
+                address for address in known - announced if not engine.is_responsive_at(*address)
+            }
+            for address in lost:
                 engine.remove_engine(address.host, address.port)
-            known = (known | now) - gone
+            known = (known | announced) - lost
         await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
 
 async def _try_call(redis: RedisClient, call: Callable[[], Awaitable[Any]]) -> Any:
-    """The reply of Redis. Returns None if there is none, which is logged once (`pulse`)."""
+    """Return the reply of Redis. Returns None if Redis is unavailable, which the health probe logs
+    once."""
     try:
         async with redis.bounded():
             return await call()

@@ -1,8 +1,8 @@
-"""`continuo engine`: an engine by itself, for gateways elsewhere.
+"""`continuo engine`: an engine alone, for gateways in other processes.
 
-The engine process is a child of this one, takes gateways on a socket that outlives it, and is
-started again when it dies. SIGTERM drains: it takes nothing new, its turns are finished within a
-grace; gateways take their sessions elsewhere.
+The engine process is a child of this one. It accepts gateways on a socket that outlives it, and is
+restarted when it dies. SIGTERM drains: new work is refused, running turns finish within a grace,
+and the gateways attach their sessions to other engines.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from continuo.realtime.server.process.web_server import bind
 
 
 async def run_engine(settings: EngineSettings) -> int:
-    """Returns the exit status. Raises SetupError."""
+    """Run an engine until it is stopped. Returns the exit status. Raises SetupError."""
     logging_setup.configure(settings.log_level, ())
-    stopping = ShutdownSignals()
+    signals = ShutdownSignals()
     with bind(*settings.listen, option="--listen") as sock:
         sock.set_inheritable(True)
         listening = ListenerConfig(
@@ -32,7 +32,7 @@ async def run_engine(settings: EngineSettings) -> int:
         )
         print_line(f"Loading {settings.engine.model} ...")
         try:
-            engine = await stopping.run_unless_stopped(
+            engine = await signals.run_unless_stopped(
                 EngineClient.start(settings.engine, LoadProgress(), listening)
             )
         except EngineError as error:
@@ -47,24 +47,24 @@ async def run_engine(settings: EngineSettings) -> int:
                     f"Ready after {ready.load_s:.1f} s: {ready.model} on {ready.device}, "
                     f"{ready.dtype}.\n\n  Gateways       {address}\n"
                 )
-                return await _wait_until_stopped(engine, stopping, settings)
+                return await _wait_until_stopped(engine, signals, settings)
         finally:
             await engine.stop()
 
 
 async def _wait_until_stopped(
-    engine: EngineClient, stopping: ShutdownSignals, settings: EngineSettings
+    engine: EngineClient, signals: ShutdownSignals, settings: EngineSettings
 ) -> int:
-    asked, lost = (
-        asyncio.create_task(stopping.wait()),
+    stopped, lost = (
+        asyncio.create_task(signals.wait()),
         asyncio.create_task(engine.wait_until_lost()),
     )
-    await asyncio.wait((asked, lost), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     if lost.done():
-        print_line("continuo: the engine process is gone; stopping.")
+        print_line("continuo: the engine process was lost; stopping.")
         return 1
-    if stopping.is_graceful:
-        print_line("Stopping. Turns that run are finished; again to stop at once.")
+    if signals.is_graceful:
+        print_line("Stopping. Running turns finish first; signal again to stop at once.")
         await engine.drain()
         await wait_until_idle(lambda: _running_turns(engine), settings.drain_grace_s)
     else:

@@ -1,9 +1,9 @@
-"""`continuo serve` and `continuo gateway`, from the port to the farewell.
+"""`continuo serve` and `continuo gateway`, from binding the port to shutdown.
 
-SIGTERM drains: nobody new comes in, answers in flight are finished within a grace; a conversation
-is closed with 1012 when no answer is made for it. SIGINT does not wait for answers. A second signal
-leaves at once; one that comes together with the first is the same word: `make` passes on to us what
-its whole process group was told.
+SIGTERM drains: new connections are refused, and active responses finish within a grace; a session
+is closed with 1012 as soon as it has no active response. SIGINT does not wait for responses. A
+second signal exits at once. Signals in quick succession count as one, because `make` repeats a
+signal that its process group has received.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ EngineSource = Callable[[GatewaySettings], AbstractAsyncContextManager[EngineCli
 
 
 async def serve(settings: GatewaySettings) -> int:
-    """With an engine of its own. Returns the exit status. Raises SetupError."""
+    """Run a gateway with an engine of its own. Returns the exit status. Raises SetupError."""
     return await _run(settings, _local_engine)
 
 
 async def serve_gateway(settings: GatewaySettings) -> int:
-    """With engines that run apart. Returns the exit status. Raises SetupError."""
+    """Run a gateway with remote engines. Returns the exit status. Raises SetupError."""
     return await _run(settings, _remote_engines)
 
 
@@ -53,10 +53,10 @@ async def _local_engine(settings: GatewaySettings) -> AsyncGenerator[EngineClien
 
 @asynccontextmanager
 async def _remote_engines(settings: GatewaySettings) -> AsyncGenerator[EngineClient]:
-    where = [str(address) for address in settings.engines]
+    sources = [str(address) for address in settings.engines]
     if settings.store.startswith("redis"):
-        where.append("those announced in Redis")
-    print_line(f"Waiting for an engine: {', '.join(where)} ...")
+        sources.append("those announced in Redis")
+    print_line(f"Waiting for an engine: {', '.join(sources)} ...")
     security = LinkSecurity(settings.secret, _engine_tls(settings))
     store = settings.store if settings.store.startswith("redis") else None
     async with discover_engines(settings.engines, security, store) as engine:
@@ -65,17 +65,17 @@ async def _remote_engines(settings: GatewaySettings) -> AsyncGenerator[EngineCli
 
 
 async def _run(settings: GatewaySettings, source: EngineSource) -> int:
-    recent = logging_setup.configure(settings.log_level, settings.tenants)
+    recent_warnings = logging_setup.configure(settings.log_level, settings.tenants)
     tls = _server_tls(settings)
-    stopping = ShutdownSignals()
+    signals = ShutdownSignals()
     with bind(settings.host, settings.port) as sock:
-        entrance = ReadinessGate()
-        server = WebServer(entrance, settings, lambda: None, tls)
+        readiness_gate = ReadinessGate()
+        server = WebServer(readiness_gate, settings, lambda: None, tls)
         serving = asyncio.create_task(server.serve([sock]), name="http")
         async with AsyncExitStack() as stack:
             try:
                 store = await stack.enter_async_context(_opened_store(settings))
-                engine = await stopping.run_unless_stopped(
+                engine = await signals.run_unless_stopped(
                     stack.enter_async_context(source(settings))
                 )
                 if engine is None:
@@ -83,11 +83,11 @@ async def _run(settings: GatewaySettings, source: EngineSource) -> int:
                 settings = _with_model_name(settings, engine)
                 if engine.text.template is not None:
                     await asyncio.to_thread(engine.text.template.probe_short_view)
-                app = build_app(engine, settings, store, recent)
+                app = build_app(engine, settings, store, recent_warnings)
                 await stack.enter_async_context(app.state.registry.running())
-                entrance.set_app(app, engine, store)
+                readiness_gate.set_app(app, engine, store)
                 print_welcome(engine, settings, sock)
-                return await _wait_until_stopped(entrance, engine, serving, stopping, settings)
+                return await _wait_until_stopped(readiness_gate, engine, serving, signals, settings)
             finally:
                 server.should_exit = True
                 try:
@@ -98,7 +98,7 @@ async def _run(settings: GatewaySettings, source: EngineSource) -> int:
 
 @asynccontextmanager
 async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
-    """Raises SetupError."""
+    """Open the store, and close it at the end. Raises SetupError."""
     url = "sqlite://:memory:" if settings.store == "memory" else settings.store
     try:
         store = await open_store(url, settings.durability)
@@ -111,7 +111,7 @@ async def _opened_store(settings: GatewaySettings) -> AsyncGenerator[Store]:
 
 
 def _with_model_name(settings: GatewaySettings, engine: EngineClient) -> GatewaySettings:
-    """A gateway serves what its engines serve."""
+    """Serve under the engines' model name unless names are configured."""
     if settings.served_model_name:
         return settings
     return msgspec.structs.replace(settings, served_model_name=(engine.ready.model,))
@@ -121,22 +121,22 @@ async def _wait_until_stopped(
     readiness_gate: ReadinessGate,
     engine: EngineClient,
     serving: "asyncio.Task[None]",
-    stopping: ShutdownSignals,
+    signals: ShutdownSignals,
     settings: GatewaySettings,
 ) -> int:
-    asked, lost = (
-        asyncio.create_task(stopping.wait()),
+    stopped, lost = (
+        asyncio.create_task(signals.wait()),
         asyncio.create_task(engine.wait_until_lost()),
     )
-    await asyncio.wait((serving, asked, lost), return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait((serving, stopped, lost), return_when=asyncio.FIRST_COMPLETED)
     if lost.done():
-        print_line("continuo: the engine process is gone; stopping.")
+        print_line("continuo: the engine process was lost; stopping.")
         return 1
     lost.cancel()
-    asked.cancel()
+    stopped.cancel()
     readiness_gate.is_draining = True
-    if stopping.is_graceful:
-        print_line("Stopping. Answers in flight are finished; again to stop at once.")
+    if signals.is_graceful:
+        print_line("Stopping. Active responses finish first; signal again to stop at once.")
         readiness_gate.state.registry.drain()
         await wait_until_idle(lambda: engine.active_turns, settings.drain_grace_s)
     else:
@@ -145,30 +145,30 @@ async def _wait_until_stopped(
 
 
 def _engine_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """Of engines that speak TLS. Raises SetupError."""
+    """Return the TLS context of links to engines. Returns None without TLS. Raises SetupError."""
     if settings.engine_cafile is None:
         return None
     try:
         context = ssl.create_default_context(cafile=settings.engine_cafile)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise SetupError(f"--engine-cafile {settings.engine_cafile}: {why}") from None
-    context.check_hostname = False  # it is signed by who we trust; it may have many addresses
+        reason = error.strerror or str(error)
+        raise SetupError(f"--engine-cafile {settings.engine_cafile}: {reason}") from None
+    context.check_hostname = False  # a trusted CA is enough: an engine may have many addresses
     return context
 
 
 def _server_tls(settings: GatewaySettings) -> ssl.SSLContext | None:
-    """Raises SetupError."""
+    """Return the TLS context of the server. Returns None without TLS. Raises SetupError."""
     if settings.ssl_certfile is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    given = f"--ssl-certfile {settings.ssl_certfile}"
+    option = f"--ssl-certfile {settings.ssl_certfile}"
     if settings.ssl_keyfile:
-        given += f" --ssl-keyfile {settings.ssl_keyfile}"
+        option += f" --ssl-keyfile {settings.ssl_keyfile}"
     try:
-        # A key behind a password would be asked for on the terminal.
+        # An empty password: without one, OpenSSL would prompt on the terminal.
         context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile, password=str)
     except OSError as error:  # ssl.SSLError is one
-        why = error.strerror or str(error)
-        raise SetupError(f"{given}: cannot be used ({why})") from None
+        reason = error.strerror or str(error)
+        raise SetupError(f"{option}: cannot be used ({reason})") from None
     return context

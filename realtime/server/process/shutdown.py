@@ -10,17 +10,17 @@ from typing import TypeVar
 T = TypeVar("T")
 
 SIGNAL_MERGE_S = 0.1
-"""Signals that come within it are one."""
+"""Signals within this time count as one."""
 IDLE_S = 0.5
-"""So long after the last answer its end has been written."""
+"""Time after the last response in which its end is written."""
 
 
 class ShutdownSignals:
-    """Set by the first signal; the second does not wait for anybody."""
+    """SIGINT and SIGTERM: the first requests a shutdown, a second exits at once."""
 
     def __init__(self) -> None:
         self.is_graceful = False
-        """Answers in flight may end."""
+        """Whether active responses may finish: the signal was SIGTERM."""
         self._requested = asyncio.Event()
         self._requested_s = 0.0
         loop = asyncio.get_running_loop()
@@ -37,10 +37,11 @@ class ShutdownSignals:
             os._exit(1)
 
     async def wait(self) -> None:
+        """Wait for the first signal."""
         await self._requested.wait()
 
     async def run_unless_stopped(self, work: Coroutine[None, None, T]) -> T | None:
-        """What the work gives. None: stopped before it was done."""
+        """Return the result of `work`. Returns None if a signal comes first, which cancels it."""
         working, stopping = asyncio.create_task(work), asyncio.create_task(self.wait())
         try:
             await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -54,7 +55,7 @@ class ShutdownSignals:
 
 
 async def wait_until_idle(turn_count: Callable[[], int], grace_s: float) -> None:
-    """Returns when there has been no turn for QUIET_S, at the latest after `grace_s`."""
+    """Wait until there has been no turn for IDLE_S, at most for `grace_s`."""
     now_s = quiet_since_s = time.monotonic()
     end_s = now_s + grace_s
     while now_s < end_s and now_s - quiet_since_s < IDLE_S:

@@ -1,4 +1,4 @@
-"""uvicorn with guarded connections, and the socket it listens on."""
+"""The web server: uvicorn with guarded connections, and its listening socket."""
 
 import asyncio
 import contextlib
@@ -23,21 +23,18 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.server.http.readiness import ReadinessGate
 
 PING_S = 20.0
-
-
+"""Interval of WebSocket pings, and the timeout of the pong."""
 USER_TIMEOUT_MS = 20_000
-
-
+"""TCP_USER_TIMEOUT: a connection is dropped when sent data is not acknowledged for so long."""
 SHUTDOWN_S = 5
-
-
+"""Timeout of a graceful shutdown of uvicorn."""
 BACKLOG = 2048
 """Connections that may wait to be accepted."""
 
 
 def bind(host: str, port: int, option: str = "--host") -> socket.socket:
-    """A listening socket, ours from here on: who connects before the model is loaded waits. Raises
-    SetupError if the port is taken."""
+    """Return a listening socket. Clients that connect before the model is loaded wait in its
+    backlog. Raises SetupError if the port is unavailable."""
     try:
         infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -58,10 +55,11 @@ def bind(host: str, port: int, option: str = "--host") -> socket.socket:
 
 
 def port_unavailable(host: str, port: int, error: OSError) -> SetupError:
-    why = error.strerror or str(error)
+    """Return the setup error of a port that cannot be listened on."""
+    reason = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
-        why = "something else uses it; stop that, or choose another with --port"
-    return SetupError(f"cannot listen on port {port} of {host}: {why}")
+        reason = "the port is in use by another process; choose another with --port"
+    return SetupError(f"cannot listen on port {port} of {host}: {reason}")
 
 
 def _http_protocol(budget: IncomingBudget, read_turns: ReadTurns) -> type[GuardedHttp]:
@@ -86,7 +84,7 @@ def _websocket_protocol(
 
 
 class WebServer(uvicorn.Server):
-    """Leaves the signals to who runs it, and says when it listens."""
+    """uvicorn without signal handlers, which calls `on_listening` when it accepts connections."""
 
     def __init__(
         self,
