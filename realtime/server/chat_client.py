@@ -1,8 +1,8 @@
-"""`continuo chat`: a conversation in the terminal, over the same WebSocket as everyone's.
+"""`continuo chat`: a conversation in the terminal, over the Realtime API.
 
-A thread of its own waits for lines, so that the event loop is free to hear the server. In a
-terminal, Ctrl-C stops the answer and Ctrl-D leaves; with piped input only the answers are printed.
-A connection that is lost is made again, and the conversation goes on in the middle of a word.
+A thread waits for lines, so that the event loop is free to receive events. In a terminal, Ctrl-C
+cancels the response and Ctrl-D quits; with piped input only the responses are printed. A lost
+connection is resumed, even in the middle of a word.
 """
 
 import asyncio
@@ -26,13 +26,15 @@ from continuo.realtime.errors import SetupError
 
 _INPUT_PROMPT = "you> "
 _RECONNECT_TIMEOUT_S = 10.0
-"""How long a server that has gone may take to be back, or another one to be there in its place."""
+"""Timeout of reconnecting to a restarted server, or to another one in its place."""
 _RECONNECT_INTERVAL_S = 0.2
 _RESUMABLE_CLOSE_CODES = (None, 1001, 1006, 1011, 1012, 1013)
-"""Close codes after which a session waits for its client; None: there was none."""
+"""Close codes after which a session can be resumed. None: the connection closed without one."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of `continuo chat`."""
+
     url: str
     api_key: str | None = None
     model: str | None = None
@@ -75,7 +77,7 @@ class ReceivedItem(msgspec.Struct, frozen=True):
 
 
 class ReceivedEvent(msgspec.Struct, frozen=True):
-    """Of the server's events, what a chat needs."""
+    """The fields of server events that a chat uses."""
 
     type: str
     event_id: str = ""
@@ -87,8 +89,10 @@ class ReceivedEvent(msgspec.Struct, frozen=True):
 
 
 class InputLines:
-    """What is typed, or piped in. The thread is a daemon: nothing waits for a line that never
-    comes."""
+    """The lines of the user, from terminal or pipe.
+
+    The thread is a daemon, so that the process can exit while it waits for a line.
+    """
 
     def __init__(self, *, is_terminal: bool) -> None:
         self._is_terminal = is_terminal
@@ -98,7 +102,7 @@ class InputLines:
         threading.Thread(target=self._read, daemon=True).start()
 
     async def next(self) -> str | None:
-        """None: there are no more."""
+        """Read a line. Returns None at the end of the input."""
         self._wanted.release()
         return await self._lines.get()
 
@@ -124,31 +128,32 @@ class InputLines:
 
 
 class ChatClient:
+    """A session with a server, which is resumed when its connection is lost."""
+
     def __init__(self, options: ChatOptions, *, is_terminal: bool) -> None:
         self._options = options
         self._socket: ClientConnection
         self._is_terminal = is_terminal
         self._is_responding = False
         self._session_id = ""
-        """Empty: nothing to come back to."""
+        """Empty: no session to resume."""
         self._resume_token: str | None = None
-        """The resume token of that session."""
         self._last_event_id = ""
-        """The id of the last event."""
         self._pending_event: dict[str, Any] | None = None
-        """What is not answered yet. Sent again with its id it is not done again."""
+        """The request without an outcome yet. It is idempotent by its event_id."""
         self._is_response_announced = False
-        """Whether the answer that was asked for has been announced."""
+        """Whether `response.created` of the pending request has arrived."""
         self._received, self._shown = "", ""
-        """Of an answer, as it is told now, and as it stands there: it may be told anew."""
+        """Text of the response as received, and as printed. A snapshot repeats the former."""
         self._last_item_text = ""
-        """The last item of the server's that was told whole."""
+        """Text of the last complete assistant item."""
 
     async def connect(self) -> None:
-        """Raises what `connect` raises."""
+        """Connect. Raises the exceptions of `websockets.connect`."""
         self._socket = await _connect(self._options)
 
     async def run(self) -> int:
+        """Chat until the end of the input. Returns the exit status."""
         await self._start_session(self._options)
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
         lines = InputLines(is_terminal=self._is_terminal)
@@ -168,7 +173,7 @@ class ChatClient:
             if event.error is not None:
                 raise SetupError(event.error.message)
             if event.session is not None and self._is_terminal:
-                print(f"Talking to {event.session.model}. Ctrl-C stops an answer, Ctrl-D leaves.")
+                print(f"Talking to {event.session.model}. Ctrl-C cancels a response, Ctrl-D quits.")
             break
         session: dict[str, object] = {"type": "realtime"}
         if options.instructions is not None:
@@ -200,14 +205,16 @@ class ChatClient:
             self._is_responding = False
 
     async def _send_pending(self, event: dict[str, Any]) -> None:
-        """Something that is answered: by who is connected, or who will be."""
+        """Send a request that has an outcome: now, or after a reconnect."""
         self._pending_event = event | {"event_id": _new_id("event")}
         with contextlib.suppress(ConnectionClosed):
             await self._send(self._pending_event)
 
     async def _wait_for_outcome(self) -> int:
-        """Until the item is taken, or the answer has ended, which it prints as it comes; returns
-        the exit status that means."""
+        """Wait until the item is added or the response has ended, and print the response meanwhile.
+
+        Returns the exit status.
+        """
         async for event in self._events():
             match event:
                 case ReceivedEvent(type="conversation.item.done") if not self._is_responding:
@@ -228,7 +235,8 @@ class ChatClient:
                 case ReceivedEvent(
                     type="error", error=ReceivedError(code="response_already_created")
                 ):
-                    if self._is_responding and self._received != self._shown:  # it ended meanwhile
+                    # The response has ended while the client was disconnected.
+                    if self._is_responding and self._received != self._shown:
                         self._show(self._last_item_text)
                         print(flush=True)
                         return 0
@@ -241,7 +249,8 @@ class ChatClient:
         return 1
 
     def _show(self, text: str) -> None:
-        """What of it does not stand there yet; all of it, if it is told otherwise."""
+        """Print the part of `text` that is not printed yet; all of it on a new line if the printed
+        text differs."""
         self._received = text
         if self._shown.startswith(text):
             return
@@ -265,7 +274,7 @@ class ChatClient:
             yield event
 
     async def _reconnect(self, cause: ConnectionClosed) -> None:
-        """To the session, wherever it is now. Raises what was lost if it cannot be done soon."""
+        """Resume the session, at whichever server has it now. Raises `cause` if that fails."""
         code = cause.rcvd.code if cause.rcvd else None
         if not self._session_id or code not in _RESUMABLE_CLOSE_CODES:
             raise cause
@@ -284,7 +293,7 @@ class ChatClient:
             raise cause from None
 
     async def _on_resumed(self, resume: ReceivedResume) -> None:
-        """Where the answer may be told anew, or was not heard of, it is asked for again."""
+        """Send the pending request again, unless its response is replayed exactly."""
         self._session_id = resume.session_id
         self._resume_token = resume.token or self._resume_token
         if resume.resumed is None or self._pending_event is None:
@@ -300,7 +309,8 @@ class ChatClient:
         await self._socket.send(msgspec.json.encode(event).decode())
 
     async def _wait_unless_closed(self, line: "asyncio.Future[str | None] | Any") -> str | None:
-        """The next line, unless the server goes away first, and does not come back."""
+        """Return the next line. Raises ConnectionClosed if the connection is lost and not
+        resumed."""
         waiting = asyncio.ensure_future(line)
         try:
             while not waiting.done():
@@ -317,7 +327,7 @@ class ChatClient:
         if self._is_responding:
             self._cancelling = asyncio.ensure_future(self._cancel())
         elif self._is_terminal:
-            print("\n(Ctrl-D leaves)", flush=True)
+            print("\n(Ctrl-D quits)", flush=True)
         else:
             os._exit(130)
 
@@ -327,11 +337,12 @@ class ChatClient:
 
 
 async def run_chat(options: ChatOptions) -> int:
-    talk = ChatClient(options, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
+    """Chat with a server. Returns the exit status. Raises SetupError."""
+    client = ChatClient(options, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
     try:
-        await talk.connect()
+        await client.connect()
         with _restored_terminal():
-            return await talk.run()
+            return await client.run()
     except InvalidStatus as error:
         raise SetupError(_refusal_message(error)) from None
     except ConnectionClosed as error:
@@ -339,7 +350,7 @@ async def run_chat(options: ChatOptions) -> int:
         raise SetupError(_close_message(code, error.rcvd.reason if error.rcvd else None)) from None
     except (OSError, InvalidHandshake, InvalidURI, TimeoutError) as error:
         raise SetupError(
-            f"no server answers at {options.url} ({error}); start one with: continuo serve"
+            f"cannot connect to {options.url} ({error}); start a server with: continuo serve"
         ) from None
 
 
@@ -356,7 +367,7 @@ def _new_id(kind: str) -> str:
 
 @contextlib.contextmanager
 def _restored_terminal() -> Generator[None]:
-    """The thread may still wait for a line when we leave, its terminal in a state of its own."""
+    """Restore the terminal settings: on exit, `readline` may still be waiting for a line."""
     if not sys.stdin.isatty():
         yield
         return
@@ -388,7 +399,7 @@ def _describe_end(response: ReceivedResponse) -> str:
         case ReceivedResponse(status="cancelled"):
             return " [stopped]"
         case ReceivedResponse(status="incomplete"):
-            return " [cut off: no room for more]"
+            return " [incomplete: no room for more tokens]"
         case ReceivedResponse(
             status_details=ReceivedErrorDetails(error=ReceivedError(message=message))
         ):
@@ -399,11 +410,11 @@ def _describe_end(response: ReceivedResponse) -> str:
 
 def _refusal_message(error: InvalidStatus) -> str:
     try:
-        problem = msgspec.json.decode(error.response.body or b"", type=ReceivedErrorDetails).error
+        refusal = msgspec.json.decode(error.response.body or b"", type=ReceivedErrorDetails).error
     except msgspec.DecodeError:
-        problem = None
-    if problem is not None:
-        return problem.message
+        refusal = None
+    if refusal is not None:
+        return refusal.message
     return f"the server refused the connection (HTTP {error.response.status_code})"
 
 

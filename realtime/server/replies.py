@@ -72,4 +72,4 @@ def authenticate_full_key(
 
 
 def ephemeral_key_response() -> Response:
-    return error_response(403, "ephemeral_key", "A client secret is not good for this.")
+    return error_response(403, "ephemeral_key", "A client secret is not valid for this request.")

@@ -245,7 +245,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(server: Server) -> None:
     terminal.until(r"\[stopped\]")
     terminal.until("you> ")
     terminal.process.send_signal(signal.SIGINT)
-    terminal.until("Ctrl-D leaves")
+    terminal.until("Ctrl-D quits")
     terminal.type("hello\n")
     terminal.until("you> ")
     terminal.type("\x04")

@@ -57,7 +57,7 @@ class Authenticator:
             return Denied(
                 401,
                 "missing_api_key",
-                "No API key was shown. Use an Authorization header: Bearer YOUR_KEY.",
+                "No API key was sent. Use an Authorization header: Bearer YOUR_KEY.",
                 accepts_resume_token=True,
             )
         tenant = self._tenant_of(key)

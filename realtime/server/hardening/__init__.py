@@ -1,1 +1,1 @@
-"""Limits on what a peer may cost before its request is read."""
+"""Limits on the memory and time of a peer before its request is complete."""

@@ -1,9 +1,9 @@
 """HTTP connections of uvicorn, with a bound on what each may keep open.
 
-half a request                  aborted: its head after HEAD_S, its body after BODY_S
+half a request                  aborted: head after HEAD_TIMEOUT_S, body after BODY_TIMEOUT_S
 an endless head, or trailers    refused with 414 or 431 at a bound of bytes and of lines
-unfinished requests over budget the largest is refused with 503 (`incoming`)
-input after a refusal           read and discarded for LINGER_S, at most LINGER_BYTES
+unfinished requests over budget the largest is refused with 503 (`incoming_budget`)
+input after a refusal           read and discarded for LINGER_S, at most LINGER_BYTES_MAX
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from continuo.realtime.server.hardening.guards import (
     SLICE_BYTES,
     Lingerer,
     TurnwiseReader,
-    last_answer,
+    encode_last_response,
     slices,
 )
 from continuo.realtime.server.hardening.incoming_budget import (
@@ -42,13 +42,14 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 HEAD_TIMEOUT_S = 10.0
 BODY_TIMEOUT_S = 60.0
 REQUEST_LINE_BYTES_MAX = 16 * 1024
-"""The target of a request: a URL of browsers is shorter. Over it 414."""
+"""Target of a request; URLs of browsers are shorter. Over it 414."""
 HEADERS_BYTES_MAX = 64 * 1024
 """Names and values of all header lines, trailers included. Over it 431."""
 HEADERS_MAX = http11.MAX_NUM_HEADERS
 """Header lines, trailers included: as many as `websockets` takes in an upgrade. Over it 431."""
 PIPELINED_REQUESTS_MAX = 16
-"""Requests that wait for the answer to one before; browsers and SDKs send none. Over it 503."""
+"""Requests that wait for the response to an earlier one; browsers and SDKs do not pipeline. Over
+it 503."""
 RETRY_AFTER_S = 2
 
 
@@ -81,7 +82,7 @@ class _CycleTransport:
 
 
 class GuardedHttp(Lingerer, HttpToolsProtocol):
-    """HTTP with a deadline for each request, from the connection on for the first; with a bound on
+    """HTTP with a deadline for each request, for the first from the connection on; with a bound on
     its head, and one on the bytes of all unfinished requests together."""
 
     incoming_budget: ClassVar[IncomingBudget]
@@ -95,9 +96,9 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     frame of a chunk."""
     _header_bytes = 0
     _refusal: bytes | None = None
-    """The last answer of this connection; input after its cause is discarded."""
+    """The last response of this connection; input after its cause is discarded."""
     _current_cycle: RequestResponseCycle | None = None
-    """The request that the application is answering, or has answered last."""
+    """The request of the present response of the application, or of the last one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
@@ -112,7 +113,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     def _read(self, part: bytes) -> None:
         if self._refusal is not None:
-            self._throw_away(part)
+            self._discard_input(part)
             return
         if self.parser is None or self.transport.is_closing():
             return
@@ -135,7 +136,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self._head_share is not None:
             self._head_share.charge(size)
         if not size:
-            self._head_share = None  # which refers to us
+            self._head_share = None  # it refers to this object
 
     def send_400_response(self, msg: str) -> None:
         if self._refusal is None:
@@ -168,15 +169,13 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self.parser.should_upgrade() and self._should_upgrade():  # type: ignore[union-attr]  # uvicorn declares it Any or None
             self._check_upgrade()
         if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
-            message = (
-                f"{PIPELINED_REQUESTS_MAX} requests wait for the answer to one before, the most."
-            )
+            message = f"{PIPELINED_REQUESTS_MAX} requests wait for an earlier response, the most."
             self._refuse_and_stop(503, "too_many_pipelined_requests", message)
         self._arm(BODY_TIMEOUT_S)
         super().on_headers_complete()
 
     def _check_upgrade(self) -> None:
-        """Refuse a head that `websockets`, which reads it again, would not take."""
+        """Refuse a head that `websockets`, which parses it again, would refuse."""
         limit = http11.MAX_LINE_LENGTH
         if len(b"GET " + self.url + b" HTTP/1.1\r\n") > limit:
             message = f"The request line of a WebSocket upgrade is over {limit:,} bytes."
@@ -194,7 +193,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._head_bytes = 0
         super().on_body(body)
         if self._is_answered:
-            return  # an upgrade that has a body; or one that is not read
+            return  # the body of an upgrade, or a body that is not read
         share = self._body_share()
         share.charge(share.unfinished_bytes + len(body))
         if self._refusal is not None:
@@ -220,7 +219,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._disarm()
         self._charge_head(0)
         super().handle_websocket_upgrade()
-        self.parser = None  # which refers to us
+        self.parser = None  # it refers to this object
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._current_cycle = cycle
@@ -230,7 +229,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     def _close_after_response(self) -> None:
         """Close the connection after a response. If the body of the request has not arrived, its
-        rest is discarded for a while: unread, it would reset the response."""
+        rest is discarded for a while: unread, it would reset the connection."""
         cycle = self._current_cycle
         unread = cycle is not None and cycle.response_complete and cycle.more_body
         if unread and not self.transport.is_closing():
@@ -238,7 +237,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         else:
             self.transport.close()
 
-    # ------------------------------------------------------------ refusing
+    # ------------------------------------------------------------ refusals
 
     @property
     def _is_answered(self) -> bool:
@@ -247,7 +246,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         return cycle is None or cycle.response_complete
 
     def _refuse_and_stop(self, status: int, code: str, message: str) -> NoReturn:
-        """Refuse the request under way. Raises _Stopped, which ends the run of the parser."""
+        """Refuse the request under way. Raises _ParserStopped, which ends the run of the parser."""
         self._refuse(status, code, message)
         raise _ParserStopped
 
@@ -257,14 +256,14 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self._refuse(503, "server_busy", message)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """Answer the request under way, after those before it, and close the connection."""
+        """Refuse the request under way, after the responses before it, and close the connection."""
         if self._refusal is not None or self.transport.is_closing():
             return
         kind = "server_error" if status == 503 else "invalid_request_error"
-        answer = replies.error_response(status, code, message, kind=kind)
+        response = replies.error_response(status, code, message, kind=kind)
         if status == 503:
-            answer.headers["Retry-After"] = str(RETRY_AFTER_S)
-        self._refusal = last_answer(answer)
+            response.headers["Retry-After"] = str(RETRY_AFTER_S)
+        self._refusal = encode_last_response(response)
         self._disarm()
         self._charge_head(0)
         if self._can_send_refusal():
@@ -301,7 +300,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         self.flow.resume_reading()
         self._arm(LINGER_S)
 
-    # ------------------------------------------------------------ the end
+    # ------------------------------------------------------------ close
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
@@ -311,7 +310,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         for cycle, _ in self.pipeline:
             release_share(cycle.scope)
         self.pipeline.clear()
-        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn: never None; they refer to us
+        self.cycle = self._current_cycle = None  # type: ignore[assignment]  # uvicorn: never None; they refer to this object
 
     def _arm(self, seconds: float) -> None:
         self._disarm()

@@ -1,10 +1,10 @@
 """WebSocket connections of uvicorn, with a bound on what each may keep open.
 
-half a message                  closed after MESSAGE_S, or at a bound of fragments
-unfinished messages over budget the largest is closed with 1013 (`incoming`)
-input after our close frame     read and discarded for LINGER_S, at most LINGER_BYTES
-session ended, client reads     aborted: bytes that wait for the client would hold the socket
-nothing
+half a message                  closed after MESSAGE_TIMEOUT_S, or at a bound of fragments
+unfinished messages over budget the largest is closed with 1013 (`incoming_budget`)
+input after our close frame     read and discarded for LINGER_S, at most LINGER_BYTES_MAX
+session ended, client does      aborted: unsent bytes would hold the socket
+not read
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from continuo.realtime.server.hardening.guards import (
     SLICE_BYTES,
     Lingerer,
     TurnwiseReader,
-    last_answer,
+    encode_last_response,
     slices,
 )
 from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
@@ -35,12 +35,12 @@ from continuo.realtime.server.hardening.read_turns import ReadTurns
 from continuo.realtime.transport.socket import PING_EXTENSION, SEND_NOW_EXTENSION
 
 MESSAGE_TIMEOUT_S = 60.0
-"""The time from the first byte of a message to its last, while the server reads. Over it close
+"""Time from the first byte of a message to its last, while the server reads. Over it close
 1008."""
 FRAGMENTS_MAX = 1024
 """Fragments of one message; with more, each must carry FRAGMENT_BYTES_MEAN. Over it close 1008."""
 FRAGMENT_BYTES_MEAN = 64
-"""A smaller fragment takes less memory than the object that keeps it."""
+"""A smaller fragment takes less memory than the object that holds it."""
 UNCHARGED_BYTES = 4 * 1024
 """Bytes of a connection that are not charged, so that ordinary messages cost no bookkeeping."""
 _MEDIUM_FRAME_HEAD, _LONG_FRAME_HEAD = struct.Struct("!BBH"), struct.Struct("!BBQ")
@@ -53,7 +53,7 @@ _PING_PAYLOAD = b"are you there?"
 _INVALID_UPGRADE = (
     400,
     "invalid_upgrade",
-    "The request is not a WebSocket upgrade that can be read.",
+    "The request is not a valid WebSocket upgrade.",
 )
 
 
@@ -70,7 +70,8 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
     _share: IncomingShare | None = None
-    """Set while more than FREE_BYTES wait for the rest of their message, or for the application."""
+    """Set while more than UNCHARGED_BYTES wait for the rest of their message, or for the
+    application."""
     _queued_message_bytes: "deque[int]"
     """Bytes of each whole message that is queued for the application."""
     _queued_bytes = 0
@@ -80,7 +81,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
     _deadline: asyncio.TimerHandle | None = None
     """Set while a message is under way and the server reads."""
     _pong: bytes = b""
-    """The answer to the last ping, kept while the peer does not read."""
+    """The pong to the last ping, kept while the peer does not read."""
     _is_lingering = False
     _ping_result: "asyncio.Future[bool] | None" = None
 
@@ -140,7 +141,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         super().shutdown()
 
     def ping(self) -> "asyncio.Future[bool]":
-        """Send a ping. The future returns True for an answer, False if the connection has ended."""
+        """Send a ping. The future resolves to True at the pong, to False if the connection ends."""
         self._ping_result = self.loop.create_future()
         if self._is_open:
             self.conn.send_ping(_PING_PAYLOAD)
@@ -156,7 +157,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             super().handle_pong(event)
 
     def handle_ping(self) -> None:
-        """Answer a ping; only the last one while the client does not read (RFC 6455, 5.5.3)."""
+        """Send a pong; only to the last ping while the client does not read (RFC 6455, 5.5.3)."""
         pongs = self.conn.data_to_send()
         if self.writable.is_set():
             self.transport.write(b"".join(pongs))
@@ -188,7 +189,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._ping_result.set_result(is_answered)
 
     def schedule_ping(self) -> None:
-        """Send pings at a beat common to all connections: thousands of pings, and of answers, wake
+        """Send pings at a beat common to all connections: thousands of pings, and of pongs, wake
         the process a few times a second."""
         due_s = self.loop.time() + max(0.0, (self.ping_interval or 0.0) - self.last_ping_rtt)
         beat_s = math.ceil(due_s / PING_BEAT_S) * PING_BEAT_S
@@ -199,7 +200,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
             self._read_head(data)
             return
         if not self.handshake_complete:
-            self.transport.abort()  # a client must wait for the answer to its upgrade
+            self.transport.abort()  # a client must wait for the response to its upgrade
             return
         for part in slices(data):
             self._read(part)
@@ -208,7 +209,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
     def _read(self, part: bytes) -> None:
         if self._is_lingering:
-            self._throw_away(part)
+            self._discard_input(part)
             return
         super().data_received(part)
         if len(self.frames) > FRAGMENTS_MAX and len(self.frames) > self._fragments_max:
@@ -222,12 +223,14 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         return FRAGMENTS_MAX + (self.conn.current_size or 0) // FRAGMENT_BYTES_MEAN
 
     def _read_head(self, head: bytes) -> None:
-        """Parse the head that GuardedHttp has read. If `websockets` refuses it, send the answer of
-        `websockets`, which uvicorn leaves out, or a 400 if it has none."""
+        """Parse the head that GuardedHttp has read. If `websockets` refuses it, send its response,
+        which uvicorn leaves out, or a 400 if it has none."""
         super().data_received(head)
         if not self.handshake_initiated:
-            said = b"".join(self.conn.data_to_send())
-            self.transport.write(said or last_answer(replies.error_response(*_INVALID_UPGRADE)))
+            refusal = b"".join(self.conn.data_to_send())
+            self.transport.write(
+                refusal or encode_last_response(replies.error_response(*_INVALID_UPGRADE))
+            )
             self.transport.close()
 
     # ------------------------------------------------------------ accounting
@@ -327,7 +330,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
 
     def on_task_complete(self, task: asyncio.Task[None]) -> None:
         super().on_task_complete(task)
-        self.scope.get("extensions", {}).clear()  # which refer to us
+        self.scope.get("extensions", {}).clear()  # they refer to this object
         if not self.writable.is_set():
             self.transport.abort()
 

@@ -1,4 +1,4 @@
-"""Common to HTTP and WebSocket connections: sliced reads, turns to read, the last answer."""
+"""Common parts of HTTP and WebSocket connections: sliced reads, read turns, lingering close."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from continuo.realtime.server.hardening.read_turns import ReadTurns
 
 SLICE_BYTES = 16 * 1024
-"""A parser is fed no more at once: a chunk of the event loop, up to 256 KiB, has room for 14,000
+"""Bytes that a parser is fed at once. A read of the event loop, up to 256 KiB, has room for 14,000
 requests or 43,000 empty frames, and limits are checked between slices."""
 LINGER_S = 2.0
-"""The time that input is still read and discarded after the last answer."""
+"""Time for which input is still read and discarded after the last response."""
 LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class TurnwiseReader:
-    """Mixin of a flow control that reads again in its turn after a large read."""
+    """Mixin of a flow control that waits for a read turn after a large read."""
 
     transport: asyncio.Transport
     read_paused: bool
-    """Whether the application does not take more yet."""
+    """Whether the application accepts no more yet."""
     _waits = False
     """Whether the connection waits for its turn."""
 
@@ -43,23 +43,23 @@ class TurnwiseReader:
 
 
 class Lingerer:
-    """Mixin of a protocol that sends a last answer, then reads and discards input for a while.
+    """Mixin of a protocol with a lingering close: after its last response, it discards input.
 
-    A socket that is closed with bytes unread is reset, and the reset drops what the client has not
-    read yet: the last answer among it.
+    A socket that is closed with bytes unread is reset, and the reset discards what the client has
+    not read yet, including the last response. So input is read for LINGER_S more.
     """
 
     transport: asyncio.Transport
     _lingered_bytes = 0
 
-    def _write_last(self, answer: bytes) -> None:
-        """Send the last answer and close the sending side."""
-        self.transport.write(answer)
+    def _write_last(self, response: bytes) -> None:
+        """Send the last response and close the sending side."""
+        self.transport.write(response)
         if self.transport.can_write_eof():
             self.transport.write_eof()
 
-    def _throw_away(self, part: bytes) -> None:
-        """Discard input. Aborts the connection over LINGER_BYTES."""
+    def _discard_input(self, part: bytes) -> None:
+        """Discard input. Aborts the connection over LINGER_BYTES_MAX."""
         self._lingered_bytes += len(part)
         if self._lingered_bytes > LINGER_BYTES_MAX:
             self.transport.abort()
@@ -72,8 +72,8 @@ def slices(data: bytes) -> Sequence[bytes]:
     return [data[start : start + SLICE_BYTES] for start in range(0, len(data), SLICE_BYTES)]
 
 
-def last_answer(answer: Response) -> bytes:
-    """The bytes of an HTTP response after which the connection closes."""
-    headers = [*answer.raw_headers, (b"connection", b"close")]
+def encode_last_response(response: Response) -> bytes:
+    """Encode an HTTP response after which the connection closes."""
+    headers = [*response.raw_headers, (b"connection", b"close")]
     lines = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
-    return STATUS_LINE[answer.status_code] + lines + b"\r\n" + bytes(answer.body)
+    return STATUS_LINE[response.status_code] + lines + b"\r\n" + bytes(response.body)

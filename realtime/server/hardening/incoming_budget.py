@@ -1,4 +1,4 @@
-"""The budget of incoming bytes: those of messages and bodies that the application still handles.
+"""Incoming budget: a bound on the bytes of messages and bodies that are not handled yet.
 
 A connection charges bytes when they arrive, never a length that is only announced. The bytes are
 released when the application has finished with the message, or when the connection is lost. Over
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 SHARE_EXTENSION = "continuo.incoming"
-"""ASGI extension: the `Share` that the body of a request is charged to."""
+"""ASGI extension: the `IncomingShare` that the body of a request is charged to."""
 
 
 class IncomingShare:
@@ -22,7 +22,7 @@ class IncomingShare:
         self.unfinished_bytes = 0
         """Bytes of a message whose end has not arrived."""
         self.charged_bytes = 0
-        """All bytes charged, those of whole messages that the application still reads included."""
+        """Bytes charged, including those of whole messages that the application still reads."""
 
     def charge(self, unfinished: int, whole: int = 0) -> None:
         """Replace the charge of this share. May refuse this share, or others."""
@@ -39,7 +39,7 @@ class IncomingShare:
 
 
 class IncomingBudget:
-    """All shares of one server process."""
+    """The shares of one server process."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -65,12 +65,12 @@ def _unfinished_bytes_of(share: IncomingShare) -> int:
 
 
 def share_of(scope: Mapping[str, object]) -> IncomingShare | None:
-    """The share that the body of this request is charged to. Returns None if nothing is charged."""
+    """Return the share that the body of a request is charged to. Returns None if there is none."""
     return _extensions(scope).get(SHARE_EXTENSION)
 
 
 def release_share(scope: Mapping[str, object]) -> None:
-    """Release the bytes charged for the body of this request."""
+    """Release the bytes charged for the body of a request."""
     share = _extensions(scope).pop(SHARE_EXTENSION, None)
     if share is not None:
         share.release()

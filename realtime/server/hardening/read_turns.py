@@ -1,10 +1,10 @@
-"""Turns: how much large input the event loop handles before it serves other connections.
+"""Read turns: how much large input the event loop handles before it serves other connections.
 
 A read takes up to 256 KiB, which holds hundreds of messages, and hundreds of connections may be
 readable at the same time. A connection whose last read was large waits for its turn before the next
-one; so does a connection whose next message is queued before the application receives it. PER_ROUND
-of them continue in each round of the event loop, in order of arrival; a connection that sends
-little never waits.
+one; so does a connection whose next message is queued before the application receives it.
+TURNS_PER_ROUND of them continue in each round of the event loop, in order of arrival; a connection
+that sends little never waits.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class ReadTurns:
         self._scheduled = False
 
     def call_in_turn(self, callback: Callable[[], None]) -> None:
-        """Queue `act` and call it in its turn."""
+        """Queue `callback` and call it in its turn."""
         self._waiting.append(callback)
         self._schedule()
 

@@ -1,1 +1,1 @@
-"""The web application: its routes, request bodies and server-sent events."""
+"""The web application: routes, request bodies and server-sent events."""

@@ -1,8 +1,8 @@
-"""The web application and its uvicorn, hardened against clients that hold on (`guards`).
+"""The web application. Clients that hold resources are disconnected (see also `hardening`):
 
-reads nothing any more      the kernel drops it USER_TIMEOUT_MS after the first unanswered byte
-silent                      pinged every PING_S, dropped after PING_S without an answer
-sends too much              refused by us up to twice the frame limit, by close 1009 above
+stops reading       dropped by the kernel, USER_TIMEOUT_MS after the first unacknowledged byte
+is silent           pinged every PING_S, dropped after PING_S without a pong
+sends too much      refused up to twice the frame limit, closed with 1009 above
 """
 
 import time
@@ -35,20 +35,20 @@ def build_app(
     store: Store,
     recent_warnings: RecentWarnings | None = None,
 ) -> Starlette:
-    """Raises SetupError where the model cannot hold a conversation."""
+    """Build the application. Raises SetupError if the model has no chat template."""
     template = engine.text.template
     if template is None:
         raise SetupError(
             f"{engine.ready.model} has no chat template, so it cannot hold a conversation: use the "
             "instruction-tuned version of it, or put a chat_template.jinja into its folder"
         )
-    default = SessionSettings(sampling=Sampling(temperature=settings.temperature))
-    registry = Registry(engine, template, default, settings.limits, store, settings.secret)
+    default_settings = SessionSettings(sampling=Sampling(temperature=settings.temperature))
+    registry = Registry(engine, template, default_settings, settings.limits, store, settings.secret)
     engine.on_superseded = registry.on_superseded
     responses = ResponseService(
         engine,
         template,
-        default,
+        default_settings,
         settings.limits,
         registry.cache_scope_of,
         store,
@@ -57,30 +57,38 @@ def build_app(
     )
     names = settings.served_model_name or (settings.engine.model,)
     now = int(time.time())
-    served = ServedModels(
+    served_models = ServedModels(
         [
             ServedModel(id=name, created=now, max_model_len=engine.ready.max_model_len)
             for name in names
         ]
     )
     secrets = SignedSecrets(settings.secret) if settings.secret else InMemorySecrets()
-    gate = Authenticator(settings.tenants, settings.allowed_origins, secrets)
-    routes = RealtimeRoutes(registry, gate, served, settings.limits, lambda: engine.is_available)
-    sessions = SessionRoutes(registry, gate, secrets, settings.limits, names[0])
-    stats = StatsRoutes(
+    authenticator = Authenticator(settings.tenants, settings.allowed_origins, secrets)
+    realtime_routes = RealtimeRoutes(
+        registry, authenticator, served_models, settings.limits, lambda: engine.is_available
+    )
+    session_routes = SessionRoutes(registry, authenticator, secrets, settings.limits, names[0])
+    stats_routes = StatsRoutes(
         engine,
         registry,
-        gate,
+        authenticator,
         recent_warnings or RecentWarnings(),
         show_warnings=len({*settings.tenants.values()}) <= 1,
     )
-    page = Page(authenticator=gate).routes() if settings.web else []
-    answering = [
-        *ResponsesRoutes(responses, gate, served).routes(),
-        *ChatRoutes(responses, gate, served).routes(),
+    page = Page(authenticator=authenticator).routes() if settings.web else []
+    response_routes = [
+        *ResponsesRoutes(responses, authenticator, served_models).routes(),
+        *ChatRoutes(responses, authenticator, served_models).routes(),
     ]
     app = Starlette(
-        routes=[*routes.routes(), *stats.routes(), *sessions.routes(), *answering, *page],
+        routes=[
+            *realtime_routes.routes(),
+            *stats_routes.routes(),
+            *session_routes.routes(),
+            *response_routes,
+            *page,
+        ],
         exception_handlers={Exception: replies.internal_error_response},
     )
     app.router.default = replies.not_found

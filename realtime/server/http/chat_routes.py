@@ -1,5 +1,7 @@
-"""POST /v1/chat/completions: JSON, or chunks (`stream`). Nothing is kept but KV, which the next
-request of the tenant finds as far as it begins alike."""
+"""POST /v1/chat/completions: JSON, or chunks (`stream`).
+
+Nothing is stored but KV, which the tenant's next request reuses as far as its prefix is the same.
+"""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -28,6 +30,8 @@ from continuo.realtime.server.http.sse import ClientDisconnected, SSEResponse, r
 
 
 class ChatRoutes:
+    """Routes of the chat completions API."""
+
     def __init__(
         self, responses: ResponseService, authenticator: Authenticator, served_models: ServedModels
     ) -> None:
@@ -39,32 +43,32 @@ class ChatRoutes:
         return [Route("/v1/chat/completions", self.create, methods=["POST"])]
 
     async def create(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
         limits = self._responses.limits
         try:
             create = decode_body(await read_body(request, limits.response_frame_bytes_max))
             model = self._served_models.resolve(create.model)
-            ask = decode_command(create, self._responses.settings, generate_id)
-            making = await self._responses.create(ask, Requester(guest.tenant))
+            command = decode_command(create, self._responses.settings, generate_id)
+            run = await self._responses.create(command, Requester(credentials.tenant))
         except Refusal as refusal:
             return replies.refusal_response(translate_refusal(refusal))
         options = create.stream_options
-        voice = Encoder(model, include_usage=bool(options and options.include_usage))
+        encoder = Encoder(model, include_usage=bool(options and options.include_usage))
         if create.stream:
-            return SSEResponse(_chunks(making.event_stream, voice), limits.send_timeout_s)
+            return SSEResponse(_chunks(run.event_stream, encoder), limits.send_timeout_s)
         try:
-            answer = await run_until_disconnect(request, making.event_stream.wait_for_end())
+            response = await run_until_disconnect(request, run.event_stream.wait_for_end())
         except ClientDisconnected:
             return Response()
-        if answer.status == "failed":
-            return replies.json_response({"error": encode_error(answer)}, 500)
-        return replies.json_response(voice.encode_completion(answer))
+        if response.status == "failed":
+            return replies.json_response({"error": encode_error(response)}, 500)
+        return replies.json_response(encoder.encode_completion(response))
 
 
 async def _chunks(event_stream: EventStream, encoder: Encoder) -> AsyncGenerator[bytes, None]:
-    async with aclosing(event_stream.follow()) as following:
-        async for told in following:
-            for chunk in encoder.encode(told):
+    async with aclosing(event_stream.follow()) as events:
+        async for event in events:
+            for chunk in encoder.encode(event):
                 yield chunk

@@ -1,4 +1,4 @@
-"""GET /v1/models: the names under which the model is served."""
+"""GET /v1/models: the served names of the model."""
 
 import msgspec
 

@@ -1,11 +1,11 @@
 """The page for browsers: the built files of web/, held in memory with their compressed form.
 
     GET /          the page          GET /admin    the server, for its operator
-    GET /assets/…  what they load: named by content, so kept for ever
+    GET /assets/…  files of both: named by content hash, so cached for ever
 
-Both are for everyone, without what they show; a client secret that is shown for /admin is refused
-there, as by what that page asks for. Nothing is loaded from anywhere else, and the browser is told
-so (CSP). Where the files were not built, a page says how to.
+Both pages need no key, because they contain no data; a client secret sent with /admin is refused
+there, as in the requests of that page. The Content-Security-Policy permits no other source. If the
+files were not built, a page explains how to build them.
 """
 
 import gzip
@@ -34,10 +34,10 @@ _HEADERS = {
 }
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _NOT_BUILT = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Continuo</title>
-<h1>The server runs; its page was not built</h1>
-<p>The API is there: <code>/v1/realtime</code>, <code>/v1/models</code>.
+<h1>The server is running, but its web page was not built</h1>
+<p>The API is available: <code>/v1/realtime</code>, <code>/v1/models</code>.
 To build the page, install Node.js 20 or newer and run <code>make web</code>, then start the server
-again. In a terminal, <code>continuo chat</code> talks to it too.</p></html>"""
+again. To chat in a terminal, use <code>continuo chat</code>.</p></html>"""
 
 
 class _Asset(msgspec.Struct, frozen=True):
@@ -48,6 +48,8 @@ class _Asset(msgspec.Struct, frozen=True):
 
 
 class Page:
+    """Routes of the web pages and their files."""
+
     def __init__(
         self, folder: Path = ASSETS_DIR, authenticator: Authenticator | None = None
     ) -> None:
@@ -70,8 +72,8 @@ class Page:
 
     async def get_page(self, request: Request) -> Response:
         if request.url.path == "/admin" and self._authenticator is not None:
-            guest = self._authenticator.authenticate(request.headers)
-            if isinstance(guest, Credentials) and guest.is_ephemeral:
+            credentials = self._authenticator.authenticate(request.headers)
+            if isinstance(credentials, Credentials) and credentials.is_ephemeral:
                 return replies.ephemeral_key_response()
         file = self._files.get(_PAGES[request.url.path])
         if file is None:
@@ -82,7 +84,7 @@ class Page:
         name = request.url.path.removeprefix("/")
         file = self._files.get(name)
         if file is None:
-            return Response("There is no such file.", 404, media_type="text/plain")
+            return Response("File not found.", 404, media_type="text/plain")
         return _asset_response(
             request, file, _IMMUTABLE if name.startswith("assets/") else "no-cache"
         )

@@ -1,11 +1,11 @@
-"""What stands before the application: the health of the process, and who may come in now.
+"""Readiness gate: the ASGI application in front of the real one, with the health endpoints.
 
     GET /health/live     this process runs its event loop
-    GET /health/ready    it takes new sessions: engine and store answer, and nobody has asked it
-                         to stop; /ready is the same
+    GET /health/ready    new sessions are accepted: engine and store are available, and the server
+                         is not draining; /ready is the same
 
-All are for everyone and say nothing of what is served. While the model is loading, or no engine
-has come yet, others wait for a while; when the server is stopping they are sent away.
+The endpoints need no key and reveal nothing of the model or its sessions. Other requests are held
+for a while until model and store are ready, and refused while the server is draining.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from starlette.websockets import WebSocket
 from continuo.realtime.server import replies
 
 STARTUP_WAIT_S_MAX = 30.0
-"""For the first engine; then 503."""
+"""How long a request is held for the first engine; then 503."""
 RETRY_AFTER_S = 2.0
 HEALTH_PATHS = ("/health/live", "/health/ready", "/ready")
 
@@ -37,12 +37,12 @@ class StoreReadiness(Protocol):
 
 
 class ReadinessGate:
-    """An ASGI application. `open` puts the real one behind it."""
+    """An ASGI application that holds requests until `set_app`, and refuses them while draining."""
 
     def __init__(self, *, wait_s_max: float = STARTUP_WAIT_S_MAX) -> None:
         self.state = State()
         self.is_draining = False
-        """Nobody new comes in; who is there goes on."""
+        """Whether new requests are refused; open connections continue."""
         self._app: Starlette | None = None
         self._engines: EngineReadiness | None = None
         self._store: StoreReadiness | None = None
@@ -50,13 +50,14 @@ class ReadinessGate:
         self._wait_s_max = wait_s_max
 
     def set_app(self, app: Starlette, engines: EngineReadiness, store: StoreReadiness) -> None:
+        """Pass requests on to `app` from now on."""
         self._app, self._engines, self._store = app, engines, store
         self.state = app.state
         self._app_set.set()
 
     @property
     def status(self) -> str:
-        """`ready`, or why it is not."""
+        """`ready`, or why the server is not."""
         if self.is_draining:
             return "draining"
         if self._engines is None or self._store is None:
@@ -96,9 +97,9 @@ class ReadinessGate:
         )
 
     def _unavailable_response(self) -> Response:
-        why = "stopping" if self.is_draining else "not ready yet"
+        state = "stopping" if self.is_draining else "not ready yet"
         response = replies.error_response(
-            503, "server_not_ready", f"The server is {why}. Try again."
+            503, "server_not_ready", f"The server is {state}. Try again."
         )
         response.headers["Retry-After"] = str(math.ceil(RETRY_AFTER_S))
         return response

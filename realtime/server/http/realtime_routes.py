@@ -1,13 +1,13 @@
-"""What is served where.
+"""Routes of the Realtime API, the models and /health.
 
-    WS  /v1/realtime?model=NAME     a conversation (OpenAI Realtime, text)
-        &fork=SESSION&at=ITEM[&resume_token=TOKEN]  that begins as another one was after an item
-        &session_id=SESSION&last_event_id=EVENT[&resume_token=TOKEN]    that goes on
-    GET /v1/models                  what can be talked to
-    GET /health                     this process is alive; is its engine?
+    WS  /v1/realtime?model=NAME     a session (OpenAI Realtime, text)
+        &fork=SESSION&at=ITEM[&resume_token=TOKEN]                      a fork after an item
+        &session_id=SESSION&last_event_id=EVENT[&resume_token=TOKEN]    a resumed session
+    GET /v1/models                  the served models
+    GET /health                     this process is alive; whether its engine is
 
-Only /health is for everyone. A session may be resumed with its resume token alone: with no key, or
-a client secret that has expired.
+Only /health needs no key. A session may be resumed with its resume token alone: without a key, or
+with a client secret that has expired.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,6 +30,8 @@ from continuo.realtime.transport import Connection, StarletteSocket
 
 
 class RealtimeRoutes:
+    """Routes of the Realtime API, the models and /health."""
+
     def __init__(
         self,
         registry: Registry,
@@ -53,23 +55,25 @@ class RealtimeRoutes:
         ]
 
     async def connect(self, websocket: WebSocket) -> None:
-        wish = _session_request_of(websocket.query_params)
-        guest = await self._authenticate(websocket, wish)
-        if isinstance(guest, Denied):
-            await websocket.send_denial_response(_denial_response(guest))
+        session_request = _session_request_of(websocket.query_params)
+        authenticated = await self._authenticate(websocket, session_request)
+        if isinstance(authenticated, Denied):
+            await websocket.send_denial_response(_denial_response(authenticated))
             return
-        spoken = [
+        codecs = [
             CODECS[token] for token in offered_subprotocols(websocket.headers) if token in CODECS
         ]
-        await websocket.accept(spoken[0].subprotocol if spoken else None)
+        await websocket.accept(codecs[0].subprotocol if codecs else None)
         name = websocket.query_params.get("model") or self._served_models.models[0].id
         socket = StarletteSocket(websocket)
-        codec = spoken[0] if spoken else JSON
-        known = guest if isinstance(guest, Credentials) else None
-        connection = Connection(socket, self._registry, self._limits, name, known, wish, codec)
-        # Refusals are no HTTP status: the SDKs would try that five times before they show it.
-        if isinstance(guest, Refusal):
-            await connection.refuse(guest)
+        codec = codecs[0] if codecs else JSON
+        credentials = authenticated if isinstance(authenticated, Credentials) else None
+        connection = Connection(
+            socket, self._registry, self._limits, name, credentials, session_request, codec
+        )
+        # Refusals are events: the SDKs would retry an HTTP error five times before they report it.
+        if isinstance(authenticated, Refusal):
+            await connection.refuse(authenticated)
         elif self._served_models.find(name) is None:
             await connection.refuse(self._served_models.unknown_model(name))
         else:
@@ -78,13 +82,15 @@ class RealtimeRoutes:
     async def _authenticate(
         self, websocket: WebSocket, session_request: ForkRequest | ResumeRequest | None
     ) -> Credentials | Denied | Refusal:
-        """Check the key, or the resume token in its place. A wrong token is refused like an unknown
-        session, before anything else is answered."""
-        guest = self._authenticator.authenticate(websocket.headers)
-        if not isinstance(guest, Denied) or not guest.accepts_resume_token:
-            return guest
+        """Check the key, or the resume token in its place.
+
+        A wrong token is refused like an unknown session, before any other check.
+        """
+        authenticated = self._authenticator.authenticate(websocket.headers)
+        if not isinstance(authenticated, Denied) or not authenticated.accepts_resume_token:
+            return authenticated
         if not isinstance(session_request, ResumeRequest) or not session_request.token:
-            return guest
+            return authenticated
         try:
             return await self._registry.credentials_of_token(session_request)
         except Refusal as refusal:
@@ -110,8 +116,8 @@ class RealtimeRoutes:
         )
 
     def _denial_if_any(self, request: HTTPConnection) -> Response | None:
-        guest = self._authenticator.authenticate(request.headers)
-        return _denial_response(guest) if isinstance(guest, Denied) else None
+        authenticated = self._authenticator.authenticate(request.headers)
+        return _denial_response(authenticated) if isinstance(authenticated, Denied) else None
 
 
 def _session_request_of(query: Mapping[str, str]) -> ForkRequest | ResumeRequest | None:

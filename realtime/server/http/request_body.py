@@ -1,4 +1,4 @@
-"""Read the bodies of HTTP requests."""
+"""Bodies of HTTP requests."""
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -11,11 +11,11 @@ from continuo.realtime.transport import run_paced
 async def read_body(request: Request, limit: int) -> bytes:
     """Read a body of at most `limit` bytes that is not too complex to decode. Raises Refusal."""
     try:
-        read = await _read_whole(request, limit)
-        await run_paced(check_complexity(read, "body"))
+        body = await _read_whole(request, limit)
+        await run_paced(check_complexity(body, "body"))
     finally:
         release_share(request.scope)  # the caller decodes the body at once
-    return read
+    return body
 
 
 async def _read_whole(request: Request, limit: int) -> bytes:
@@ -27,7 +27,7 @@ async def _read_whole(request: Request, limit: int) -> bytes:
             body += chunk
             _check_size(len(body), limit)
     except ClientDisconnect:
-        raise Refusal("The body is not whole.", code="invalid_json") from None
+        raise Refusal("The body is incomplete.", code="invalid_json") from None
     return bytes(body)
 
 

@@ -1,13 +1,13 @@
-"""The Responses API.
+"""Routes of the Responses API.
 
-    WS     /v1/responses                 responses in lanes
+    WS     /v1/responses                 responses in stream queues
     POST   /v1/responses                 one response: JSON, or events (`stream`)
-    GET    /v1/responses/ID              a stored one, or one that is being made; `stream`,
-                                         `starting_after` for its events behind a number
+    GET    /v1/responses/ID              a stored or active response; `stream` for its events,
+                                         `starting_after` for those after a sequence number
     DELETE /v1/responses/ID
     POST   /v1/responses/ID/cancel
 
-A response is its tenant's: somebody else's id is answered like an unknown one.
+A response belongs to its tenant: the id of another tenant's response is refused like an unknown id.
 """
 
 from collections.abc import AsyncGenerator
@@ -40,6 +40,8 @@ from continuo.realtime.transport.responses_connection import ResponsesConnection
 
 
 class ResponsesRoutes:
+    """Routes of the Responses API."""
+
     def __init__(
         self, responses: ResponseService, authenticator: Authenticator, served_models: ServedModels
     ) -> None:
@@ -59,78 +61,78 @@ class ResponsesRoutes:
         ]
 
     async def connect(self, websocket: WebSocket) -> None:
-        guest = replies.authenticate_full_key(self._authenticator, websocket)
-        if isinstance(guest, Response):
-            await websocket.send_denial_response(guest)
+        credentials = replies.authenticate_full_key(self._authenticator, websocket)
+        if isinstance(credentials, Response):
+            await websocket.send_denial_response(credentials)
             return
         await websocket.accept()
         socket = StarletteSocket(websocket)
         await ResponsesConnection(
-            socket, self._responses, guest.tenant, self._served_models.resolve
+            socket, self._responses, credentials.tenant, self._served_models.resolve
         ).run()
 
     async def create(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
         try:
             create = decode_body(await read_body(request, self._limits.response_frame_bytes_max))
             model = self._served_models.resolve(create.model)
-            ask = decode_command(create, self._responses.settings, model, generate_id)
-            making = await self._responses.create(ask, Requester(guest.tenant))
+            command = decode_command(create, self._responses.settings, model, generate_id)
+            run = await self._responses.create(command, Requester(credentials.tenant))
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         if create.stream:
-            return self._stream(making.event_stream)
-        if ask.background:
-            return replies.json_response(encode_response(making.event_stream.response))
+            return self._stream(run.event_stream)
+        if command.background:
+            return replies.json_response(encode_response(run.event_stream.response))
         try:
             return replies.json_response(
                 encode_response(
-                    await run_until_disconnect(request, making.event_stream.wait_for_end())
+                    await run_until_disconnect(request, run.event_stream.wait_for_end())
                 )
             )
         except ClientDisconnected:
             return Response()
 
     async def get(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
         try:
-            recording = await self._responses.find_event_stream(
-                _id(request), Requester(guest.tenant)
+            event_stream = await self._responses.find_event_stream(
+                _id(request), Requester(credentials.tenant)
             )
-            if recording is None:
+            if event_stream is None:
                 raise _not_found(_id(request))
             after = _number(request, "starting_after")
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         if request.query_params.get("stream", "").lower() in ("true", "1"):
-            return self._stream(recording, -1 if after is None else after)
-        return replies.json_response(encode_response(recording.response))
+            return self._stream(event_stream, -1 if after is None else after)
+        return replies.json_response(encode_response(event_stream.response))
 
     async def delete(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
         try:
-            if not await self._responses.delete(_id(request), Requester(guest.tenant)):
+            if not await self._responses.delete(_id(request), Requester(credentials.tenant)):
                 raise _not_found(_id(request))
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         return replies.json_response({"id": _id(request), "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
-        visitor = Requester(guest.tenant)
-        making = self._responses.find_run(_id(request), visitor)
-        if making is not None:
-            await making.cancel()
-            await making.ended.wait()
-            return replies.json_response(encode_response(making.event_stream.response))
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
+        requester = Requester(credentials.tenant)
+        run = self._responses.find_run(_id(request), requester)
+        if run is not None:
+            await run.cancel()
+            await run.ended.wait()
+            return replies.json_response(encode_response(run.event_stream.response))
         return await self.get(request)
 
     def _stream(self, event_stream: EventStream, after: int = -1) -> Response:
@@ -138,13 +140,13 @@ class ResponsesRoutes:
 
 
 async def _events(event_stream: EventStream, after: int) -> AsyncGenerator[bytes, None]:
-    """Those behind the number `after`."""
-    voice = Encoder()
-    async with aclosing(event_stream.follow()) as following:
-        async for told in following:
-            for event in voice.encode(told):
-                if event.sequence_number > after:
-                    yield encode_sse(event)
+    """Yield the events after the sequence number `after`."""
+    encoder = Encoder()
+    async with aclosing(event_stream.follow()) as events:
+        async for event in events:
+            for server_event in encoder.encode(event):
+                if server_event.sequence_number > after:
+                    yield encode_sse(server_event)
 
 
 def _id(request: Request) -> str:
@@ -158,7 +160,7 @@ def _not_found(response_id: str) -> Refusal:
 
 
 def _number(request: Request, name: str) -> int | None:
-    """Raises Refusal."""
+    """Return a sequence number of the query. Returns None without it. Raises Refusal."""
     text = request.query_params.get(name)
     if text is None or (text.isascii() and text.isdigit() and len(text) < 16):
         return None if text is None else int(text)

@@ -1,4 +1,4 @@
-"""The names of the one model that is served."""
+"""Served names of the model."""
 
 import msgspec
 
@@ -14,15 +14,18 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedModels:
+    """The names under which the one model is served."""
+
     def __init__(self, models: list[ServedModel]) -> None:
-        """The first is the one of clients that name none."""
+        """`models`: the first is the default of clients that name none."""
         self.models = models
 
     def find(self, name: str) -> ServedModel | None:
         return next((model for model in self.models if model.id == name), None)
 
     def resolve(self, requested: str | None) -> str:
-        """Raises Refusal for a model that is not served."""
+        """Return the served name for a requested one, which may be empty. Raises Refusal if it is
+        not served."""
         if not requested:
             return self.models[0].id
         if self.find(requested) is None:
@@ -30,6 +33,7 @@ class ServedModels:
         return requested
 
     def unknown_model(self, name: str) -> Refusal:
+        """Return the refusal of a name that is not served."""
         served = ", ".join(f"'{model.id}'" for model in self.models)
         return Refusal(
             f"The model '{name[:200]}' does not exist here; this server has {served}.",

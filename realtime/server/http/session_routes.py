@@ -1,12 +1,12 @@
-"""Sessions over HTTP.
+"""Routes of sessions and client secrets.
 
-    POST   /v1/realtime/client_secrets   a key for a browser, with the session it is for
-    GET    /v1/realtime/sessions/ID      how a session is, and where its KV
-    DELETE /v1/realtime/sessions/ID      ends it
+    POST   /v1/realtime/client_secrets   mint a client secret, with the settings of its sessions
+    GET    /v1/realtime/sessions/ID      status of a session, with the place of its KV
+    DELETE /v1/realtime/sessions/ID      end a session
 
-A session is found wherever it is: here, at another gateway, in the store alone. It is its tenant's:
-somebody else's id is answered like an unknown one. So is, to a client secret, the id of a session
-that did not begin under it, unless its `resume_token` is in the query.
+A session is found in this process, on another gateway, or in the store only. It belongs to its
+tenant: the id of another tenant's session is refused like an unknown id. So is, for a client
+secret, the id of a session that did not begin under it, unless its `resume_token` is in the query.
 """
 
 from typing import Annotated, Literal
@@ -35,16 +35,22 @@ from continuo.realtime.server.http.request_body import read_body
 
 
 class ExpiresAfter(msgspec.Struct, frozen=True, kw_only=True):
+    """Lifetime of a client secret, as on the wire."""
+
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Meta(ge=10, le=7200)] = 600
 
 
 class ClientSecretIn(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of a request for a client secret."""
+
     expires_after: ExpiresAfter | None = None
     session: SessionIn | None = None
 
 
 class SessionRoutes:
+    """Routes of sessions and client secrets."""
+
     def __init__(
         self,
         registry: Registry,
@@ -68,61 +74,71 @@ class SessionRoutes:
         ]
 
     async def mint(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
         try:
-            asked = _decode_client_secret(
+            requested = _decode_client_secret(
                 await read_body(request, self._limits.frame_bytes_max) or b"{}"
             )
-            default = self._registry.settings
-            settings = default
-            if asked.session is not None:
-                settings = decode_session_settings(asked.session, default, default)
+            default_settings = self._registry.settings
+            settings = default_settings
+            if requested.session is not None:
+                settings = decode_session_settings(
+                    requested.session, default_settings, default_settings
+                )
                 self._registry.text_limits.check_head(settings, "session.")
-            seconds = (asked.expires_after or ExpiresAfter()).seconds
-            minted = self._secrets.mint(guest.tenant, settings, seconds)
+            seconds = (requested.expires_after or ExpiresAfter()).seconds
+            secret = self._secrets.mint(credentials.tenant, settings, seconds)
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         session = Encoder(generate_id("sess"), self._model).encode_session(settings)
         return replies.json_response(
-            {"value": minted.value, "expires_at": minted.expires_at, "session": session}
+            {"value": secret.value, "expires_at": secret.expires_at, "session": session}
         )
 
     async def get(self, request: Request) -> Response:
-        guest = replies.authenticate(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
-        name: str = request.path_params["id"]
+        credentials = replies.authenticate(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
+        session_id: str = request.path_params["id"]
         try:
-            status = await self._registry.status(name, guest.tenant, access_of(guest, request))
+            status = await self._registry.status(
+                session_id, credentials.tenant, access_of(credentials, request)
+            )
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         if status is None:
-            return _not_found(name)
-        return replies.json_response({"id": name, "object": "realtime.session", **status.fields()})
+            return _not_found(session_id)
+        return replies.json_response(
+            {"id": session_id, "object": "realtime.session", **status.fields()}
+        )
 
     async def delete(self, request: Request) -> Response:
-        guest = replies.authenticate(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
-        name: str = request.path_params["id"]
+        credentials = replies.authenticate(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
+        session_id: str = request.path_params["id"]
         try:
-            deleted = await self._registry.delete(name, guest.tenant, access_of(guest, request))
+            deleted = await self._registry.delete(
+                session_id, credentials.tenant, access_of(credentials, request)
+            )
         except Refusal as refusal:
             return replies.refusal_response(refusal)
         if not deleted:
-            return _not_found(name)
-        return replies.json_response({"id": name, "object": "realtime.session", "deleted": True})
+            return _not_found(session_id)
+        return replies.json_response(
+            {"id": session_id, "object": "realtime.session", "deleted": True}
+        )
 
 
 def access_of(credentials: Credentials, request: Request) -> Access:
-    """Access of a request: its key, and `resume_token` in its query."""
+    """Return the access of a request: its key, and `resume_token` in its query."""
     return Access.of(credentials, request.query_params.get("resume_token"))
 
 
-def _not_found(name: str) -> Response:
-    message = f"The session with id '{name[:200]}' does not exist."
+def _not_found(session_id: str) -> Response:
+    message = f"The session with id '{session_id[:200]}' does not exist."
     return replies.error_response(404, "session_not_found", message, "id")
 
 

@@ -1,4 +1,4 @@
-"""Server-sent events, and answers to clients that may hang up while they are made."""
+"""Server-sent events, and responses to clients that may disconnect while they are generated."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable
@@ -13,12 +13,14 @@ T = TypeVar("T")
 
 
 class ClientDisconnected(Exception):
-    """The client is gone; there is nobody to answer."""
+    """Raised when the client has disconnected, so that no response can be sent."""
 
 
 class SSEResponse(Response):
-    """Sends each chunk when it is there, and stops making them when the client is gone, or has not
-    taken one for `send_s_max`."""
+    """A response that sends each chunk as soon as it is available.
+
+    Closes the generator when the client disconnects, or does not receive a chunk for `send_s_max`.
+    """
 
     media_type = "text/event-stream"
 
@@ -30,13 +32,13 @@ class SSEResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send(send))
-        gone = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            disconnected.cancel()
             sending.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnected, return_exceptions=True)
 
     async def _send(self, send: Send) -> None:
         start = {
@@ -53,18 +55,19 @@ class SSEResponse(Response):
 
 
 async def run_until_disconnect(request: Request, work: Awaitable[T]) -> T:
-    """What `work` gives; it is cancelled, and HungUp raised, when the client goes before."""
+    """Return the result of `work`. If the client disconnects first, cancels it and raises
+    ClientDisconnected."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_wait_for_disconnect(request.receive))
+    disconnected = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
-        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientDisconnected
         return working.result()
     finally:
-        gone.cancel()
+        disconnected.cancel()
         working.cancel()
-        await asyncio.gather(working, gone, return_exceptions=True)
+        await asyncio.gather(working, disconnected, return_exceptions=True)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

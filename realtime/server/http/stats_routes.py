@@ -1,11 +1,11 @@
-"""How the server is, for the page and for its operator; read only, and behind the key.
+"""Statistics of the server, for the page and for operators; read only, and with a key.
 
-    GET /v1/stats                 the engine's books, this process, the last warnings
-    GET /v1/realtime/sessions     the tenant's sessions, the youngest first
+    GET /v1/stats                 engine, gateway process and recent warnings
+    GET /v1/realtime/sessions     the tenant's sessions, newest first
 
-Totals of the engine are every tenant's, but not for client secrets; warnings are shown where all
-keys are one tenant's. A client secret lists the sessions that began under it, or the one whose
-`resume_token` is in the query.
+Every tenant may read the totals of the engine, but not with a client secret; warnings are shown
+only if all keys belong to one tenant. A client secret lists the sessions that began under it, or
+the one whose `resume_token` is in the query.
 """
 
 import asyncio
@@ -26,12 +26,14 @@ from continuo.realtime.server.http.session_routes import access_of
 from continuo.realtime.server.logging_setup import LoggedWarning, RecentWarnings
 
 ENGINE_TIMEOUT_S = 2.0
-"""How long a look waits for the engine; without its answer it is said to be away."""
+"""Timeout of the engine's report; without it, the engine counts as unavailable."""
 LISTED_SESSIONS_MAX = 200
-"""In one list."""
+"""Sessions in one list."""
 
 
 class ServerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Body of `GET /v1/stats`."""
+
     object: Literal["server.stats"] = "server.stats"
     model: str
     device: str
@@ -40,13 +42,15 @@ class ServerStats(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     up_s: float
     sessions: int
-    """Open conversations of this process."""
+    """Open sessions of this process."""
     engine: EngineStats | None
-    """None: it does not answer, for it starts again."""
+    """Report of the engine. None: it is unavailable, and may be restarting."""
     warnings: tuple[LoggedWarning, ...]
 
 
 class StatsRoutes:
+    """Routes of the statistics."""
+
     def __init__(
         self,
         engine: EngineClient,
@@ -72,14 +76,14 @@ class StatsRoutes:
         ]
 
     async def get_stats(self, request: Request) -> Response:
-        guest = replies.authenticate_full_key(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
+        credentials = replies.authenticate_full_key(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_S):
-                books = await self._engine.stats()
+                engine_stats = await self._engine.stats()
         except (EngineError, TimeoutError):
-            books = None
+            engine_stats = None
         ready = self._engine.ready
         return replies.json_response(
             ServerStats(
@@ -90,26 +94,26 @@ class StatsRoutes:
                 page_size=ready.page_size,
                 up_s=round(self._clock() - self._started_s, 1),
                 sessions=len(self._registry),
-                engine=books,
+                engine=engine_stats,
                 warnings=self._recent_warnings.warnings if self._show_warnings else (),
             )
         )
 
     async def list_sessions(self, request: Request) -> Response:
-        guest = replies.authenticate(self._authenticator, request)
-        if isinstance(guest, Response):
-            return guest
-        own = self._registry.list_sessions(guest.tenant, access_of(guest, request))
+        credentials = replies.authenticate(self._authenticator, request)
+        if isinstance(credentials, Response):
+            return credentials
+        sessions = self._registry.list_sessions(credentials.tenant, access_of(credentials, request))
         infos: dict[str, SessionInfo] = {}
         try:
             async with asyncio.timeout(ENGINE_TIMEOUT_S):
                 infos = {info.session: info for info in await self._engine.list_sessions()}
         except (EngineError, TimeoutError):
-            pass  # where their KV is nobody knows now
+            pass  # without the reports, KV counts as lost
         data = [
-            {"id": one.id, "object": "realtime.session", **one.status_from(infos).fields()}
-            for one in own[: -LISTED_SESSIONS_MAX - 1 : -1]
+            {"id": session.id, "object": "realtime.session", **session.status_from(infos).fields()}
+            for session in sessions[: -LISTED_SESSIONS_MAX - 1 : -1]
         ]
         return replies.json_response(
-            {"object": "list", "data": data, "has_more": len(own) > LISTED_SESSIONS_MAX}
+            {"object": "list", "data": data, "has_more": len(sessions) > LISTED_SESSIONS_MAX}
         )
