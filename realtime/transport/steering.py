@@ -102,7 +102,7 @@ class Steering:
         return successor
 
     async def _create_successor(self, run: ResponseRun, response: Response) -> ResponseRun:
-        """Raises Refusal."""
+        """Create the response that continues a steered one. Raises Refusal."""
         if response.status == "failed" or response.reason == "client_cancelled":
             raise Refusal("The response has ended otherwise.", code="response_not_active")
         input = self.pending_input(response.id)

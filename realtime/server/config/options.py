@@ -297,7 +297,9 @@ def add_options(parser: argparse.ArgumentParser, command: str) -> None:
             if option.group == group and _accepts(command, option):
                 _add(section.add_argument, option)
     parser.add_argument(
-        "--config", metavar="FILE", help="TOML file with options, named as here (default: none)"
+        "--config",
+        metavar="FILE",
+        help="TOML file with options, named as here (default: none) [CONTINUO_CONFIG]",
     )
 
 

@@ -249,7 +249,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
                 return
         elif self._share is not None:
             self._share.release()
-            self._share = None  # which refers to us
+            self._share = None  # it refers to this object
         if self.read_paused or not (unfinished or self.frames):
             if self._deadline is not None:
                 self._disarm()
@@ -285,7 +285,7 @@ class GuardedWebSocket(Lingerer, TurnwiseReader, WebSocketsSansIOProtocol):
         self._disarm()
         if self._share is not None:
             self._share.release()
-            self._share = None  # which refers to us
+            self._share = None  # it refers to this object
 
     def _disarm(self) -> None:
         if self._deadline is not None:
