@@ -104,7 +104,7 @@ class Steering:
     async def _create_successor(self, run: ResponseRun, response: Response) -> ResponseRun:
         """Create the response that continues a steered one. Raises Refusal."""
         if response.status == "failed" or response.reason == "client_cancelled":
-            raise Refusal("The response has ended otherwise.", code="response_not_active")
+            raise Refusal("The response has failed or was cancelled.", code="response_not_active")
         input = self.pending_input(response.id)
         command = msgspec.structs.replace(
             run.command, previous_response_id=response.id, input=input
@@ -135,7 +135,7 @@ class Steering:
         limit = self._responses.limits.pending_steers_max
         if sum(map(len, self._pending.values())) >= limit:
             raise Refusal(
-                f"{limit} steering inputs wait on this connection, which is the most.",
+                f"{limit} steering inputs are pending on this connection, which is the limit.",
                 code="too_many_pending_steers",
             )
         self._check_bytes(event)
@@ -151,7 +151,7 @@ class Steering:
         size = sum(memoryview(given).nbytes for given in (*pending, event.input))
         if size > limit:
             raise Refusal(
-                f"Steering inputs of {size:,} bytes would wait on this connection; the limit is "
-                f"{limit:,} bytes.",
+                f"Steering inputs of {size:,} bytes would be pending on this connection; the "
+                f"limit is {limit:,} bytes.",
                 code="too_many_pending_steers",
             )

@@ -32,21 +32,20 @@ class StreamQueues:
         named = sum(name is not None for name in self._queues)
         if queue is None and stream_id is not None and named >= limits.stream_queues_max:
             raise Refusal(
-                f"This connection has {named} stream queues with work, which is the most.",
+                f"This connection has {named} stream queues with work, which is the limit.",
                 code="websocket_stream_limit_reached",
                 param="stream_id",
             )
         if sum(map(len, self._queues.values())) >= limits.waiting_responses_max:
             raise Refusal(
-                f"{limits.waiting_responses_max} responses wait on this connection, which is the "
-                "most.",
+                f"{limits.waiting_responses_max} responses are queued on this connection, which is "
+                "the limit.",
                 code="websocket_stream_limit_reached",
             )
         if self._queued_chars + chars > limits.waiting_response_chars_max:
             raise Refusal(
-                f"Responses of {self._queued_chars:,} characters wait on this connection; with "
-                f"this one it would be over {limits.waiting_response_chars_max:,}, which is the "
-                "most.",
+                f"Responses of {self._queued_chars:,} characters are queued on this connection; "
+                f"the limit of {limits.waiting_response_chars_max:,} has no room for this one.",
                 code="websocket_stream_limit_reached",
             )
         self._queued_chars += chars

@@ -169,7 +169,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         if self.parser.should_upgrade() and self._should_upgrade():  # type: ignore[union-attr]  # uvicorn declares it Any or None
             self._check_upgrade()
         if len(self.pipeline) >= PIPELINED_REQUESTS_MAX:
-            message = f"{PIPELINED_REQUESTS_MAX} requests wait for an earlier response, the most."
+            message = f"{PIPELINED_REQUESTS_MAX} requests wait for an earlier response, the limit."
             self._refuse_and_stop(503, "too_many_pipelined_requests", message)
         self._arm(BODY_TIMEOUT_S)
         super().on_headers_complete()
@@ -252,7 +252,7 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     def _refuse_over_budget(self) -> None:
         limit = self.incoming_budget.bytes_max
-        message = f"The server holds {limit:,} bytes of unfinished requests, the most. Try again."
+        message = f"The server holds {limit:,} bytes of unfinished requests, its limit. Try again."
         self._refuse(503, "server_busy", message)
 
     def _refuse(self, status: int, code: str, message: str) -> None:
