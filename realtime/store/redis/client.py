@@ -20,11 +20,20 @@ from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.errors import StoreUnavailable, StoreUnusable
 from continuo.realtime.store.health_probe import HealthProbe
 
-_FENCED_SCRIPTS = ("confirm", "repeated", "hold", "close", "journal", "write")
-_PLAIN_SCRIPTS = ("index", "due", "create", "find", "load", "claim", "end", "expire")
+_FENCED_SCRIPTS = ("confirm", "find_result", "extend_deadline", "delete", "journal", "write")
+_PLAIN_SCRIPTS = (
+    "index_deadline",
+    "list_due",
+    "create",
+    "find",
+    "load",
+    "claim",
+    "force_delete",
+    "expire",
+)
 _ENGINE_SCRIPTS = ("announce", "engines")
 _PROBE_SCRIPTS = ("probe",)
-_TOMBSTONE_SCRIPTS = ("close", "end")
+_TOMBSTONE_SCRIPTS = ("delete", "force_delete")
 
 _ACCESS_ERRORS = (
     redis_errors.AuthenticationError,
@@ -85,14 +94,14 @@ def _load_scripts() -> dict[str, str]:
     def read(name: str) -> str:
         return (folder / f"{name}.lua").read_text(encoding="utf-8")
 
-    def whole(name: str) -> str:
-        before = ["clock"]
-        before += ["fenced"] if name in _FENCED_SCRIPTS else []
-        before += ["over"] if name in _TOMBSTONE_SCRIPTS else []
-        return "".join(read(part) for part in (*before, name))
+    def with_prefixes(name: str) -> str:
+        prefixes = ["clock"]
+        prefixes += ["check_lease"] if name in _FENCED_SCRIPTS else []
+        prefixes += ["tombstone"] if name in _TOMBSTONE_SCRIPTS else []
+        return "".join(read(part) for part in (*prefixes, name))
 
     return {
-        name: whole(name)
+        name: with_prefixes(name)
         for name in (*_FENCED_SCRIPTS, *_PLAIN_SCRIPTS, *_ENGINE_SCRIPTS, *_PROBE_SCRIPTS)
     }
 

@@ -101,7 +101,7 @@ class RedisStore:
             names = session_keys(new.id)
             for_ms = int(new.ttl_s * 1000)
             deadline = await self._client.run_script(
-                "index", (keys.DEADLINES_KEY,), (new.id, for_ms)
+                "index_deadline", (keys.DEADLINES_KEY,), (new.id, for_ms)
             )
             args = (new.owner, new.tenant, new.secret, deadline, pack(new.state))
             reply = await self._client.run_script("create", (names.meta, names.state), args)
@@ -177,7 +177,7 @@ class RedisStore:
             await self._reexamine_after_outage()
             names = session_keys(lease.session)
             args = (int(ttl_s * 1000), int(is_parked))
-            reply = await self._run_fenced("hold", lease, (names.meta, names.once), args)
+            reply = await self._run_fenced("extend_deadline", lease, (names.meta, names.once), args)
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[1], lease.session)
 
     async def delete(self, lease: SessionLease) -> None:
@@ -185,7 +185,7 @@ class RedisStore:
             await self._reexamine_after_outage()
             args = (int(keys.TOMBSTONE_S * 1000),)
             try:
-                reply = await self._run_fenced("close", lease, session_keys(lease.session), args)
+                reply = await self._run_fenced("delete", lease, session_keys(lease.session), args)
             except (SessionNotFound, SessionEnded):
                 return
             await self._client.execute("ZADD", keys.DEADLINES_KEY, reply[2], lease.session)
@@ -194,7 +194,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             args = (int(keys.TOMBSTONE_S * 1000),)
-            reply = await self._client.run_script("end", session_keys(session), args)
+            reply = await self._client.run_script("force_delete", session_keys(session), args)
             if reply[0] == b"unknown":
                 await self._verify_epoch()
                 raise SessionNotFound(session)
@@ -205,7 +205,7 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             limit = min(limit, keys.SWEEP_MAX)
-            due = await self._client.run_script("due", (keys.DEADLINES_KEY,), (limit,))
+            due = await self._client.run_script("list_due", (keys.DEADLINES_KEY,), (limit,))
             sessions = [session.decode() for session in due]
             calls = ((session_keys(session), ()) for session in sessions)
             replies = await self._client.run_script_batch("expire", calls)
@@ -246,7 +246,7 @@ class RedisStore:
         args = (digest(request.key.encode()), digest(request.content))
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            reply = await self._run_fenced("repeated", lease, (names.meta, names.once), args)
+            reply = await self._run_fenced("find_result", lease, (names.meta, names.once), args)
         if reply[0] == b"conflict":
             raise IdempotencyConflict(request.key)
         return reply[1] if reply[0] == b"repeated" else None

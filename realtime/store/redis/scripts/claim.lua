@@ -1,6 +1,6 @@
--- Another owner; the one before it is fenced off from now on.
+-- Claim a session for an owner under a higher fence; writes of the previous owner are refused.
 -- KEYS   1 meta
--- ARGV   1 owner  2 for_ms  3 the fence it must have, or ''  4 secret, or ''
+-- ARGV   1 owner  2 for_ms  3 expected fence, or ''  4 secret, or ''
 -- reply  {'ok', fence, deadline ms} | {'unknown'} | {'stale', owner now}
 local held = redis.call('HMGET', KEYS[1], 'fence', 'deadline', 'owner')
 if not held[1] or tonumber(held[2]) <= now_ms or held[3] == '' then

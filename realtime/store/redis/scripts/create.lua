@@ -1,5 +1,5 @@
--- A new session, owned by who makes it. The fence starts at the time, so that it grows even over a
--- fail-over that lost the last claims.
+-- Create a session. The first fence is the time, so that fences grow even over a failover that lost
+-- the last claims.
 -- KEYS   1 meta  2 state
 -- ARGV   1 owner  2 tenant  3 secret  4 deadline ms  5 state
 -- reply  {'ok', fence} | {'exists'} | {'ended'}

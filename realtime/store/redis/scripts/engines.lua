@@ -1,4 +1,4 @@
--- The engines that are announced; those whose time is over are forgotten.
+-- List the announced engines, after removal of expired announcements.
 -- KEYS   1 engines
 -- ARGV   -
 -- reply  {address, ...}

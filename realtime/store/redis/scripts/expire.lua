@@ -1,7 +1,7 @@
--- Removes a session whose time is over, or the mark that one was ended.
+-- Remove a session, or the tombstone of one, if its deadline is over.
 -- KEYS   1 meta, and all others
 -- ARGV   -
--- reply  {'gone'} there was none | {'expired'} | {'later', deadline ms}
+-- reply  {'gone'} no session was removed | {'expired'} | {'later', deadline ms}
 local owner, deadline = unpack(redis.call('HMGET', KEYS[1], 'owner', 'deadline'))
 if not deadline then
   return {'gone'}

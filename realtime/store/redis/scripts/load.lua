@@ -1,7 +1,7 @@
--- All of a session.
+-- Read all of a session.
 -- KEYS   1 meta  2 state  3 log  4 running  5 events
 -- ARGV   -
--- reply  {'ok', card as in find.lua, position, state, next event, {entry, ...},
+-- reply  {'ok', metadata as in find.lua, number of entries, state, next event, {entry, ...},
 --        {field, value, ...} of running, {event, ...}} | {'unknown'}
 local card = redis.call('HMGET', KEYS[1],
   'tenant', 'secret', 'owner', 'fence', 'epoch', 'parked', 'created', 'deadline')

@@ -1,6 +1,6 @@
--- A health probe: each command that any script writes with, so that Redis refuses this one if it
--- would refuse one of them (memory, replicas, permissions). Leaves nothing behind. SET comes first:
--- it takes any key, and Redis looks at its memory at the first write of a script alone.
+-- Health probe: run each command that any script writes with, so that Redis refuses this script if
+-- it would refuse one of them (memory, replicas, permissions). Nothing remains. SET comes first,
+-- because it takes any key, and Redis checks its memory only at the first write of a script.
 -- KEYS   1 string  2 hash  3 list  4 sorted set
 -- ARGV   -
 -- reply  now, ms

@@ -1,16 +1,16 @@
--- One Change: all that one cause changes in a session.
+-- Apply one write batch.
 -- KEYS   1 meta  2 state  3 log  4 running  5 once  6 events
 -- ARGV   1 owner  2 fence
---        3 record of a key, or ''  4 records given again, joined
---        5 keys that are forgotten before, joined  6 bytes the window may have
---        7 at, or ''   8 number of entries
+--        3 record of an idempotent request, or ''  4 restored records, joined
+--        5 keys that are removed before, joined  6 bytes of the idempotency window at most
+--        7 entries that are kept, or ''   8 number of new entries
 --        9 epoch, or ''  10 state, or ''
---        11 number of answers that begin  12 ended ids, spaces between
---        13 first event, or ''  14 events kept  15 bytes of them
---        16... entries, then id and Begun of each that begins, then events
--- reply  {'ok', position, next event} | {'repeated', result} | {'conflict'} | {'behind', what}
---        | as in fenced.lua
-local HEAD = 17 -- of a record in the window: key (8), digest (8), length of the result (1)
+--        11 number of started responses  12 ids of ended ones, spaces between
+--        13 first event, or ''  14 events kept at most  15 their bytes at most
+--        16... entries, then id and checkpoint of each started response, then events
+-- reply  {'ok', number of entries, next event} | {'repeated', result} | {'conflict'}
+--        | {'behind', what} | as in check_lease.lua
+local HEAD = 17 -- bytes of a record before its result: key (8), digest (8), size of the result (1)
 
 local record = ARGV[3]
 local window = ''

@@ -1,5 +1,4 @@
--- Stands in front of what ends a session: all that is left of it is that it was ended, by an owner
--- who is nobody.
+-- Prefix of the scripts that delete a session: replace it by a tombstone, whose owner is ''.
 -- KEYS   1 meta, and all others
 local function over(fence, remembered_ms)
   local deadline = whole(now_ms + tonumber(remembered_ms))

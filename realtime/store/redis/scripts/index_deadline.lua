@@ -1,5 +1,5 @@
--- A session that is going to be made may be looked at for expiry from now + for_ms on. One that is
--- there already keeps its place.
+-- Index a session that is about to be created: a sweep checks it from now + for_ms on. A session
+-- that is indexed already keeps its score.
 -- KEYS   1 deadlines
 -- ARGV   1 session  2 for_ms
 -- reply  the deadline, ms

@@ -1,7 +1,7 @@
--- Stands in front of every script that writes as a session's owner.
+-- Prefix of every script that writes as a session's owner: refuse a lease that does not hold.
 -- KEYS   1 meta
 -- ARGV   1 owner  2 fence
--- reply  {'unknown'} | {'ended'} | {'stale', owner now} | {'behind', what}, or goes on
+-- reply  {'unknown'} | {'ended'} | {'stale', owner now} | {'behind', what} | none if it holds
 local held = redis.call('HMGET', KEYS[1], 'owner', 'fence')
 if not held[1] then
   return {'unknown'}
