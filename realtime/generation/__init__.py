@@ -1,1 +1,1 @@
-"""One response: the prompt, the engine session, the turn, and the output items it becomes."""
+"""Generation of one response: prompt, engine session, turn, and the output items it becomes."""

@@ -1,4 +1,4 @@
-"""The calls of the engine client that a generation needs."""
+"""The part of the engine client that sessions and responses use."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -16,7 +16,7 @@ AppendMode = Literal["firm", "provisional", "commit"]
 
 
 class EnginePort(Protocol):
-    """Of engine.Engine, what a session needs."""
+    """The calls of `EngineClient`, which documents them."""
 
     ready: EngineReady
     text: ModelText

@@ -1,5 +1,7 @@
-"""Strand: one engine session, and what we know of its log. Brings it up to a conversation with the
-fewest tokens: rewinds to the first that differs, appends what follows."""
+"""EngineSession: one session in the engine, and what is known of its token log.
+
+Brings the log up to a conversation with the fewest tokens: rewinds to the first that differs, then
+appends the rest."""
 
 import asyncio
 import contextlib
@@ -18,8 +20,8 @@ class SyncResult(msgspec.Struct, frozen=True):
 
 
 class EngineSession:
-    """`spans` are in the engine's log whole, `tail` stands behind them, and behind that `draft`,
-    which is provisional. One call at a time."""
+    """The token log is known to be `_spans`, then `_tail`, then `_draft`, which is provisional.
+    Calls run one at a time."""
 
     def __init__(
         self,
@@ -31,8 +33,9 @@ class EngineSession:
         fence: int = 0,
         may_exist: bool = False,
     ) -> None:
-        """`parent`: begins as a fork of it, sharing its KV, as far as they say the same. `left`: it
-        was begun elsewhere, and an engine may still have it. `fence`: the right to it."""
+        """`parent`: open as a fork of this session, up to where the logs differ, to share its KV.
+        `fence`: fencing token of the owner. `may_exist`: the session was opened elsewhere, and an
+        engine may still hold it."""
         self._engine = engine
         self._base_id = session_id
         self._reopen_count = 0
@@ -44,20 +47,20 @@ class EngineSession:
         self._draft: list[int] = []
         self._parent = parent
         self._stale_ids: list[str] = []
-        """Sessions under earlier names that the engine may still have."""
+        """Earlier ids of this session that the engine may still hold."""
         self._turn: TurnStream | None = None
-        """It adds to the log, and what it has added is not known here yet."""
+        """The turn that appends to the log; its ids are not in `_tail` yet."""
         self._lock = asyncio.Lock()
 
     def invalidate(self) -> None:
-        """The engine was lost, or did not answer: what its log holds is not known any more."""
+        """Discard what is known of the log, after the engine was lost or did not respond."""
         self._stale_ids.append(self.session_id)
         self._spans, self._tail, self._draft, self._turn = None, [], [], None
         self._reopen_count += 1
 
     @property
     def session_id(self) -> str:
-        """The engine's name for it; a new one each time the engine was lost."""
+        """Id of the session in the engine; a new one after each `invalidate`."""
         return f"{self._base_id}.{self._reopen_count}" if self._reopen_count else self._base_id
 
     @property
@@ -71,19 +74,20 @@ class EngineSession:
         *,
         draft: Sequence[int] | None = None,
     ) -> SyncResult:
-        """The engine's log becomes the ids of `spans` and `tail`, and behind them `draft` (None: as
-        it is). Raises EngineError."""
+        """Make the engine's log the ids of `spans` and `tail`, then `draft` (None: the draft stays
+        as it is). Raises EngineError."""
         async with self._exclusive():
             try:
                 return await self._sync(tuple(spans), list(tail), draft)
             except UnknownEngineSession:
-                # The engine has let go of it (restart, time-out): what was said is here.
+                # The engine has closed the session (restart, timeout): open it again.
                 self._spans = None
                 return await self._sync(tuple(spans), list(tail), draft)
 
     @contextlib.asynccontextmanager
     async def _exclusive(self) -> AsyncGenerator[None]:
-        """One call at a time. Of one that was cancelled the engine may still do the rest."""
+        """Hold the lock for one call. A cancelled call may still take effect in the engine, so the
+        log is unknown after it."""
         async with self._lock:
             try:
                 yield
@@ -92,13 +96,13 @@ class EngineSession:
                 raise
 
     def fork(self, session_id: str) -> "EngineSession":
-        """Another one that begins with what both have in common."""
+        """Create a session that opens as a fork of this one, sharing the KV of their common ids."""
         return EngineSession(
             self._engine, session_id, cache_scope=self._cache_scope, parent=self, fence=self._fence
         )
 
     def set_fence(self, fence: int) -> None:
-        """The right to it may be a new one."""
+        """Set the fence that later commands carry; it changes with each claim."""
         if fence != self._fence:
             self._fence = fence
             self._engine.set_fence(self.session_id, fence)
@@ -111,16 +115,16 @@ class EngineSession:
         sampling: Sampling,
         turn_id: str,
     ) -> TurnStream:
-        """A turn that was begun elsewhere goes on behind `spans`, `header` and the ids it has said;
-        it says these first. Raises EngineError."""
+        """Resume a turn that was started elsewhere, after `spans`, `header` and the ids it has
+        sampled. The stream begins with those ids. Raises EngineError."""
         async with self._lock:
             self._may_exist, self._parent = False, None
             unfinished = UnfinishedTurn(turn_id, sampling, len(sampled_ids))
-            made = await self._attach(spans, [*header, *sampled_ids], unfinished)
-            assert made is not None, "it is unfinished"
+            turn = await self._attach(spans, [*header, *sampled_ids], unfinished)
+            assert turn is not None, "an unfinished turn has a stream"
             self._spans, self._tail, self._draft = tuple(spans), list(header), []
-            self._turn = made
-            return made
+            self._turn = turn
+            return turn
 
     async def _attach(
         self, spans: Sequence[Span], tail: Sequence[int], unfinished: UnfinishedTurn | None = None
@@ -136,9 +140,9 @@ class EngineSession:
     async def start_turn(
         self, spans: Sequence[Span], header: Sequence[int], sampling: Sampling, turn_id: str
     ) -> TurnStream:
-        """The engine's log becomes the ids of `spans` and `header`, and a turn starts there. Both
-        are said to the engine at once, so that nothing of the prompt is prefilled in between: the
-        turn finds in KV what was there before. Raises EngineError."""
+        """Make the engine's log the ids of `spans` and `header`, and start a turn there. All
+        commands are sent together, so that nothing of the prompt is prefilled in between: the turn
+        finds in KV only what was there before. Raises EngineError."""
         async with self._exclusive():
             try:
                 return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
@@ -147,22 +151,22 @@ class EngineSession:
                 return await self._start_turn(tuple(spans), list(header), sampling, turn_id)
 
     def commit_turn(self, turn: TurnStream, sampled_ids: Sequence[int]) -> None:
-        """The turn has ended; it has put these into the log. Means nothing where the log it ran on
-        was forgotten meanwhile."""
+        """Append the ids of an ended turn to the known log. Does nothing if that log was
+        invalidated while the turn ran."""
         if turn is not self._turn:
             return
         self._turn = None
         self._tail.extend(sampled_ids)
         ended = turn.ended
-        assert ended is not None, "a turn that has drawn all its ids has ended"
-        assert self.length == ended.length, "the engine's log is what we think it is"
+        assert ended is not None, "a committed turn has ended"
+        assert self.length == ended.length, "the known log is as long as the engine's"
 
     async def cancel_turn(self, turn: TurnStream, *, discard_output: bool = False) -> None:
-        """`drop`: what it said is forgotten."""
+        """Cancel a turn. `discard_output` removes its ids from the log."""
         await self._engine.cancel(turn.session, turn.id, discard_output=discard_output)
 
     def _invalidate_uncommitted(self) -> None:
-        """A turn whose end nobody has waited for may have added anything."""
+        """Invalidate the log if a turn was never committed: the ids it appended are unknown."""
         if self._turn is not None:
             self.invalidate()
 
@@ -180,33 +184,33 @@ class EngineSession:
             self._stale_ids.pop()
 
     async def _sync(
-        self, wanted: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
+        self, desired: tuple[Span, ...], tail: list[int], draft: Sequence[int] | None
     ) -> SyncResult:
         self._invalidate_uncommitted()
         if self._spans is None:
-            self._spans, self._tail = await self._open(wanted, tail)
+            self._spans, self._tail = await self._open(desired, tail)
             self._draft = []
-        same, old, new, keep = self._compare(self._spans, wanted, tail)
+        same, old, new, keep = self._compare(self._spans, desired, tail)
         base = self.length - len(old)
         if keep < len(old):
             await self._engine.rewind(self.session_id, base + keep)
-            self._spans, self._tail = wanted[:same], old[:keep]
+            self._spans, self._tail = desired[:same], old[:keep]
         if keep < len(new):
             await self._append(new[keep:], final=draft is not None and not draft)
-        self._spans, self._tail = wanted, tail
+        self._spans, self._tail = desired, tail
         if draft is not None and self._draft != list(draft):
             await self._engine.append(self.session_id, draft, "provisional")
             self._draft = list(draft)
         return SyncResult(rewound_tokens=len(old) - keep, appended_tokens=len(new) - keep)
 
     async def _start_turn(
-        self, wanted: tuple[Span, ...], header: list[int], sampling: Sampling, turn_id: str
+        self, desired: tuple[Span, ...], header: list[int], sampling: Sampling, turn_id: str
     ) -> TurnStream:
         self._invalidate_uncommitted()
         if self._spans is None:
-            self._spans, self._tail = await self._open(wanted, header)
+            self._spans, self._tail = await self._open(desired, header)
             self._draft = []
-        _, old, new, keep = self._compare(self._spans, wanted, header)
+        _, old, new, keep = self._compare(self._spans, desired, header)
         base = self.length - len(old)
         changes: list[Awaitable[object]] = []
         if keep < len(old):
@@ -217,7 +221,7 @@ class EngineSession:
         *results, started = await asyncio.gather(*changes, starting, return_exceptions=True)
         failed = next((result for result in results if isinstance(result, BaseException)), None)
         if failed is None and isinstance(started, TurnStream):
-            self._spans, self._tail, self._turn = wanted, header, started
+            self._spans, self._tail, self._turn = desired, header, started
             return started
         if isinstance(started, TurnStream):
             await self.cancel_turn(started, discard_output=True)
@@ -225,41 +229,42 @@ class EngineSession:
         raise failed or started  # type: ignore[misc]  # without `failed` it is an exception
 
     def _compare(
-        self, spans: tuple[Span, ...], wanted: Sequence[Span], tail: Sequence[int]
+        self, spans: tuple[Span, ...], desired: Sequence[Span], tail: Sequence[int]
     ) -> tuple[int, list[int], list[int], int]:
-        """Spans that are the same; the ids behind them as they are and as they should be; how many
-        of these are the same."""
-        same = common_prefix_length(spans, wanted)
+        """Compare the log with the desired one. Returns the number of common spans; the ids after
+        them in the log, and in the desired log; and how many of these ids are common."""
+        same = common_prefix_length(spans, desired)
         old = [id for span in spans[same:] for id in span.ids] + self._tail
-        new = [id for span in wanted[same:] for id in span.ids] + list(tail)
+        new = [id for span in desired[same:] for id in span.ids] + list(tail)
         return same, old, new, common_prefix_length(old, new)
 
     async def _open(
-        self, wanted: Sequence[Span], tail: Sequence[int]
+        self, desired: Sequence[Span], tail: Sequence[int]
     ) -> tuple[tuple[Span, ...], list[int]]:
         await self._close_stale()
         parent, self._parent = self._parent, None
         if parent is not None:
-            lent = await parent.fork_into(self.session_id, wanted, tail, self._fence)
-            if lent is not None:
-                return lent
+            forked = await parent.fork_into(self.session_id, desired, tail, self._fence)
+            if forked is not None:
+                return forked
         if self._may_exist:
             self._may_exist = False
-            await self._attach(wanted, tail)
-            return tuple(wanted), list(tail)
+            await self._attach(desired, tail)
+            return tuple(desired), list(tail)
         await self._engine.open(self.session_id, cache_scope=self._cache_scope, fence=self._fence)
         return (), []
 
     async def fork_into(
-        self, child: str, wanted: Sequence[Span], tail: Sequence[int], fence: int
+        self, child: str, desired: Sequence[Span], tail: Sequence[int], fence: int
     ) -> tuple[tuple[Span, ...], list[int]] | None:
-        """Forks as much of the log as the child wants, whose fence this is; gives its spans and
-        what is behind them. None: nothing. A turn that runs goes on meanwhile."""
+        """Fork the ids in common with `desired` and `tail` into the session `child`, under the
+        child's `fence`. Returns the spans and further ids of its log, or None if nothing was
+        forked. A running turn continues."""
         async with self._lock:
             spans = self._spans
             if spans is None:
                 return None
-            same, old, _, keep = self._compare(spans, wanted, tail)
+            same, old, _, keep = self._compare(spans, desired, tail)
             at = self.length - len(old) + keep
             if at == 0:
                 return None
@@ -270,7 +275,8 @@ class EngineSession:
             return spans[:same], old[:keep]
 
     async def _append(self, ids: list[int], *, final: bool) -> None:
-        """`final`: what was a draft may have become this; what both begin with keeps its KV."""
+        """Append ids. `final`: they replace the draft, and the ids in common with it keep their
+        KV."""
         if final and self._draft:
             await self._engine.append(self.session_id, ids, "commit")
             self._draft = []

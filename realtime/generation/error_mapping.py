@@ -1,7 +1,12 @@
-"""What the engine and the store say, or do not say in time, as an answer to the client."""
+"""Mapping of engine errors, store errors and timeouts to refusals."""
 
-from continuo.engine import BadRequest, EngineError, SessionQuarantined, TooLong
-from continuo.engine import StaleEngineFence as OtherFront
+from continuo.engine import (
+    BadRequest,
+    EngineError,
+    SessionQuarantined,
+    StaleEngineFence,
+    TooLong,
+)
 from continuo.realtime.errors import Refusal
 from continuo.realtime.generation.engine_port import EnginePort
 from continuo.realtime.store import IdempotencyConflict, OwnershipLost, SessionEnded, StoreError
@@ -10,10 +15,10 @@ RETRY_AFTER_S = 2.0
 
 
 def require_engine(engine: EnginePort) -> None:
-    """Nobody waits for an answer of an engine that is not there. Raises Refusal."""
+    """Raises Refusal at once if no engine is available, nor soon will be."""
     if not engine.is_available_soon:
         raise Refusal(
-            "The model does not answer now. Nothing has changed: try again.",
+            "The model is not available now. Nothing has changed: try again.",
             code="engine_unavailable",
             kind="server_error",
             retry_after_s=RETRY_AFTER_S,
@@ -21,8 +26,9 @@ def require_engine(engine: EnginePort) -> None:
 
 
 def make_timeout_refusal(waited_s: float) -> Refusal:
+    """Make the refusal of a request that no engine accepted within `waited_s` seconds."""
     return Refusal(
-        f"The model did not take this within {waited_s:g} seconds; it may be starting again. "
+        f"The model did not accept this within {waited_s:g} seconds; it may be restarting. "
         "Nothing has changed: try again.",
         code="engine_unavailable",
         kind="server_error",
@@ -30,14 +36,14 @@ def make_timeout_refusal(waited_s: float) -> Refusal:
 
 
 def map_engine_error(error: EngineError) -> Refusal:
-    """The engine's words as an answer to the client."""
-    if isinstance(error, OtherFront):
+    """Map an engine error to a refusal."""
+    if isinstance(error, StaleEngineFence):
         return _make_replaced_refusal()
     if isinstance(error, SessionQuarantined):
-        # No server_error: clients send those again, and this can never succeed.
+        # Not a server_error: clients retry those, and this can never succeed.
         return Refusal(
-            "The model's process died each time it computed this session, so the session is not "
-            "computed any more. Begin another one.",
+            "The engine process died each time it computed this session, so the session is "
+            "quarantined. Begin another one.",
             code="session_quarantined",
         )
     code = "context_length_exceeded" if isinstance(error, TooLong) else error.code
@@ -47,21 +53,21 @@ def map_engine_error(error: EngineError) -> Refusal:
 
 
 def map_store_error(error: StoreError) -> Refusal:
-    """The store's words."""
+    """Map a store error to a refusal."""
     match error:
         case IdempotencyConflict(key=key):
             return Refusal(
-                f"The event_id '{key}' was used before, for something else.",
+                f"The event_id '{key}' was used before, for another request.",
                 code="idempotency_conflict",
                 param="event_id",
             )
         case SessionEnded():
-            return Refusal("The session was ended.", code="session_ended")
+            return Refusal("The session has ended.", code="session_ended")
         case OwnershipLost():
             return _make_replaced_refusal()
         case _:
             return Refusal(
-                "What was sent could not be stored, so it was not accepted. Nothing has changed: "
+                "The request could not be stored, so it was not accepted. Nothing has changed: "
                 "try again.",
                 code="store_unavailable",
                 kind="server_error",

@@ -1,5 +1,6 @@
-"""How one answer is made: the strand is brought up to the prompt, a turn runs, its pieces are told
-once the answer is accepted. Whatever goes wrong on the way, the answer ends, and says how."""
+"""Generation of one response: the engine session is brought up to the prompt, a turn runs, and its
+output is emitted as events once the response is accepted. The response ends whatever fails on the
+way, and its status says how."""
 
 import asyncio
 import contextlib
@@ -32,8 +33,8 @@ EmitEvent = Callable[[ConversationEvent], None]
 
 
 class Generation:
-    """`answer` is what it is now, in the end with the seed it was drawn with; `sampled` the ids
-    drawn for it."""
+    """`response` is the response as it is now, at its end with the seed it was sampled with;
+    `sampled_ids` are the ids sampled for it."""
 
     def __init__(
         self,
@@ -48,9 +49,9 @@ class Generation:
         self._output = output
         self._parser = parser
         self.is_refused = False
-        """Nobody was told of it, and nothing of it stays."""
+        """Whether the response was not accepted: no event is emitted, its output is discarded."""
         self.on_interrupted: Callable[[], None] = lambda: None
-        """Called when what makes it is gone, and all before that has been told."""
+        """Called when the engine that runs the turn is lost, after all output before that."""
         self._is_cancelled = False
         self._current_turn: TurnStream | None = None
 
@@ -59,8 +60,8 @@ class Generation:
         return self._is_cancelled
 
     async def cancel(self) -> None:
-        """Stops it within a step; the run ends soon after. A turn that was asked for a moment ago
-        is there before the word to stop it: the engine takes them in order."""
+        """Cancel the turn within a step; `run` returns soon after. A turn that was requested just
+        before is cancelled too: the engine executes commands in order."""
         self._is_cancelled = True
         if self._current_turn is not None:
             await self.engine_session.cancel_turn(self._current_turn)
@@ -72,9 +73,11 @@ class Generation:
         accepted: asyncio.Future[bool] | None = None,
         resumed_ids: Sequence[int] | None = None,
     ) -> None:
-        """Ends with `answer` final; all but its end has been told. The turn begins at once, and is
-        heard of when it is `accepted`; or it goes on after the ids it has `said`, which are told
-        again. Raises StaleFence."""
+        """Generate until `response` is final; all its events but the last have been emitted then.
+
+        The turn starts at once, and its output is emitted when `accepted` is true; if it is false,
+        the output is discarded. `resumed_ids`: the turn was started elsewhere, and resumes after
+        these ids, whose events are emitted again. Raises StaleEngineFence."""
         try:
             ended = await self._run_turn(prompt, emit, accepted, resumed_ids)
         except StaleEngineFence:
@@ -85,7 +88,7 @@ class Generation:
             if await self._await_acceptance(accepted):
                 self._end(emit, "failed", ResponseError(error.code, error.message))
         except Exception:
-            log.exception("answer %s", self.response.id)
+            log.exception("response %s failed", self.response.id)
             self.engine_session.invalidate()
             if await self._await_acceptance(accepted):
                 self._end(emit, "failed", ResponseError("server_error", "The server had a fault."))
@@ -120,39 +123,39 @@ class Generation:
             await self.engine_session.cancel_turn(turn, discard_output=True)
         if not self.is_refused:
             turn.set_on_interrupted(lambda: self.on_interrupted())
-        drawn: list[int] = []
+        turn_ids: list[int] = []
 
-        def take(piece: OutputChunk) -> None:
-            drawn.extend(piece.ids)
+        def consume_chunk(chunk: OutputChunk) -> None:
+            turn_ids.extend(chunk.ids)
             if self.is_refused:
                 return
-            self.sampled_ids.extend(piece.ids)
-            for told in self._output.append(self._parser.push(piece.text)):
-                emit(told)
+            self.sampled_ids.extend(chunk.ids)
+            for event in self._output.append(self._parser.push(chunk.text)):
+                emit(event)
 
-        with contextlib.suppress(TurnFailed):  # `ended` says so too
-            await turn.consume(take)
+        with contextlib.suppress(TurnFailed):  # `turn.ended` has the failure too
+            await turn.consume(consume_chunk)
         ended = turn.ended
-        assert ended is not None, "a turn that stopped has ended"
+        assert ended is not None, "a consumed turn has ended"
         kept = ended.length - prompt.length
         del self.sampled_ids[kept:]
-        self.engine_session.commit_turn(
-            turn, drawn[:kept]
-        )  # of a refused one too, if it ended by itself before
+        # A refused turn may have ended by itself before it was cancelled: its ids are in the log.
+        self.engine_session.commit_turn(turn, turn_ids[:kept])
         return ended
 
     def end_as_lost(self, sampled_ids: Sequence[int], text: ModelText, emit: EmitEvent) -> None:
-        """It ends with what it had said: what it answered is not there any more."""
+        """End the response as failed after `sampled_ids`: its prompt cannot be built again."""
         self.sampled_ids.extend(sampled_ids)
-        words = text.create_detokenizer().push(sampled_ids)
-        for told in self._output.append([*self._parser.push(words), *self._parser.finish()]):
-            emit(told)
-        lost = ResponseError("answer_lost", "The answer could not be gone on with after a restart.")
-        self._end(emit, "failed", lost)
+        output_text = text.create_detokenizer().push(sampled_ids)
+        chunks = [*self._parser.push(output_text), *self._parser.finish()]
+        for event in self._output.append(chunks):
+            emit(event)
+        error = ResponseError("answer_lost", "The response could not be resumed after a restart.")
+        self._end(emit, "failed", error)
 
     def _finish(self, emit: EmitEvent, ended: TurnEnded | None) -> None:
-        for said in self._output.append(self._parser.finish()):
-            emit(said)
+        for event in self._output.append(self._parser.finish()):
+            emit(event)
         if ended is None:
             self.response = msgspec.structs.replace(self.response, usage=Usage())
             self._end(emit, "cancelled")
@@ -180,16 +183,16 @@ class Generation:
             case "cancelled":
                 self._end(emit, "cancelled")
             case "failed":
-                words = ended.error or "The model failed on this answer."
-                self._end(emit, "failed", ResponseError("turn_failed", words))
+                message = ended.error or "The model failed on this response."
+                self._end(emit, "failed", ResponseError("turn_failed", message))
 
     def _end(
         self, emit: EmitEvent, status: ResponseStatus, error: ResponseError | None = None
     ) -> None:
         item_status: ItemStatus = "completed" if status == "completed" else "incomplete"
-        whole = status in ("completed", "incomplete")
-        for said in self._output.finish(item_status, needs_item=whole):
-            emit(said)
+        needs_item = status in ("completed", "incomplete")
+        for event in self._output.finish(item_status, needs_item=needs_item):
+            emit(event)
         reasons = {"cancelled": "client_cancelled", "incomplete": "max_output_tokens"}
         self.response = msgspec.structs.replace(
             self.response,

@@ -1,4 +1,4 @@
-"""What a model says, cut into items: messages and calls. Pure."""
+"""Output items: the messages and function calls of a response, as its chunks arrive. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import assert_never
@@ -29,11 +29,11 @@ from continuo.realtime.protocol.items import (
 from continuo.realtime.protocol.response import Response
 
 PlaceItems = Callable[[tuple[Item, ...]], str | None]
-"""The answer has these items now; says which item stands before the last of them."""
+"""Records the items of a response. Returns the id of the item before the last of them, if any."""
 
 
 class OutputItems:
-    """The items of one answer as they grow; gives what there is to tell."""
+    """The items of one response. Each method returns the events of the change."""
 
     def __init__(
         self, response: Response, place_items: PlaceItems, new_id: Callable[[str], str]
@@ -50,17 +50,17 @@ class OutputItems:
         return (*self._finished, *([self._current] if self._current else []))
 
     def append(self, chunks: Sequence[ParsedChunk]) -> list[ConversationEvent]:
-        tells: list[ConversationEvent] = []
+        events: list[ConversationEvent] = []
         for chunk in chunks:
             match chunk:
                 case TextChunk(text=text):
                     if not isinstance(self._current, MessageItem):
-                        tells += self._start_message()
+                        events += self._start_message()
                     if text:
-                        tells.append(self._append_text(text))
+                        events.append(self._append_text(text))
                 case CallStartChunk(name=name):
-                    tells += self._end_item("completed")
-                    tells += self._start_item(
+                    events += self._end_item("completed")
+                    events += self._start_item(
                         FunctionCallItem(
                             id=self._new_id("item"),
                             call_id=self._new_id("call"),
@@ -71,15 +71,15 @@ class OutputItems:
                     )
                 case CallArgumentsChunk(text=text):
                     if text:
-                        tells.append(self._append_text(text))
+                        events.append(self._append_text(text))
                 case CallEndChunk(is_complete=complete):
-                    tells += self._end_item("completed" if complete else "incomplete")
+                    events += self._end_item("completed" if complete else "incomplete")
                 case _:
                     assert_never(chunk)
-        return tells
+        return events
 
     def finish(self, status: ItemStatus, *, needs_item: bool) -> Iterator[ConversationEvent]:
-        """Ends the last item. A `whole` answer has at least an empty message."""
+        """End the current item. `needs_item`: start an empty message first if there is no item."""
         if needs_item and not self.items:
             yield from self._start_message()
         yield from self._end_item(status)

@@ -20,23 +20,23 @@ class CallArgumentsChunk(msgspec.Struct, frozen=True):
 
 class CallEndChunk(msgspec.Struct, frozen=True):
     is_complete: bool = True
-    """False: its arguments were cut off, or are no JSON."""
+    """False if the arguments were cut off, or are not valid JSON."""
 
 
 ParsedChunk = TextChunk | CallStartChunk | CallArgumentsChunk | CallEndChunk
 
 
 class OutputParser(Protocol):
-    """Finds the calls in a model's text."""
+    """A parser that finds function calls in the text of a model."""
 
     def push(self, text: str) -> Sequence[ParsedChunk]: ...
     def finish(self) -> Sequence[ParsedChunk]:
-        """What was held back in case it became a call."""
+        """Return the text that was held back because it might have become a call."""
         ...
 
 
 class PlainTextParser:
-    """Where there are no tools there are no calls."""
+    """Parser of output without tools: all of it is text."""
 
     def push(self, text: str) -> Sequence[ParsedChunk]:
         return (TextChunk(text),) if text else ()

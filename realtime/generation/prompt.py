@@ -1,4 +1,4 @@
-"""Prompt: what an answer is made from."""
+"""Prompt: the ids that a response is generated from, and how they are sampled."""
 
 import secrets
 
@@ -24,7 +24,8 @@ class Prompt(msgspec.Struct, frozen=True):
 def build_prompt(
     conversation: Conversation, settings: GenerationSettings, ready: EngineReady, param: str
 ) -> Prompt:
-    """Raises Refusal if there is no room for a single token, or its form cannot be enforced."""
+    """Build the prompt of a response; `max_output_tokens` is cut to the context. Raises Refusal if
+    not even one token of output fits, or if the output format cannot be enforced."""
     conversation, header = conversation.render_header()
     room = _response_tokens_max(conversation.length + len(header), ready, param)
     tokens = settings.max_output_tokens
@@ -40,8 +41,9 @@ def build_prompt(
 
 
 def build_warm_up_prompt(conversation: Conversation, ready: EngineReady, param: str) -> Prompt:
-    """What stands before whatever is said next, for an answer of one id that nobody hears: no
-    header, for no answer is wanted yet. May be nothing at all. Raises Refusal."""
+    """Build the prompt of `generate: false`: one token is sampled and discarded, so that the
+    conversation is prefilled. Without a header, because no response follows yet; may be empty.
+    Raises Refusal."""
     _response_tokens_max(conversation.length, ready, param)
     return Prompt(conversation, [], Sampling(max_tokens=1))
 
@@ -51,7 +53,7 @@ def _response_tokens_max(length: int, ready: EngineReady, param: str) -> int:
     if length >= limit:
         raise Refusal(
             f"The prompt of this response is {length:,} tokens, but the context of the model "
-            f"holds {limit:,} (max_model_len), of which one must be left for the answer.",
+            f"holds {limit:,} (max_model_len), of which one must be left for the output.",
             code="context_length_exceeded",
             param=param,
         )

@@ -1,8 +1,8 @@
-"""The threads on which long texts are tokenised, so that the event loop does not wait for them.
+"""Threads that tokenize long texts off the event loop.
 
-Many threads would share the interpreter lock with the event loop and slow it down. There are two:
-one for the longest texts, one for all others, which therefore do not wait behind those. On each,
-requests are worked on in the order in which they come.
+Many threads would contend with the event loop for the interpreter lock. There are two: one for the
+longest texts, one for all others, which therefore do not wait behind those. Each runs its work in
+the order of submission.
 """
 
 import asyncio
@@ -13,22 +13,22 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LONG_TEXT_CHARS = 64 * 1024
-"""Longer texts have a thread of their own: they take from 50 ms up to a second."""
+"""Longer texts have their own thread: each takes from 50 ms to a second."""
 
 
 class TokenizerThreads:
     def __init__(self, off_loop_chars: int) -> None:
-        """Work on at most `off_loop_chars` characters is done on the event loop."""
+        """Work on at most `off_loop_chars` characters runs on the event loop itself."""
         self._off_loop_chars = off_loop_chars
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="layout")
-        self._long_text_thread = ThreadPoolExecutor(1, thread_name_prefix="layout of the longest")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._long_text_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer of long texts")
 
     def needs_thread(self, chars: int) -> bool:
-        """Whether work of this size is done on a thread."""
+        """Whether work on so many characters runs on a thread."""
         return chars > self._off_loop_chars
 
     async def run(self, chars: int, work: Callable[[], T]) -> T:
-        """Run `work` and return its result. Cancelled before its turn, `work` is not begun."""
+        """Run `work` and return its result. If cancelled while queued, `work` is never started."""
         if not self.needs_thread(chars):
             return work()
         thread = self._thread if chars <= LONG_TEXT_CHARS else self._long_text_thread

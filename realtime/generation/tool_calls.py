@@ -1,5 +1,4 @@
-"""Calls in what a model says, found by the engine's parser for the way it writes them, and the
-grammar that makes it write them as the settings say."""
+"""Function calls in the output of a model, found by the engine's parser for the model's format."""
 
 from collections.abc import Sequence
 from typing import assert_never
@@ -36,7 +35,8 @@ class ToolCallParser:
 
 
 def make_output_parser(settings: GenerationSettings, template: ChatTemplate) -> OutputParser:
-    """Calls are looked for where the model was shown tools and may call them."""
+    """Make the parser of a response. Calls are parsed only if the settings have tools and allow
+    calls."""
     if not settings.tools or settings.tool_choice.mode == "none":
         return PlainTextParser()
     names = [tool.name for tool in settings.tools]
