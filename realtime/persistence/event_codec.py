@@ -1,5 +1,5 @@
-"""What a session can tell again, in the store, and back: records, small, because what they name is
-in the log. Pure."""
+"""Codec of the event log in the store. Events are small, because the items and settings that they
+name are in the session's entries and state. Pure."""
 
 import re
 from collections.abc import Sequence
@@ -34,30 +34,30 @@ from continuo.realtime.protocol.response import (
 from continuo.realtime.protocol.settings import GenerationSettings
 
 _PackedId = bytes
-"""An id: what it is of, one byte, and its digits; where it is a client's, how it is spelt."""
+"""An id: one byte for its kind, then its hex digits as bytes, or the text of a client's own id."""
 _GENERATED_ID = re.compile(r"(item|resp|call)_([0-9a-f]{20})")
 _ID_KINDS = ("item", "resp", "call")
 _VERBATIM = len(_ID_KINDS)
 _STATUSES: tuple[ResponseStatus, ...] = get_args(ResponseStatus)
-"""New ones go to the end: their numbers are in the store."""
+"""Append new ones at the end: the store holds their indices."""
 
 
-def _pack_id(name: str) -> _PackedId:
-    ours = _GENERATED_ID.fullmatch(name)
-    if ours is None:
-        return bytes((_VERBATIM,)) + name.encode("utf-8", "surrogatepass")
-    return bytes((_ID_KINDS.index(ours[1]),)) + bytes.fromhex(ours[2])
+def _pack_id(id: str) -> _PackedId:
+    generated = _GENERATED_ID.fullmatch(id)
+    if generated is None:
+        return bytes((_VERBATIM,)) + id.encode("utf-8", "surrogatepass")
+    return bytes((_ID_KINDS.index(generated[1]),)) + bytes.fromhex(generated[2])
 
 
-def _unpack_id(name: _PackedId) -> str:
-    kind, rest = name[0], name[1:]
+def _unpack_id(packed: _PackedId) -> str:
+    kind, rest = packed[0], packed[1:]
     if kind == _VERBATIM:
         return rest.decode("utf-8", "surrogatepass")
     return f"{_ID_KINDS[kind]}_{rest.hex()}"
 
 
 class _PackedUsage(msgspec.Struct, frozen=True, array_like=True):
-    """Times in microseconds."""
+    """Usage, with times in microseconds."""
 
     input_tokens: int
     cached_tokens: int
@@ -95,13 +95,13 @@ class _PackedUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _PackedResponse(msgspec.Struct, frozen=True, array_like=True):
-    """An answer, as the wire says it, small."""
+    """A response as its events carry it. The items of the conversation are named, not repeated."""
 
     id: _PackedId
     is_out_of_band: bool
-    """Whether it is of no conversation."""
+    """Whether the response belongs to no conversation."""
     status: int
-    """Of _STATUSES."""
+    """Index in _STATUSES."""
     metadata: dict[str, str] | None
     max_output_tokens: int | None
     sampling: dict[str, Any]
@@ -111,7 +111,7 @@ class _PackedResponse(msgspec.Struct, frozen=True, array_like=True):
     usage: _PackedUsage | None
     items: tuple[Item, ...]
     item_ids: tuple[_PackedId, ...]
-    """Empty: the name of an answer's first item."""
+    """An empty one stands for the first item, whose id is derived (`first_item_id`)."""
 
 
 class _Configured(msgspec.Struct, frozen=True, array_like=True, tag="c"):
@@ -185,23 +185,21 @@ def _pack_event(logged: LoggedEvent) -> _PackedEvent:
             return _ItemAdded(_pack_id(item.id), _pack_optional_id(previous), rewind)
         case ItemDeleted(item_id=item, rewind=rewind):
             return _ItemDeleted(_pack_id(item), rewind)
-        case ItemTruncated(item_id=item, content_index=index) as tell:
-            return _ItemTruncated(
-                _pack_id(item), index, tell.audio_end_ms, tell.text_end, tell.rewind
-            )
+        case ItemTruncated(item_id=item, content_index=index) as cut:
+            return _ItemTruncated(_pack_id(item), index, cut.audio_end_ms, cut.text_end, cut.rewind)
         case TextAppended(length=length):
             return _TextAppended(length)
         case TextCleared():
             return _TextCleared()
         case TextCommitted(item_id=item, previous_item_id=previous):
             return _TextCommitted(_pack_id(item), _pack_optional_id(previous))
-        case ResponseStarted(answer=answer):
-            return _ResponseStarted(_pack_response(answer))
-        case ResponseEnded(answer=answer):
-            assert logged.response_number is not None, "it has begun"
-            return _ResponseEnded(_pack_response(answer), logged.response_number)
+        case ResponseStarted(answer=response):
+            return _ResponseStarted(_pack_response(response))
+        case ResponseEnded(answer=response):
+            assert logged.response_number is not None, "a response that ends has started"
+            return _ResponseEnded(_pack_response(response), logged.response_number)
         case _:
-            raise AssertionError(f"{type(logged.event).__name__} is no record")
+            raise AssertionError(f"{type(logged.event).__name__} is not logged")
 
 
 def _pack_optional_id(item: str | None) -> _PackedId | None:
@@ -214,31 +212,32 @@ def decode_events(
     conversation: Conversation,
     conversation_id: str,
 ) -> list[LoggedEvent]:
-    """The last ones: as many as can be told exactly. `name`: the conversation's id."""
+    """Decode the last events, as many as can be replayed exactly. Responses get
+    `conversation_id`."""
     items = {item.id: item for item in conversation.items()}
-    records: list[LoggedEvent] = []
-    configured = False
+    logged_events: list[LoggedEvent] = []
+    is_configured = False
     for body in reversed(bodies):
         try:
             event = _event_decoder.decode(body)
         except msgspec.ValidationError:
-            break  # written by another version
+            break  # written by another version of the gateway
         if isinstance(event, _Configured):
-            if configured:
-                break  # these settings are not known any more
-            configured = True
+            if is_configured:
+                break  # earlier settings are not in the store any more
+            is_configured = True
         try:
-            records.append(_unpack_event(event, settings, items, conversation_id))
+            logged_events.append(_unpack_event(event, settings, items, conversation_id))
         except KeyError:
             break
-    records.reverse()
-    return records
+    logged_events.reverse()
+    return logged_events
 
 
 def _unpack_event(
     event: _PackedEvent, settings: GenerationSettings, items: dict[str, Item], conversation_id: str
 ) -> LoggedEvent:
-    """Raises KeyError for an item that is not there any more."""
+    """Raises KeyError for an item that is not in the conversation any more."""
     match event:
         case _Configured(rewind=rewind):
             return LoggedEvent(SessionConfigured(settings, rewind))
@@ -256,11 +255,11 @@ def _unpack_event(
             return LoggedEvent(TextCleared())
         case _TextCommitted(item=item, previous=previous):
             return LoggedEvent(TextCommitted(_unpack_id(item), _unpack_optional_id(previous)))
-        case _ResponseStarted(response=shape):
-            return LoggedEvent(ResponseStarted(_unpack_response(shape, items, conversation_id)))
-        case _ResponseEnded(response=shape, response_number=began):
+        case _ResponseStarted(response=packed):
+            return LoggedEvent(ResponseStarted(_unpack_response(packed, items, conversation_id)))
+        case _ResponseEnded(response=packed, response_number=number):
             return LoggedEvent(
-                ResponseEnded(_unpack_response(shape, items, conversation_id)), began
+                ResponseEnded(_unpack_response(packed, items, conversation_id)), number
             )
         case _:
             assert_never(event)
@@ -271,23 +270,23 @@ def _unpack_optional_id(item: _PackedId | None) -> str | None:
 
 
 def _pack_response(response: Response) -> _PackedResponse:
-    apart, first = response.conversation is None, first_item_id(response.id)
-    plain = msgspec.structs.asdict(Sampling())
+    is_out_of_band, first = response.conversation is None, first_item_id(response.id)
+    defaults = msgspec.structs.asdict(Sampling())
     sampling = msgspec.structs.asdict(response.settings.sampling)
     return _PackedResponse(
         id=_pack_id(response.id),
-        is_out_of_band=apart,
+        is_out_of_band=is_out_of_band,
         status=_STATUSES.index(response.status),
         metadata=response.metadata,
         max_output_tokens=response.settings.max_output_tokens,
-        sampling={key: value for key, value in sampling.items() if value != plain[key]},
+        sampling={key: value for key, value in sampling.items() if value != defaults[key]},
         extras=response.settings.extras,
         reason=response.reason,
         error=response.error,
         usage=None if response.usage is None else _PackedUsage.pack(response.usage),
-        items=response.items if apart else (),
+        items=response.items if is_out_of_band else (),
         item_ids=()
-        if apart
+        if is_out_of_band
         else tuple(b"" if i.id == first else _pack_id(i.id) for i in response.items),
     )
 

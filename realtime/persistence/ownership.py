@@ -1,8 +1,9 @@
-"""Tenure: the right to write one session in the store, ours as far as we know.
+"""Ownership: the right to write one session in the store, as far as this gateway knows.
 
-It is taken anew each time a client comes back; what was asked under the fence before is asked
-again. A call that was not answered may still arrive, behind others that are made after it, and undo
-them: so the next one comes with a new fence, which the late one does not have.
+A session is claimed again, under a higher fence, each time a client resumes it; calls that were
+made under the fence before are repeated. A call whose reply is missing may still arrive, after
+later calls, and undo them: so the next call claims a new fence first, which the late call does not
+carry.
 """
 
 import asyncio
@@ -26,16 +27,19 @@ class Ownership:
         self._store = store
         self._ttl_s = ttl_s
         self._has_unconfirmed_call = False
-        """Whether a call with this lease may still arrive."""
+        """Whether a call with this lease may still arrive at the store."""
         self.has_store_lost_fence = False
-        """Whether the store has lost a fence that it gave us, and who knows what else."""
+        """Whether the store has lost a fence that it granted, and so perhaps other data."""
         self._is_stopped = False
         self._claim_lock = asyncio.Lock()
 
     async def run(
         self, call: Callable[[SessionLease], Awaitable[T]], *, harmless_when_late: bool = False
     ) -> T:
-        """Raises StoreError; StaleFence only if somebody else has the session."""
+        """Make a call with the current lease, repeated if that is replaced meanwhile.
+
+        `harmless_when_late`: the call may arrive after later ones. Raises StoreError; OwnershipLost
+        only if another gateway owns the session."""
         while True:
             lease = self.lease
             if self._has_unconfirmed_call and not harmless_when_late:
@@ -53,41 +57,44 @@ class Ownership:
                 raise
 
     async def _claim_unless_renewed(self, lease: SessionLease) -> None:
-        """It is another one by now, or there is one of ours that we were not told of."""
+        """Claim, unless `lease` is not the current one any more. The store may hold a newer one of
+        this gateway, from a claim whose reply is missing."""
         async with self._claim_lock:
             if lease == self.lease:
                 await self._claim()
 
     async def claim(self) -> None:
-        """Under a new fence from now on. Raises StoreError; StaleFence if somebody else has the
-        session, UnknownSession if nobody has."""
+        """Claim the session under a new fence. Raises StoreError: OwnershipLost if another gateway
+        owns the session, SessionNotFound if it is not in the store."""
         async with self._claim_lock:
             await self._claim()
 
     async def _claim(self) -> None:
-        lease, seen = self.lease, self.lease.fence
+        lease, expected_fence = self.lease, self.lease.fence
         while True:
             if self._is_stopped:
-                raise OwnershipLost(lease.session, "another")
+                raise OwnershipLost(lease.session, "another gateway")
             try:
                 lease = await self._store.claim(
-                    lease.session, lease.owner, ttl_s=self._ttl_s, expected_fence=seen
+                    lease.session, lease.owner, ttl_s=self._ttl_s, expected_fence=expected_fence
                 )
                 self.replace_lease(lease)
                 return
             except OwnershipLost:
-                card = await self._store.find(lease.session)
-                if card is None:
+                found = await self._store.find(lease.session)
+                if found is None:
                     raise SessionNotFound(lease.session) from None
-                if card.owner != lease.owner and card.fence >= lease.fence:
+                if found.owner != lease.owner and found.fence >= lease.fence:
                     raise
-                seen = card.fence  # our own; or one from before ours, which the store has lost
-                self.has_store_lost_fence |= seen < lease.fence
+                expected_fence = (
+                    found.fence
+                )  # of our own claim; or an older one, if the store has lost ours
+                self.has_store_lost_fence |= expected_fence < lease.fence
 
     def replace_lease(self, lease: SessionLease) -> None:
-        """A new one, which nothing was asked with."""
+        """Replace the lease by a new one, with which no call was made yet."""
         self.lease, self._has_unconfirmed_call = lease, False
 
     def stop(self) -> None:
-        """It is not taken again."""
+        """Refuse later claims."""
         self._is_stopped = True

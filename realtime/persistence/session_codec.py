@@ -1,9 +1,9 @@
-"""What a session is in the store, and back. Pure.
+"""Codec of a stored session. Pure.
 
-    log     head │ dropped items │ spans … │ words of the text buffer …     ids, and a body as JSON
-    state   settings, the number of the first event, and which model the ids are of
+    log     head │ out-of-window items │ spans … │ draft pieces …     ids, and a body as JSON
+    state   settings, the number of the first event, and the model that the ids belong to
 
-A place for an answer that is being made is a span without ids.
+The placeholder of a response that is being generated is an entry without ids.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from continuo.realtime.store import Entry, ResponseCheckpoint
 
 
 class ResponsePlaceholder(msgspec.Struct, frozen=True):
-    """Of an answer that is being made."""
+    """The place of a response that is being generated."""
 
     response_id: str
 
@@ -46,7 +46,7 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     items: tuple[Item, ...] = ()
     answer: str | None = None
     sampled: tuple[int, int] | None = None
-    """Of the ids: from, to."""
+    """Start and end of the sampled ids within the ids."""
     open: bool = False
     dropped: bool = False
     words: str | None = None
@@ -59,25 +59,29 @@ _body_decoder = msgspec.json.Decoder(_Body)
 def to_entries(
     conversation: Conversation, draft: Sequence[DraftPiece]
 ) -> tuple[ConversationEntry, ...]:
-    dropped = (OutOfWindowItems(conversation.out_of_window),) if conversation.out_of_window else ()
+    out_of_window = (
+        (OutOfWindowItems(conversation.out_of_window),) if conversation.out_of_window else ()
+    )
     spans = (_make_placeholder(span) if span.is_open else span for span in conversation.spans)
-    return (conversation.head, *dropped, *spans, *draft)
+    return (conversation.head, *out_of_window, *spans, *draft)
 
 
 def _make_placeholder(span: Span) -> ResponsePlaceholder:
-    assert span.response_id is not None, "an open span is an answer's"
+    assert span.response_id is not None, "an open span belongs to a response"
     return ResponsePlaceholder(span.response_id)
 
 
 def encode_entry(entry: ConversationEntry) -> Entry:
     match entry:
-        case Span(ids=ids, items=items, response_id=answer):
+        case Span(ids=ids, items=items, response_id=response_id):
             body = _Body(
-                items=_omit_derived_id(items, answer), answer=answer, sampled=_sampled_range(entry)
+                items=_omit_derived_id(items, response_id),
+                answer=response_id,
+                sampled=_sampled_range(entry),
             )
             return Entry(_encode(body), ids)
-        case ResponsePlaceholder(response_id=answer):
-            return Entry(_encode(_Body(answer=answer, open=True)))
+        case ResponsePlaceholder(response_id=response_id):
+            return Entry(_encode(_Body(answer=response_id, open=True)))
         case OutOfWindowItems(items=items):
             return Entry(_encode(_Body(items=items, dropped=True)))
         case DraftPiece(text=text):
@@ -87,7 +91,7 @@ def encode_entry(entry: ConversationEntry) -> Entry:
 
 
 def _omit_derived_id(items: tuple[Item, ...], response_id: str | None) -> tuple[Item, ...]:
-    """The id of an answer's first item follows from the answer's own: it is left out."""
+    """Leave out the id of a response's first item, which is derived from the response's id."""
     if response_id is None or not items or items[0].id != first_item_id(response_id):
         return items
     return (msgspec.structs.replace(items[0], id=""), *items[1:])
@@ -100,19 +104,19 @@ def _restore_derived_id(items: tuple[Item, ...], response_id: str | None) -> tup
 
 
 def first_item_id(response_id: str) -> str:
-    """The id of an answer's first item."""
+    """Derive the id of a response's first item."""
     return deterministic_id_factory(response_id)("item")
 
 
 def _sampled_range(span: Span) -> tuple[int, int] | None:
-    """Where the sampled ids stand, between the header and the ending."""
+    """Find the sampled ids between the header and the ending of a span."""
     if span.sampled_ids is None:
         return None
     size = len(span.sampled_ids)
     for start in range(len(span.ids) - size + 1):
         if span.ids[start : start + size] == span.sampled_ids:
             return start, start + size
-    raise AssertionError("sampled ids are in the span")
+    raise AssertionError("the sampled ids are in the span")
 
 
 class DecodedConversation(msgspec.Struct, frozen=True):
@@ -128,26 +132,26 @@ def decode_conversation(
     if not pieces:
         return DecodedConversation((), Conversation.start(template, settings), ())
     head, *rest = pieces
-    assert isinstance(head, Span), "a log begins with the head"
+    assert isinstance(head, Span), "the first entry is the head"
     spans: list[Span] = []
-    dropped: tuple[Item, ...] = ()
-    words: list[DraftPiece] = []
+    out_of_window: tuple[Item, ...] = ()
+    draft: list[DraftPiece] = []
     for piece in rest:
         match piece:
             case Span():
                 spans.append(piece)
-            case ResponsePlaceholder(response_id=answer):
-                spans.append(Span(response_id=answer, is_open=True))
+            case ResponsePlaceholder(response_id=response_id):
+                spans.append(Span(response_id=response_id, is_open=True))
             case OutOfWindowItems(items=items):
-                dropped = items
+                out_of_window = items
             case DraftPiece():
-                words.append(piece)
+                draft.append(piece)
             case _:
                 assert_never(piece)
     conversation = Conversation(
-        template, settings.instructions, settings.tools, head, tuple(spans), dropped
+        template, settings.instructions, settings.tools, head, tuple(spans), out_of_window
     )
-    return DecodedConversation(pieces, conversation, tuple(words))
+    return DecodedConversation(pieces, conversation, tuple(draft))
 
 
 def _decode_entry(entry: Entry) -> ConversationEntry:
@@ -157,7 +161,7 @@ def _decode_entry(entry: Entry) -> ConversationEntry:
     if body.dropped:
         return OutOfWindowItems(body.items)
     if body.open:
-        assert body.answer is not None, "somebody's place"
+        assert body.answer is not None, "a placeholder names its response"
         return ResponsePlaceholder(body.answer)
     sampled = None if body.sampled is None else entry.ids[slice(*body.sampled)]
     items = _restore_derived_id(body.items, body.answer)
@@ -165,19 +169,19 @@ def _decode_entry(entry: Entry) -> ConversationEntry:
     return Span(items, entry.ids, body.answer, sampled, message=message)
 
 
-# ---------------------------------------------------------------- state, answers
+# ---------------------------------------------------------------- state, responses
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
     settings: GenerationSettings
     first: int = 0
-    """Number of the record that is event 0."""
+    """Number of the logged event that is event 0 in the store."""
     model: str = ""
-    """Digest of the model, tokenizer and template that the log's ids are of; empty: not known."""
+    """Digest of the model, tokenizer and chat template that the ids belong to; empty: unknown."""
 
 
 def is_same_model(model: str, digest: str) -> bool:
-    """Whether stored ids are of the model with this digest. Those of an unknown one are not."""
+    """Whether stored ids belong to the model with this digest. Those of an unknown model do not."""
     return model != "" and model == digest
 
 
@@ -193,16 +197,16 @@ def decode_state(data: bytes) -> StoredState:
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What an answer is made from, besides the conversation before its place."""
+    """Inputs of a response, besides the conversation before its place."""
 
     settings: GenerationSettings | None = None
-    """None: the session's."""
+    """Settings of the response; None: those of the session."""
     metadata: dict[str, str] | None = None
     context: tuple[Item, ...] | None = None
     number: int = 0
-    """Of the record that began it."""
+    """Number of the event that started the response."""
     model: str = ""
-    """Digest of the model that draws it."""
+    """Digest of the model that generates the response."""
 
 
 _request_decoder = msgspec.json.Decoder(StoredRequest)

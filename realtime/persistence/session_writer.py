@@ -1,8 +1,9 @@
-"""Ledger: one session in the store, and what we know of it there. Brings it up to a conversation
-with the fewest entries, as `strand` does with the engine.
+"""SessionWriter: one session in the store, and what is known of it there.
 
-A write that failed may have happened or not: what it would have changed is written again by the
-next one. A store that has lost the session, or the end of it, is given it again.
+Brings it up to the desired session with the fewest entries, as `EngineSession` does in the engine.
+
+A failed write may have taken effect or not: the next write repeats what it would have changed. A
+store that has lost the session, or the end of it, gets the whole session again.
 """
 
 import logging
@@ -38,37 +39,37 @@ log = logging.getLogger(__name__)
 
 
 class DesiredSession(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as it shall be."""
+    """A session as the store shall have it."""
 
     entries: tuple[ConversationEntry, ...]
     settings: GenerationSettings
     epoch: int
     first_offset: int
-    """Number of the oldest record that is known."""
+    """Number of the oldest event that is known."""
     next_offset: int
-    """Number after the last one."""
+    """Number after the last event."""
     encode_events_since: Callable[[int], list[bytes]]
-    """The records from this number on."""
+    """Encodes the events from a number on."""
     started_responses: tuple[ResponseCheckpoint, ...] = ()
-    """Answers being made."""
+    """Responses that are being generated."""
 
 
 class SessionChanges(msgspec.Struct, frozen=True, kw_only=True):
-    """What of it has changed, besides pieces and events."""
+    """Changes of a session besides its entries and events."""
 
     is_state_changed: bool = False
     is_epoch_changed: bool = False
     request: IdempotentRequest | None = None
     revoked_request: IdempotentRequest | None = None
-    """This was written, and is taken back."""
+    """A request that was written and has no effect after all."""
     started_response: ResponseCheckpoint | None = None
     restarted_response: ResponseCheckpoint | None = None
-    """An answer that began before, whose record in the store is replaced."""
+    """A response that was started before, whose checkpoint in the store is replaced."""
     ended_response: str | None = None
 
 
 class SessionWriter:
-    """Calls for one session come one after the other, but for `journal`."""
+    """Writes one session. All calls but `journal` must be made one after the other."""
 
     def __init__(
         self,
@@ -82,10 +83,10 @@ class SessionWriter:
         model_digest: str = "",
         replaces_all: bool = False,
     ) -> None:
-        """`new`: as it would be made again. `pieces` are in the store, and records up to `told`, of
-        which `base` is event 0 there. `model`: digest of the one that the ids are of. `renews`: the
-        ids in the store are of another, and the first write puts all entries, the state and the
-        epoch in the place of what is there, in one step."""
+        """`new`: the session as it would be created again. The store has `entries`, and the events
+        before `written_offset`; the event `base_offset` is number 0 there. `model_digest`: the
+        model that the ids belong to. `replaces_all`: the stored ids belong to another model, and
+        the first write replaces all entries, the state and the epoch, in one step."""
         self._model_digest = model_digest
         self._replaces_all = replaces_all
         self._store = store
@@ -93,33 +94,33 @@ class SessionWriter:
         self._ownership = Ownership(store, lease, new.ttl_s)
         self.base_offset = base_offset
         self._written_offset = self._possibly_written_offset = written_offset
-        """Records that the store has; and that it may have."""
+        """Ends of the events that the store has, and of those that it may have."""
         self._confirmed_entries: tuple[ConversationEntry, ...] = entries
-        """The beginning of the log that certainly stands."""
+        """The first entries of the log, as far as the store certainly has them."""
         self._has_unconfirmed_entries = False
-        """Whether something else may stand behind that."""
+        """Whether other entries may follow them."""
         self._unwritten_ends: list[str] = []
-        """Answers whose end is not written yet."""
+        """Ids of responses whose end is not written yet."""
         self._revoked_keys: set[str] = set()
-        """Keys that may be written, and have no effect."""
+        """Keys that may be in the store, of requests without effect."""
         self._has_unconfirmed_write = False
-        """Whether a write that was not answered may have left something there."""
+        """Whether a write without a reply may have taken effect."""
         self._needs_full_write = False
-        """Whether the store must be given all of it again."""
+        """Whether the store has lost data, so that the next write contains the whole session."""
         self._is_stopped = False
         self.completed_requests: Callable[[], Collection[IdempotentRequest]] = lambda: ()
-        """What a store is given again that has lost it: what was asked here, under the client's
-        ids, and done."""
+        """Returns the completed requests of the client, which are restored in a store that has
+        lost them."""
         self.on_replaced: Callable[[], None] = lambda: None
         """Called when another gateway turns out to own the session."""
 
     @property
     def lease(self) -> SessionLease:
-        """Another one each time it is taken anew, or given again."""
+        """The current lease: a new one after each claim, and when the session is created again."""
         return self._ownership.lease
 
     async def write(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        """Raises StoreError."""
+        """Write what has changed, atomically. Raises StoreError."""
         if self._is_stopped:
             return
         if changes.ended_response is not None:
@@ -133,7 +134,7 @@ class SessionWriter:
                 self._has_unconfirmed_write = True
                 if changes.request is not None:
                     self._revoked_keys.add(changes.request.key)
-            if changes.started_response is not None:  # it may have been begun all the same
+            if changes.started_response is not None:  # it may be in the store
                 self._unwritten_ends.append(changes.started_response.id)
             raise
 
@@ -147,74 +148,91 @@ class SessionWriter:
         try:
             await self._write(desired, changes)
         except (SessionDataLost, StoreReplaced, SessionNotFound) as error:
-            log.warning("%s: it is written again", error)
+            log.warning("%s; the whole session is written again", error)
             await self._recover(desired)
             await self._write(desired, changes)
 
     async def _write(self, desired: DesiredSession, changes: SessionChanges) -> None:
-        at = common_prefix_length(self._confirmed_entries, desired.entries)
-        moved = self._has_unconfirmed_entries or not at == len(self._confirmed_entries) == len(
-            desired.entries
+        kept = common_prefix_length(self._confirmed_entries, desired.entries)
+        writes_entries = self._has_unconfirmed_entries or not kept == len(
+            self._confirmed_entries
+        ) == len(desired.entries)
+        first_event = min(self._written_offset, desired.next_offset)
+        new_events = (
+            tuple(desired.encode_events_since(first_event))
+            if first_event < desired.next_offset
+            else ()
         )
-        first = min(self._written_offset, desired.next_offset)
-        fresh = tuple(desired.encode_events_since(first)) if first < desired.next_offset else ()
-        told = self._needs_full_write or fresh or self._possibly_written_offset > first
-        over = self._needs_full_write or self._has_unconfirmed_write
-        asked = {changes.request.key} if changes.request else set[str]()
-        # What is asked again keeps its key: an older write of it that comes late is a repetition.
-        undone = self._revoked_keys - asked
-        done = self.completed_requests() if self._needs_full_write else ()
-        again = tuple(one for one in done if one.key not in self._revoked_keys | asked)
-        change = WriteBatch(
-            kept_entries=at if moved else None,
-            entries=tuple(encode_entry(piece) for piece in desired.entries[at:]) if moved else (),
+        writes_events = (
+            self._needs_full_write or new_events or self._possibly_written_offset > first_event
+        )
+        overwrites = self._needs_full_write or self._has_unconfirmed_write
+        requested_keys = {changes.request.key} if changes.request else set[str]()
+        # A retried request keeps its key: an older write of it that arrives late is a duplicate.
+        revoked_keys = self._revoked_keys - requested_keys
+        completed = self.completed_requests() if self._needs_full_write else ()
+        restored = tuple(
+            request
+            for request in completed
+            if request.key not in self._revoked_keys | requested_keys
+        )
+        batch = WriteBatch(
+            kept_entries=kept if writes_entries else None,
+            entries=tuple(encode_entry(piece) for piece in desired.entries[kept:])
+            if writes_entries
+            else (),
             epoch=desired.epoch
             if changes.is_epoch_changed or self._needs_full_write or self._replaces_all
             else None,
             state=self._encode_state(desired)
-            if changes.is_state_changed or over or self._replaces_all
+            if changes.is_state_changed or overwrites or self._replaces_all
             else None,
             request=changes.request,
-            revoked_keys=tuple(sorted(undone)),
-            restored_requests=again,
+            revoked_keys=tuple(sorted(revoked_keys)),
+            restored_requests=restored,
             ended_responses=tuple(self._unwritten_ends),
             started_responses=(
                 *(desired.started_responses if self._needs_full_write else ()),
                 *_started_responses(changes),
             ),
-            events=StoredEvents(first - self.base_offset, fresh) if told else None,
+            events=StoredEvents(first_event - self.base_offset, new_events)
+            if writes_events
+            else None,
         )
-        if change == WriteBatch():
+        if batch == WriteBatch():
             return
         self._confirmed_entries, self._has_unconfirmed_entries, self._written_offset = (
-            self._confirmed_entries[:at],
-            moved,
-            first,
+            self._confirmed_entries[:kept],
+            writes_entries,
+            first_event,
         )
         self._possibly_written_offset = max(self._possibly_written_offset, desired.next_offset)
-        written = await self._ownership.run(lambda lease: self._store.write(lease, change))
+        written = await self._ownership.run(lambda lease: self._store.write(lease, batch))
         if self._ownership.has_store_lost_fence:
-            raise SessionDataLost(self.lease.session, "it was taken with an older fence")
+            raise SessionDataLost(self.lease.session, "its fence was older than the lease")
         if isinstance(written, DuplicateWrite):
-            # Whoever asked for it was refused, and asks again: it has no effect yet.
-            assert changes.request is not None, "only a key is repeated"
+            # An earlier attempt, refused to the client, stored the key: the change is made now.
+            assert changes.request is not None, "only a request has a duplicate"
             self._revoked_keys.discard(changes.request.key)
             await self._write(desired, msgspec.structs.replace(changes, request=None))
             return
-        if over:
-            # Perhaps as long as what it was put over: a store that loses it, but not that, is
-            # known by its fence. Where none is given, this write is one that was not answered.
+        if overwrites:
+            # What was written may be as long as what it replaced: only a new fence shows that a
+            # store has lost the one and kept the other. If it is not granted, the write counts as
+            # one without a reply.
             await self._ownership.claim()
         self._needs_full_write = self._has_unconfirmed_write = self._ownership.has_store_lost_fence
         self._replaces_all = False
         self._confirmed_entries, self._has_unconfirmed_entries = desired.entries, False
         self._written_offset = self._possibly_written_offset = desired.next_offset
-        self._revoked_keys -= {*undone, changes.request.key} if changes.request else undone
-        del self._unwritten_ends[: len(change.ended_responses)]
+        self._revoked_keys -= (
+            {*revoked_keys, changes.request.key} if changes.request else revoked_keys
+        )
+        del self._unwritten_ends[: len(batch.ended_responses)]
 
     async def _recover(self, desired: DesiredSession) -> None:
-        """The store has lost some of it, or all: the next write gives it what is here, in one step,
-        so that nobody finds a part of it there."""
+        """Recover from data loss in the store: take the lease again and schedule a full rewrite,
+        applied atomically, so that no other gateway finds a part of the session."""
         self._needs_full_write = True
         try:
             await self._ownership.claim()
@@ -223,10 +241,10 @@ class SessionWriter:
             self._ownership.replace_lease(await self._store.create(self._new_session))
             found = None
         self._ownership.has_store_lost_fence = False
-        there = () if found is None else found.running_responses
-        begun = {one.id for one in desired.started_responses}
+        stored = () if found is None else found.running_responses
+        started = {checkpoint.id for checkpoint in desired.started_responses}
         self._unwritten_ends = [
-            one.checkpoint.id for one in there if one.checkpoint.id not in begun
+            response.checkpoint.id for response in stored if response.checkpoint.id not in started
         ]
         self._confirmed_entries, self._has_unconfirmed_entries = (), True
         self.base_offset = self._written_offset = self._possibly_written_offset = (
@@ -239,23 +257,22 @@ class SessionWriter:
         )
 
     def rewrite_events_from(self, offset: int) -> None:
-        """The records from this number on are written again, with the next write."""
+        """Write the events from this number on again, with the next write."""
         self._written_offset = min(self._written_offset, offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
-        """What came of this request, if it was done before. Raises Conflict, StoreError."""
+        """Returns the recorded result of a request, or None if it was not executed. Raises
+        IdempotencyConflict, StoreError."""
         if request.key in self._revoked_keys:
             return None
         try:
             try:
                 return await self._find_result(request)
-            except (
-                SessionDataLost
-            ):  # it has lost our right to the session, and perhaps nothing else
+            except SessionDataLost:  # perhaps the store has lost only the fence
                 await self._ownership.claim()
                 return await self._find_result(request)
         except (StoreReplaced, SessionNotFound):
-            return None  # what was asked elsewhere is lost; the write gives it again what is here
+            return None  # results from elsewhere are lost; the next write restores those from here
 
     async def _find_result(self, request: IdempotentRequest) -> bytes | None:
         return await self._ownership.run(
@@ -263,24 +280,26 @@ class SessionWriter:
         )
 
     async def journal(self, response_id: str, first: int, ids: tuple[int, ...]) -> int:
-        """Of an answer being made; gives how many ids of it are there. Raises StoreError."""
+        """Write ids [first, first + len) of a response. Returns how many of its ids are stored.
+        Raises StoreError."""
         return await self._ownership.run(
             lambda lease: self._store.journal(lease, response_id, first, ids),
             harmless_when_late=True,
         )
 
     async def claim(self) -> None:
-        """Under a new fence. Raises StoreError."""
+        """Claim the session under a new fence. Raises StoreError."""
         await self._ownership.claim()
 
     async def extend_deadline(self, ttl_s: float, *, is_parked: bool) -> None:
-        """As it is ours now: if it is taken anew meanwhile, for a client that has come back, that
-        stands. Raises StoreError."""
+        """Set the deadline with the lease of this moment: if the session is claimed meanwhile, for
+        a client that resumes it, the deadline of that claim remains. Raises StoreError."""
         await self._store.extend_deadline(self._ownership.lease, ttl_s, is_parked=is_parked)
 
     async def confirm(self) -> None:
-        """That it is ours. A store that has forgotten so is told at once: it takes somebody for the
-        owner who had it before, and may wake up. Raises StoreError."""
+        """Confirm that this gateway owns the session. If the store has lost the claim, it is made
+        again at once: the store would accept the previous owner, which may be suspended and wake
+        up. Raises StoreError."""
         try:
             await self._ownership.run(self._store.confirm, harmless_when_late=True)
         except SessionDataLost:
@@ -291,21 +310,20 @@ class SessionWriter:
 
     @property
     def needs_full_write(self) -> bool:
-        """Whether the store must be given all of it again, as the next write does."""
+        """Whether the store has lost data, so that the next write contains the whole session."""
         return self._needs_full_write
 
     def stop(self) -> None:
-        """Nothing more is written."""
+        """Stop writing and claiming."""
         self._is_stopped = True
         self._ownership.stop()
 
     async def delete(self) -> None:
-        """Raises StoreError."""
+        """Delete the session from the store. Raises StoreError."""
         self._is_stopped = True
         await self._ownership.run(self._store.delete)
 
 
 def _started_responses(changes: SessionChanges) -> tuple[ResponseCheckpoint, ...]:
-    return tuple(
-        one for one in (changes.started_response, changes.restarted_response) if one is not None
-    )
+    responses = (changes.started_response, changes.restarted_response)
+    return tuple(checkpoint for checkpoint in responses if checkpoint is not None)

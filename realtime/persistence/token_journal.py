@@ -1,5 +1,5 @@
-"""Journal: the ids of answers being made go to the store while they are drawn, those of many in
-one call."""
+"""Token journal: the ids of open responses are written to the store while they are sampled, those
+of many responses in one call."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,14 @@ from continuo.realtime.store import (
 log = logging.getLogger(__name__)
 
 FLUSH_INTERVAL_S = 0.1
-"""At most this long an id that was told is not in the store; longer while that is away."""
+"""How long an emitted id is missing in the store at most, while the store is available."""
 _WORKERS = 4
-"""A gateway writes so many times in a batch's time, a share of its answers at a time: a call for
-all of them would hold up what comes just then."""
+"""A gateway writes so many times in an interval, a share of its responses each time: one call for
+all of them would delay whatever is requested just then."""
 
 
 class TokenJournal:
-    """Of one answer: `ids` grows meanwhile."""
+    """The journal of one response, whose `ids` grow meanwhile."""
 
     def __init__(
         self,
@@ -38,7 +38,8 @@ class TokenJournal:
         *,
         is_journaled: bool = True,
     ) -> None:
-        """`kept` False: the store does not know how the answer began, and nothing is journaled."""
+        """`written`: how many ids the store has. `is_journaled` False: the store has no checkpoint
+        of the response, so nothing is journaled."""
         self._session_writer = session_writer
         self._response_id = response_id
         self._ids = ids
@@ -46,7 +47,7 @@ class TokenJournal:
         self._is_closed = not is_journaled
 
     def pending_batch(self) -> TokenBatch | None:
-        """What is not written yet."""
+        """Returns the ids that are not written yet, or None if all are."""
         batch = self._ids[self._written :]
         if self._is_closed or not batch:
             return None
@@ -55,23 +56,24 @@ class TokenJournal:
         )
 
     def mark_written(self, count: int) -> None:
-        """The store has so many of its ids."""
+        """Record that the store has the first `count` ids."""
         self._written = count
 
     async def flush(self) -> None:
-        """Raises StoreError."""
-        if (news := self.pending_batch()) is None:
+        """Write the pending ids. Raises StoreError."""
+        if (batch := self.pending_batch()) is None:
             return
         try:
             self.mark_written(
-                await self._session_writer.journal(news.response_id, news.first, news.ids)
+                await self._session_writer.journal(batch.response_id, batch.first, batch.ids)
             )
         except (SessionDataLost, ResponseNotFound):
             self._written = 0
             raise
 
     async def retry_flush(self) -> None:
-        """What the store refused for a reason that it did not say: by itself."""
+        """Write the pending ids in a call of their own, after `journal_all` left them out without a
+        cause."""
         try:
             await self.flush()
         except StoreUnavailable:
@@ -81,24 +83,25 @@ class TokenJournal:
             self._session_writer.on_replaced()
         except StoreError as error:
             log.warning("journal of %s: %s", self._response_id, error)
-            self._written = 0  # the store has lost it; the ledger gives it again
+            self._written = 0  # the store has lost the response; its session writer restores it
 
 
 class JournalFlusher:
-    """Keeps the journals of a gateway. With the store away answers go on, and it tries again."""
+    """Flushes the journals of a gateway. While the store is unavailable, responses continue and the
+    flush is retried."""
 
     def __init__(self, store: Store) -> None:
         self._workers = [_FlushWorker(store) for _ in range(_WORKERS)]
 
     @contextlib.contextmanager
     def track(self, journal: TokenJournal) -> Generator[None]:
-        pen = min(self._workers, key=lambda pen: len(pen.journals))
-        pen.journals[journal] = None
-        pen.start()
+        worker = min(self._workers, key=lambda worker: len(worker.journals))
+        worker.journals[journal] = None
+        worker.start()
         try:
             yield
         finally:
-            del pen.journals[journal]
+            del worker.journals[journal]
 
 
 class _FlushWorker:
@@ -116,23 +119,25 @@ class _FlushWorker:
             await asyncio.sleep(FLUSH_INTERVAL_S)
             try:
                 await self._flush()
-            except Exception:  # of one answer: the others are written all the same
-                log.exception("journals")
+            except Exception:  # of one response: the others are written all the same
+                log.exception("flushing the journals failed")
 
     async def _flush(self) -> None:
-        news = [(journal, one) for journal in self.journals if (one := journal.pending_batch())]
-        if not news:
+        pending = [
+            (journal, batch) for journal in self.journals if (batch := journal.pending_batch())
+        ]
+        if not pending:
             return
-        written: list[int | None] = [None] * len(news)
+        written: list[int | None] = [None] * len(pending)
         try:
-            written = await self._store.journal_all([one for _, one in news])
+            written = await self._store.journal_all([batch for _, batch in pending])
         except StoreUnavailable:
             return
         except StoreError as error:
-            log.warning("journals: %s", error)
-        for (journal, _), count in zip(news, written, strict=True):
+            log.warning("the journals were not written: %s", error)
+        for (journal, _), count in zip(pending, written, strict=True):
             if count is not None:
                 journal.mark_written(count)
-        for (journal, _), count in zip(news, written, strict=True):
+        for (journal, _), count in zip(pending, written, strict=True):
             if count is None and journal in self.journals:
                 await journal.retry_flush()
