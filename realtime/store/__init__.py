@@ -1,7 +1,8 @@
-"""What must survive a disconnect, a deploy or a crash: sessions, their logs, answers being made.
+"""Store of all that must survive a disconnect, a deploy or a crash: sessions, their logs, and
+responses that are being generated.
 
-`base` says what a store does, `sqlite` and `redis` do it, `open_store` picks one by its URL. Knows
-neither wire nor engine: settings, items and events are bytes here.
+`base` defines the interface, `sqlite` and `redis` implement it, `open_store` selects one by its
+URL. Independent of wire and engine: settings, items and events are bytes here.
 """
 
 from continuo.realtime.store.base import (

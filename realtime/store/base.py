@@ -1,15 +1,15 @@
-"""The Store protocol, and the values it takes and gives.
+"""The Store protocol, and the values it takes and returns.
 
-    session   card (tenant, secret, owner, fence, epoch, position, deadline) · state
-    log       entry 0 │ entry 1 │ … │ entry position-1      each: token ids, and bytes that say what
-              they are. The truth: all else can be made again from it.
-    answers   begun │ ids so far            those being made; an ended one is an entry of the log
-    once      key → digest, result          the last ids clients gave, and what came of them
-    events    event n │ n+1 │ …             the last few, for replay: what the log cannot tell
+    session    metadata (tenant, secret, owner, fence, epoch, deadline, …) · state
+    log        entry 0 │ entry 1 │ …      each: token ids, and a body that says what they are. The
+               truth: all else can be rebuilt from it.
+    responses  checkpoint │ ids so far    those being generated; an ended one is an entry of the log
+    once       key → digest, result       the last idempotency keys, with their recorded outcomes
+    events     event n │ n+1 │ …          the last few, for replay: they do not follow from the log
 
-One owner writes. All that one cause changes is one `Change`, and happens whole or not at all. A
-change says what shall be, not what to do ("from entry 3 on the log is this"): after
-StoreUnavailable it can simply be written again.
+One owner writes. All changes with one cause are one `WriteBatch`, applied atomically. A batch is
+declarative ("from entry 3 on the log is this"): after StoreUnavailable it can simply be written
+again.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ import msgspec
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One span of the conversation. `body` is the session's business."""
+    """An entry of the log. The store does not interpret `body`."""
 
     body: bytes
     ids: tuple[int, ...] = ()
@@ -28,28 +28,27 @@ class Entry(msgspec.Struct, frozen=True):
 class NewSession(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     owner: str
-    """Names this life of the gateway: never used by another process, nor by the next start. Not
-    empty."""
+    """Id of one gateway process: never used by another one, nor after a restart. Not empty."""
     tenant: str
     secret: bytes = b""
-    """Digest of the resume token and, where a client secret began the session, that one's digest
-    behind it; the store sees neither."""
+    """Digest of the resume token, followed by the digest of the client secret that began the
+    session, if any. The store sees neither secret."""
     state: bytes = b""
     ttl_s: float
 
 
 class SessionLease(msgspec.Struct, frozen=True):
-    """The right to write. `fence` only grows from owner to owner."""
+    """The right to write a session. `fence` grows with each claim."""
 
     session: str
     owner: str
     fence: int
     store_epoch: str
-    """Epoch of the store that gave it."""
+    """Epoch of the store that granted the lease."""
 
 
 class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """A session at a glance."""
+    """Metadata of a stored session."""
 
     id: str
     tenant: str
@@ -57,34 +56,36 @@ class SessionMetadata(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     fence: int
     epoch: int
-    """Stepped by its owner when positions told before mean nothing any more."""
+    """Incremented by the owner when event ids issued before can no longer be resumed from."""
     entry_count: int
-    """Entries in the log."""
+    """Number of entries in the log."""
     is_parked: bool
     created_ms: int
     deadline_ms: int
-    """By the store's clock."""
+    """Both times by the store's clock, in ms since 1970."""
 
 
 class ResponseCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer as it was when it began: with the log, enough to go on with it elsewhere."""
+    """A response as it was when it started: with the log, enough to resume it elsewhere."""
 
     id: str
     seed: int
     prompt: int
-    """Tokens it answers to."""
+    """Tokens of the prompt."""
     entry: int | None = None
-    """Its place in the log; None: made apart from the conversation."""
+    """Place of the response in the log; None if it is out of band."""
     body: bytes = b""
 
 
 class RunningResponse(msgspec.Struct, frozen=True):
+    """A response that is being generated, with its ids so far."""
+
     checkpoint: ResponseCheckpoint
     ids: tuple[int, ...] = ()
 
 
 class StoredEvents(msgspec.Struct, frozen=True):
-    """Events numbered `first`, `first + 1`, … Those before `first` may be gone."""
+    """Events numbered `first_offset`, `first_offset + 1`, … Earlier ones may have been dropped."""
 
     first_offset: int = 0
     bodies: tuple[bytes, ...] = ()
@@ -95,7 +96,7 @@ class StoredEvents(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything needed to go on with a session on another gateway."""
+    """A stored session, with all that another gateway needs to resume it."""
 
     metadata: SessionMetadata
     state: bytes
@@ -105,8 +106,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IdempotentRequest(msgspec.Struct, frozen=True):
-    """A client's id for what it asks. `content` is what it asked, `result` (at most 255 bytes) what
-    to answer if it asks again."""
+    """A request under an idempotency key: `content` is what was requested, `result` (at most 255
+    bytes) is what a retry gets."""
 
     key: str
     content: bytes
@@ -114,24 +115,24 @@ class IdempotentRequest(msgspec.Struct, frozen=True):
 
 
 class WriteBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What an owner writes in one atomic step. What is None stays."""
+    """A change that an owner makes in one atomic step. A field that is None changes nothing."""
 
     kept_entries: int | None = None
-    """The log's first `at` entries stand, `entries` follow. At `position` it is an append; before,
-    a cut; an answer is put into its place the same way."""
+    """The first so many entries of the log stay, `entries` follow them. All of them: an append;
+    fewer: a cut. The placeholder of a response is replaced in the same way."""
     entries: tuple[Entry, ...] = ()
     epoch: int | None = None
     state: bytes | None = None
     request: IdempotentRequest | None = None
     revoked_keys: tuple[str, ...] = ()
-    """Keys that were written and have no effect after all: they are forgotten, before `once`."""
+    """Keys that were written and have no effect after all: removed before `request` is checked."""
     restored_requests: tuple[IdempotentRequest, ...] = ()
-    """Keys of what was done before, given again to a store that has lost some; not that of
-    `once`."""
+    """Requests that were executed before, written again to a store that has lost some; never
+    `request`."""
     ended_responses: tuple[str, ...] = ()
-    """Answers that are not being made any more; their ids so far are forgotten."""
+    """Responses that are not being generated any more; their ids so far are deleted."""
     started_responses: tuple[ResponseCheckpoint, ...] = ()
-    """Answers that are being made from now on, without ids so far."""
+    """Responses that are being generated from now on, without ids so far."""
     events: StoredEvents | None = None
 
 
@@ -142,20 +143,20 @@ class WriteResult(msgspec.Struct, frozen=True):
 
 class SweepResult(msgspec.Struct, frozen=True):
     examined: int
-    """At so many, if what is left of ended sessions is counted as well."""
+    """Sessions whose deadline was checked, tombstones included."""
     expired: list[str]
-    """Sessions that are gone now."""
+    """Ids of the sessions that were removed."""
 
 
 class DuplicateWrite(msgspec.Struct, frozen=True):
-    """Was written before, under the same key: `result` is what came of it. Nothing changed now."""
+    """The request was written before, under the same key, with this `result`. Nothing changed."""
 
     result: bytes
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished response that others may go on from (`previous_response_id`), in any session. Its
-    history is its parent's, then `entries`."""
+    """A finished response that others may continue from (`previous_response_id`), in any session.
+    Its history is its parent's, then `entries`."""
 
     id: str
     tenant: str
@@ -165,7 +166,7 @@ class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenBatch(NamedTuple):
-    """Ids [first, first + len) of an answer being made."""
+    """Ids [first, first + len) of a response that is being generated."""
 
     lease: SessionLease
     response_id: str
@@ -174,18 +175,19 @@ class TokenBatch(NamedTuple):
 
 
 class Store(Protocol):
-    """Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreLost; those that
-    take a lease also UnknownSession, StaleFence, SessionEnded and SessionBehind."""
+    """Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreReplaced; those
+    that take a lease also SessionNotFound, OwnershipLost, SessionEnded and SessionDataLost."""
 
     @property
     def epoch(self) -> str:
-        """Made once by the first who opens an empty store. Another one is another store."""
+        """The random identity of the store, made when it is first opened. Another epoch means that
+        it is another store, or that its data was lost."""
         ...
 
     @property
     def is_available(self) -> bool:
-        """Whether the store takes writes, as far as is known: the outcome of the last one, or of a
-        health probe since (`pulse`)."""
+        """Whether the store accepts writes, as far as is known: the outcome of the last write, or
+        of a health probe since."""
         ...
 
     @property
@@ -194,11 +196,11 @@ class Store(Protocol):
         ...
 
     async def check(self) -> None:
-        """Is it there, and still the same?"""
+        """Check that the store is available, and still the same one."""
         ...
 
     async def create(self, new: NewSession) -> SessionLease:
-        """Raises SessionExists, SessionEnded."""
+        """Create a session and claim it. Raises SessionExists, SessionEnded."""
         ...
 
     async def find(self, session: str) -> SessionMetadata | None: ...
@@ -214,50 +216,54 @@ class Store(Protocol):
         expected_fence: int | None = None,
         secret: bytes | None = None,
     ) -> SessionLease:
-        """Takes the session from whoever has it. `seen`: only if this is its fence still, else it
-        raises StaleFence. `secret`: the hash of a new one. Raises UnknownSession."""
+        """Take ownership of a session under a new fence.
+
+        `expected_fence`: only if this is still its fence, else raises OwnershipLost. `secret`: the
+        digest of a new one. Raises SessionNotFound."""
         ...
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        """Raises Conflict."""
+        """Apply a batch. Raises IdempotencyConflict."""
         ...
 
     async def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
-        """The result of what was written under this key; None: nothing was. Raises Conflict."""
+        """Returns the result that was written under the key of `request`, or None if none was.
+        Raises IdempotencyConflict."""
         ...
 
     async def journal(
         self, lease: SessionLease, response_id: str, first: int, ids: tuple[int, ...]
     ) -> int:
-        """Ids [first, first + len) of an answer being made; gives how many it has now. Raises
-        UnknownAnswer."""
+        """Write ids [first, first + len) of a response that is being generated. Returns how many
+        ids of it are stored. Raises ResponseNotFound."""
         ...
 
     async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
-        """As `journal`, of many answers. None: by itself it would raise. Raises StoreUnavailable,
-        where it is not known which were written."""
+        """Call `journal` for many responses at once. Returns None for those whose own call would
+        raise. Raises StoreUnavailable; then it is unknown which were written."""
         ...
 
     async def confirm(self, lease: SessionLease) -> None:
-        """Returns if it still holds."""
+        """Returns if the lease still holds; else raises as any call with a lease."""
         ...
 
     async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
-        """The session lives at least that long from now on: parked without a client, or not."""
+        """Keep the session for at least `ttl_s` from now on, marked as parked or not."""
         ...
 
     async def delete(self, lease: SessionLease) -> None:
-        """It was never there, but that nobody who had it can bring it back: that it was ended is
-        remembered for `ENDED_S`. Closing twice is closing once."""
+        """Delete the session. A tombstone is kept for `TOMBSTONE_S`, so that no earlier owner can
+        create it again. Idempotent."""
         ...
 
     async def force_delete(self, session: str) -> int:
-        """Closes it, whoever has it. Gives a fence above all of its own. Raises UnknownSession."""
+        """Delete the session, whichever gateway owns it. Returns a fence above all that it had.
+        Raises SessionNotFound."""
         ...
 
     async def sweep(self, limit: int) -> SweepResult:
-        """Looks at up to `limit` sessions whose time seems to be over, at SWEEP_MAX at most, and
-        removes those of which it is. Fewer looked at than that: there are no more."""
+        """Check up to `limit` sessions that seem overdue, SWEEP_MAX at most, and remove those that
+        are. If fewer were examined, no more are overdue."""
         ...
 
     async def put_response(self, response: StoredResponse, ttl_s: float) -> None: ...

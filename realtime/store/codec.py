@@ -1,12 +1,12 @@
-"""Entries and other bytes, made small. Pure.
+"""Compact encoding of entries and other bytes. Pure.
 
     entry:  one byte: 16 S + W │ length, S bytes │ ids │ blob        little-endian
-            W = 2, 3, 4: bytes an id      W = 1: as UTF-16, frequent ids in 2 bytes, others in 4
-            W = 0: bits an id, one byte, and the ids, the first highest, padded below
-    blob:   0 │ bytes as they are      1 │ deflated with the dictionary below
+            W = 2, 3, 4: bytes per id      W = 1: UTF-16, frequent ids in 2 bytes, others in 4
+            W = 0: bits per id, one byte, and the ids, the first highest, padded below
+    blob:   0 │ raw bytes      1 │ deflated with the dictionary below
 
-Short texts do not deflate by themselves; with a dictionary of what items look like they do. A
-stored blob needs the very dictionary it was made with: another one gets another number.
+Short texts do not compress by themselves; with a dictionary of typical items they do. A stored blob
+can be read only with the dictionary it was made with: another dictionary needs another number.
 """
 
 import hashlib
@@ -57,41 +57,41 @@ _DICTIONARY = (
     b'"text":"I "}],"status":"completed"}]'
 )
 _FAST_DEFLATE_BYTES = 16 * 1024
-"""Longer ones are deflated with less effort: under 10 ms for the largest item there may be."""
+"""Longer data is deflated with less effort: under 10 ms for the largest item that is allowed."""
 _SURROGATES, _SURROGATES_COUNT = 0xD800, 0x800
 _UTF16_IDS = 0x110000 - _SURROGATES_COUNT
 _ARRAY_TYPES = {2: "H", 4: "I"}
 _BITS_MIN = 9
-"""More than the bits of padding that may follow: so the length tells how many ids there are."""
+"""More than the bits of padding that may follow, so that the length gives the number of ids."""
 
 
 def pack(data: bytes) -> bytes:
     level = 6 if len(data) <= _FAST_DEFLATE_BYTES else 1
     deflate = zlib.compressobj(level, wbits=-15, zdict=_DICTIONARY)
-    small = deflate.compress(data) + deflate.flush()
-    return b"\1" + small if len(small) < len(data) else b"\0" + data
+    deflated = deflate.compress(data) + deflate.flush()
+    return b"\1" + deflated if len(deflated) < len(data) else b"\0" + data
 
 
 def unpack(blob: bytes) -> bytes:
     kind, data = blob[:1], blob[1:]
     if kind == b"\0":
         return data
-    assert kind == b"\1", "a blob says how it was packed"
+    assert kind == b"\1", "a blob is raw or deflated"
     return zlib.decompressobj(wbits=-15, zdict=_DICTIONARY).decompress(data)
 
 
 def pack_entry(entry: Entry) -> bytes:
     ids = entry.ids
-    top = max(ids, default=0)
-    width = 2 if top < 1 << 16 else 3 if top < 1 << 24 else 4
+    largest = max(ids, default=0)
+    width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
     packed = pack_ids(ids, width)
-    if width > 2 and top < _UTF16_IDS:
-        short = _encode_utf16(ids)
-        if len(short) < len(packed):
-            width, packed = 1, short
-    tight = _encode_bits(ids, max(top.bit_length(), _BITS_MIN))
-    if len(tight) < len(packed):
-        width, packed = 0, tight
+    if width > 2 and largest < _UTF16_IDS:
+        utf16 = _encode_utf16(ids)
+        if len(utf16) < len(packed):
+            width, packed = 1, utf16
+    bits = _encode_bits(ids, max(largest.bit_length(), _BITS_MIN))
+    if len(bits) < len(packed):
+        width, packed = 0, bits
     size = (len(packed).bit_length() + 7) // 8
     return (
         bytes((16 * size + width,))
@@ -135,7 +135,8 @@ def _decode_bits(packed: bytes) -> tuple[int, ...]:
 
 
 def _encode_utf16(ids: Sequence[int]) -> bytes:
-    """Surrogates are no characters: ids from there on are moved behind them."""
+    """Encode ids as characters. Those from the surrogates on, which are no characters, are moved
+    behind them."""
     return "".join([chr(id if id < _SURROGATES else id + _SURROGATES_COUNT) for id in ids]).encode(
         "utf-16-le"
     )
@@ -165,7 +166,7 @@ def unpack_ids(data: bytes, width: int = 4) -> tuple[int, ...]:
 
 
 def join_ids(chunks: Sequence[tuple[int, bytes]]) -> tuple[int, ...]:
-    """Journalled chunks (first, ids of 4 bytes) in any order, without holes."""
+    """Join journaled chunks (first, ids of 4 bytes), given in any order and without gaps."""
     return unpack_ids(b"".join(data for _, data in sorted(chunks)))
 
 
@@ -187,7 +188,8 @@ def unpack_response(response_id: str, data: bytes) -> StoredResponse:
 
 
 def digest(data: bytes) -> bytes:
-    """8 bytes. Clients name and repeat only what is their own: chance is the only adversary."""
+    """Digest of 8 bytes. That is enough, because a client can collide only with its own requests,
+    and so only by chance."""
     return hashlib.blake2b(data, digest_size=8).digest()
 
 

@@ -1,17 +1,17 @@
-"""What a store says instead of doing it, drawn once.
+"""Errors of a store, raised in place of the change.
 
-StoreError            a RealtimeError. Nothing changed, except after StoreUnavailable: not known
-├── StoreUnavailable  no answer in time, or no writes taken (full, read-only, locked, another
-│                     password): try again; the same call twice is the call once
-├── StoreLost         not the store that gave the lease: flushed, or replaced by an empty one
-├── StoreRefused      cannot be used: wrong eviction policy, password, durability. At opening
-├── UnknownSession    no such session, or its time is over
-├── SessionExists     that id is taken
-├── StaleFence        somebody else owns the session now: stop speaking for it
-│   └── SessionEnded  nobody does, and nobody will: it was ended
-├── SessionBehind     the store has lost the end of it (crash, fail-over); the owner may know it
-├── Conflict          the idempotency key was used for other content
-└── UnknownAnswer     no such answer is being made
+StoreError               a RealtimeError. Nothing changed; unknown after StoreUnavailable
+├── StoreUnavailable     no reply in time, or no writes accepted (full, read-only, locked, another
+│                        password): try again; repeated calls take effect once
+├── StoreReplaced        not the store that granted the lease: flushed, or replaced by an empty one
+├── StoreUnusable        wrong eviction policy, password or durability. Raised at opening
+├── SessionNotFound      no such session, or it has expired
+├── SessionExists        the id is taken
+├── OwnershipLost        another gateway owns the session: stop writing it
+│   └── SessionEnded     the session was deleted; no gateway will own it again
+├── SessionDataLost      the store has lost the end of it (crash, failover); the owner may have it
+├── IdempotencyConflict  the idempotency key was used for other content
+└── ResponseNotFound     no such response is being generated
 """
 
 from continuo.realtime.errors import RealtimeError
@@ -41,7 +41,7 @@ class SessionNotFound(StoreError):
 
 class SessionExists(StoreError):
     def __init__(self, session: str) -> None:
-        super().__init__(f"session {session} exists")
+        super().__init__(f"session {session} already exists")
         self.session = session
 
 
@@ -54,7 +54,7 @@ class OwnershipLost(StoreError):
 
 class SessionEnded(OwnershipLost):
     def __init__(self, session: str) -> None:
-        super().__init__(session, "nobody")
+        super().__init__(session, "no gateway")
 
 
 class SessionDataLost(StoreError):
@@ -65,11 +65,11 @@ class SessionDataLost(StoreError):
 
 class IdempotencyConflict(StoreError):
     def __init__(self, key: str) -> None:
-        super().__init__(f"id '{key}' was used before with other content")
+        super().__init__(f"the idempotency key '{key}' was used before with other content")
         self.key = key
 
 
 class ResponseNotFound(StoreError):
     def __init__(self, response_id: str) -> None:
-        super().__init__(f"answer {response_id} is not being made")
+        super().__init__(f"response {response_id} is not being generated")
         self.response_id = response_id

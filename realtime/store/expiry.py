@@ -1,4 +1,4 @@
-"""All that is overdue, a bounded number at a time."""
+"""Removal of overdue sessions, a bounded number at a time."""
 
 from collections.abc import AsyncGenerator
 
@@ -7,8 +7,8 @@ from continuo.realtime.store.base import Store
 
 
 async def sweep_overdue(store: Store) -> AsyncGenerator[list[str]]:
-    """Until no session is left whose time is over: ids of those that are gone, up to SWEEP_MAX,
-    after each sweep. Raises StoreError."""
+    """Sweep until no session is overdue. Yields the ids of the removed ones, up to SWEEP_MAX, after
+    each sweep. Raises StoreError."""
     while True:
         swept = await store.sweep(keys.SWEEP_MAX)
         yield swept.expired

@@ -1,4 +1,4 @@
-"""A store by its URL.
+"""Selection of a store by its URL.
 
 sqlite:///FILE          a file below the working folder; sqlite:////FILE for one from the root
 sqlite://:memory:       for tests
@@ -17,13 +17,14 @@ from continuo.realtime.store.sqlite.store import SqliteStore
 
 
 def default_store_url() -> str:
-    """One file under the user's state folder."""
+    """URL of a SQLite file in the user's state folder."""
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return f"sqlite:///{Path(home) / 'continuo' / 'store.db'}"
 
 
 async def open_store(url: str, durability: Durability = "normal") -> Store:
-    """Raises StoreRefused for what will not do, StoreUnavailable for what is not there (yet)."""
+    """Open a store. Raises StoreUnusable for one that cannot be used, StoreUnavailable for one that
+    does not respond (yet)."""
     scheme, slashes, rest = url.partition("://")
     if slashes and scheme == "sqlite":
         if rest in (":memory:", "/:memory:"):
@@ -33,8 +34,8 @@ async def open_store(url: str, durability: Durability = "normal") -> Store:
     if slashes and scheme in ("redis", "rediss", "redis+sentinel"):
         return await RedisStore.open(url, durability)
     raise StoreUnusable(
-        f"'{_redact_password(url)}' is no store: sqlite:///FILE, redis://HOST, rediss://HOST or "
-        "redis+sentinel://HOST,HOST/SERVICE"
+        f"'{_redact_password(url)}' is not the URL of a store: expected sqlite:///FILE, "
+        "redis://HOST, rediss://HOST or redis+sentinel://HOST,HOST/SERVICE"
     )
 
 

@@ -1,11 +1,12 @@
-"""Pulse: the health of a store, which is the outcome of its last write.
+"""Health of a store: the outcome of its last write.
 
-    healthy ──── a call is refused, or not answered ────▶ unhealthy, with its cause
-       ▲                                                        │ a probe every PULSE_S
+    healthy ──── a call is refused, or times out ──────▶ unhealthy, with its cause
+       ▲                                                        │ a probe every UNHEALTHY_INTERVAL_S
        └──────────────── a probe has written ───────────────────┘
 
-A probe writes as calls do, so that a store which answers and refuses writes counts as unhealthy. A
-healthy store is probed every IDLE_S as well: its failure shows although no session writes.
+A probe writes as calls do, so that a store which responds and refuses writes counts as unhealthy. A
+healthy store is probed every HEALTHY_INTERVAL_S as well: a failure shows although no session
+writes.
 """
 
 import asyncio
@@ -16,22 +17,22 @@ from collections.abc import Awaitable, Callable
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 5.0
-"""A probe that takes longer has failed: a disk may hang as a network does."""
+"""A probe that takes longer has failed: a disk may hang as a network may."""
 UNHEALTHY_INTERVAL_S = 0.1
-"""Between two probes of an unhealthy store, besides the time that each takes."""
+"""Pause between two probes of an unhealthy store."""
 HEALTHY_INTERVAL_S = 5.0
-"""Between two probes of a healthy one: the bound on what readiness may be behind the truth."""
+"""Pause between two probes of a healthy store, and so the bound on how old readiness may be."""
 
 
 class HealthProbe:
-    """One log line at each change between healthy and unhealthy, however many calls fail."""
+    """Health probe and circuit breaker of a store. Logs one line at each change between healthy and
+    unhealthy, however many calls fail."""
 
     def __init__(self, store_name: str, probe: Callable[[], Awaitable[None]]) -> None:
-        """`store`: its name in log lines. `probe` writes, within a bounded time; it raises where
-        that fails."""
+        """`store_name` appears in log lines. `probe` writes to the store; it takes a bounded time,
+        and raises if the write fails."""
         self.is_circuit_open = False
-        """Whether a call has waited in vain for an answer: then calls fail fast, as a circuit
-        breaker has them fail, until the probe is answered."""
+        """Whether a call has timed out; calls then fail fast until a probe succeeds."""
         self.cause: str | None = None
         """Why the last write failed; None while the store is healthy."""
         self._store_name = store_name
@@ -43,17 +44,15 @@ class HealthProbe:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the store takes writes, as far as is known."""
+        """Whether the store accepts writes, as far as is known."""
         return self.cause is None
 
     def start(self) -> None:
-        """Probe at once, and then as long as the store is open."""
-        self._watching = asyncio.create_task(
-            self._probe_while_healthy(), name="watch over the store"
-        )
+        """Start probing, at once and until `aclose`."""
+        self._watching = asyncio.create_task(self._probe_while_healthy(), name="health probe")
 
     def report_failure(self, cause: str, *, is_timeout: bool = False) -> None:
-        """A call has failed; `late`: as it was not answered in time."""
+        """Record that a call has failed, by a timeout if `is_timeout`."""
         if self._is_closed:
             return
         self.is_circuit_open = is_timeout
@@ -61,7 +60,7 @@ class HealthProbe:
             log.warning("%s cannot be written: %s", self._store_name, cause)
             self._unhealthy_since_s = time.monotonic()
             self._recovering = asyncio.create_task(
-                self._probe_until_healthy(), name="pulse of the store"
+                self._probe_until_healthy(), name="health probe of an unhealthy store"
             )
         self.cause = cause
 

@@ -1,30 +1,31 @@
 """Every key, expiry and bound of the store, with its unit.
 
-All keys of a session carry its id in braces, so that they share one hash slot and one script may
-touch them all. `epoch`, `deadlines` and what is said of engines stand alone. `deadlines` is an
-index: a session is in it before it is made, and its own deadline is looked at before it is removed.
+All keys of a session carry its id in braces, so that they share a hash slot and one script may use
+them all. `epoch`, `deadlines` and the keys of engines are independent. `deadlines` is an index: a
+session is in it before it is created, and the session's own deadline is checked before it is
+removed.
 """
 
 from typing import NamedTuple
 
 TIMEOUT_S = 0.9
-"""One call, whatever it needs; then StoreUnavailable."""
+"""Time limit of a call with all that it does; then StoreUnavailable."""
 CONNECT_TIMEOUT_S = 0.5
 CONNECTIONS_MAX = 32
-"""To one Redis, of one gateway; more calls wait their turn within their time."""
+"""Connections of one gateway to one Redis; further calls queue within their time limit."""
 
 IDEMPOTENCY_BYTES_MAX = 48 * 1024
-"""Of a session's idempotency window: over 1,000 keys with results of 25 bytes. Over it the oldest
-eighth is forgotten."""
+"""Size of a session's idempotency window: over 1,000 keys with results of 25 bytes. Beyond it the
+oldest eighth is evicted."""
 IDEMPOTENCY_RESULT_BYTES_MAX = 255
 EVENTS_MAX = 256
-"""Of a session, kept for replay; the oldest are dropped."""
+"""Events of a session kept for replay, and their bytes below; the oldest are dropped."""
 EVENTS_BYTES_MAX = 960
 TOMBSTONE_S = 3600.0
-"""How long it is remembered that a session was ended, so that whoever had it before, and slept,
-does not make it again."""
+"""How long the tombstone of a session is kept, so that an earlier owner that was suspended does not
+create the session again."""
 SWEEP_MAX = 500
-"""Sessions looked at in one sweep."""
+"""Sessions examined in one sweep."""
 
 EPOCH_KEY = "continuo:epoch"
 """string: 128 random bits in hex. Never expires."""
@@ -32,28 +33,28 @@ DEADLINES_KEY = "continuo:deadlines"
 """sorted set: session id, scored by when it may be removed (ms of Redis's clock). Never expires."""
 
 PROBE_KEYS = tuple(f"continuo:{{probe}}:{kind}" for kind in ("string", "hash", "list", "sorted"))
-"""One of each kind, written and deleted in one step by a health probe: none of them lasts."""
+"""Keys of each type, written and deleted in one step by a health probe: none remains."""
 
 ENGINES_KEY = "continuo:engines"
-"""sorted set: HOST:PORT of the engines that are announced, scored by when each is forgotten (ms of
-Redis's clock). Never expires."""
+"""sorted set: HOST:PORT of the announced engines, scored by when each announcement expires (ms of
+Redis's clock). Never expires itself."""
 ENGINE_EXPIRY_MS = 5_000
-"""After an engine was announced last."""
+"""TTL of an announcement."""
 
 
 class SessionKeys(NamedTuple):
-    """Never expire by themselves: a sweep removes them when the session's deadline is over."""
+    """Keys of one session, without a TTL: a sweep removes them after the session's deadline."""
 
     meta: str
-    """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, events (the number of
-    the next), weight (bytes of those kept). Of an ended session: owner (nobody: ''), fence,
-    deadline."""
+    """hash: owner, fence, epoch, tenant, secret, parked, created, deadline, events (number of the
+    next), weight (bytes of those kept). Of a tombstone: owner (''), fence, deadline."""
     state: str
     """string: packed."""
     log: str
     """list: packed entries."""
     running: str
-    """hash: ID → Begun; ID# → ids so far; ID:FIRST → ids from FIRST on, 4 bytes each."""
+    """hash: ID → ResponseCheckpoint; ID# → number of ids so far; ID:FIRST → ids from FIRST on, 4
+    bytes each."""
     once: str
     """string: records of key (8 bytes), digest (8), length (1), result."""
     events: str
@@ -65,10 +66,10 @@ def session_keys(session: str) -> SessionKeys:
 
 
 def response_key(response_id: str) -> str:
-    """string: a packed Kept. Expires as its keeper says."""
+    """Key of a string: a packed StoredResponse. Expires as `put_response` says."""
     return f"continuo:{{{response_id}}}:kept"
 
 
 def engine_key(address: str) -> str:
-    """string: what an engine says of itself, JSON. Expires when the engine is forgotten."""
+    """Key of a string: the announcement of an engine, as JSON. Expires after ENGINE_EXPIRY_MS."""
     return f"continuo:engine:{address}"

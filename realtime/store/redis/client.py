@@ -1,5 +1,5 @@
-"""RedisServer: a Redis by its URL. Every call is bounded in time, scripts are called by name, and
-what goes wrong is told in the store's words."""
+"""RedisClient: a Redis, by its URL. Every call is bounded in time, scripts are called by name, and
+failures are raised as errors of the store."""
 
 import asyncio
 import re
@@ -43,8 +43,8 @@ _ACCESS_ERRORS = (
 _ACCESS_ERROR_PATTERN = re.compile(
     "NOPERM|unauthenticated (multi)?bulk|The user executing the script can't run"
 )
-"""Refused access in replies that the client library has no class for: a command of more than ten
-words before a password, a command inside a script."""
+"""Replies that refuse access and have no class in the client library: to a command of more than ten
+words before authentication, or to a command inside a script."""
 _TIMEOUT_ERRORS = (redis_errors.TimeoutError, TimeoutError)
 _CONNECTION_ERRORS = (redis_errors.ConnectionError, OSError, *_TIMEOUT_ERRORS)
 _WRITE_ERRORS = (
@@ -56,8 +56,8 @@ _WRITE_ERRORS = (
 _WRITE_ERROR_PATTERN = re.compile(
     r"\b(MISCONF|OOM|READONLY|LOADING|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|BUSY|TRYAGAIN)\b"
 )
-"""A server that answers and takes no writes for now: its disk or memory is full, it starts, it is
-a replica, or has too few of them."""
+"""Replies of a server that accepts no writes for now: its disk or memory is full, it is starting,
+it is a replica, or it has too few replicas."""
 
 
 def _find_failure_cause(error: BaseException) -> str | None:
@@ -114,8 +114,8 @@ class RedisClient:
         *,
         timeout_s: float = keys.TIMEOUT_S,
     ) -> None:
-        """`durability` is what the settings of Redis must allow (`examine`); None: any will do.
-        Raises StoreRefused for a URL that is none."""
+        """`durability` is what the settings of Redis must provide (`examine`); None: any settings
+        are accepted. Raises StoreUnusable for a malformed URL."""
         self._durability = durability
         self._timeout_s = timeout_s
         try:
@@ -126,34 +126,34 @@ class RedisClient:
             name: self._redis.register_script(text) for name, text in _load_scripts().items()
         }
         self._connections = asyncio.Semaphore(keys.CONNECTIONS_MAX)
-        name = "Redis" if durability is not None else "Redis, as the list of engines,"
+        name = "Redis" if durability is not None else "Redis (engine discovery)"
         self._health_probe = HealthProbe(name, self._write_probe)
         self.needs_examination = True
-        """Since it was last examined it may have been another one, or have forgotten."""
+        """Whether Redis may have been replaced, or have lost data, since it was last examined."""
 
     @property
     def is_available(self) -> bool:
-        """Whether the store takes writes, as far as is known."""
+        """Whether Redis accepts writes, as far as is known."""
         return self._health_probe.is_healthy
 
     def start_probing(self) -> None:
-        """Probe it from now on, calls or not."""
+        """Start the health probe, which runs until `aclose`."""
         self._health_probe.start()
 
     @asynccontextmanager
     async def bounded(self) -> AsyncGenerator[None]:
-        """Around all that one call of the store does. Waiting for a connection is part of it. While
-        it lets others wait in vain it is not called. Raises StoreUnavailable."""
+        """Bound all that one call of the store does, the wait for a connection included. While the
+        circuit is open, calls fail fast. Raises StoreUnavailable."""
         if self._health_probe.is_circuit_open:
-            raise StoreUnavailable("Redis has not answered since a call of it was given up")
+            raise StoreUnavailable("Redis has not answered since a call timed out")
         with _preserve_cancellation(), self._map_failures():
             async with asyncio.timeout(self._timeout_s), self._connections:
                 yield
 
     @asynccontextmanager
     async def opening(self) -> AsyncGenerator[None]:
-        """Call as `bounded` does, at opening. Raises StoreRefused where waiting would not help,
-        StoreUnavailable where it may."""
+        """Bound a call as `bounded` does, while the store is opened. Raises StoreUnusable if
+        waiting would not help, StoreUnavailable if it may."""
         with _preserve_cancellation():
             try:
                 async with asyncio.timeout(self._timeout_s):
@@ -167,22 +167,22 @@ class RedisClient:
 
     @contextmanager
     def _map_failures(self) -> Generator[None]:
-        """Raises StoreUnavailable for what Redis, rather than the call, is to blame for."""
+        """Raises StoreUnavailable for failures of Redis, rather than of the call."""
         try:
             yield
         except (redis_errors.RedisError, OSError, StoreUnusable) as error:
             if (cause := _find_failure_cause(error)) is None:
                 raise
             self.needs_examination = True
-            gone = isinstance(error, _CONNECTION_ERRORS) and not _is_access_refused(error)
-            late = isinstance(error, _TIMEOUT_ERRORS) or (
-                gone and self._health_probe.is_circuit_open
+            is_unreachable = isinstance(error, _CONNECTION_ERRORS) and not _is_access_refused(error)
+            is_timeout = isinstance(error, _TIMEOUT_ERRORS) or (
+                is_unreachable and self._health_probe.is_circuit_open
             )
-            self._health_probe.report_failure(cause, is_timeout=late)
+            self._health_probe.report_failure(cause, is_timeout=is_timeout)
             raise StoreUnavailable(cause) from error
 
     async def _write_probe(self) -> None:
-        """Write as calls do, and leave nothing behind."""
+        """Write as calls do, without a trace."""
         with _preserve_cancellation(), self._map_failures():
             async with asyncio.timeout(self._timeout_s):
                 await self.examine()
@@ -195,13 +195,13 @@ class RedisClient:
     async def run_script_batch(
         self, script: str, calls: Iterable[tuple[Sequence[str], Sequence[Any]]]
     ) -> list[Any]:
-        """One script for each set of keys and its arguments, in one round trip; each by itself is
-        atomic."""
+        """Run a script for each set of keys and arguments, in one round trip. Each run is atomic by
+        itself."""
         run = cast(Callable[..., Awaitable[Any]], self._scripts[script])
-        async with self._redis.pipeline(transaction=False) as together:
+        async with self._redis.pipeline(transaction=False) as pipeline:
             for names, args in calls:
-                await run(keys=names, args=args, client=together)
-            replies = await together.execute(raise_on_error=False)
+                await run(keys=names, args=args, client=pipeline)
+            replies = await pipeline.execute(raise_on_error=False)
         for reply in replies:
             if isinstance(reply, redis_errors.RedisError):
                 raise reply
@@ -212,14 +212,14 @@ class RedisClient:
         return await execute(*command)
 
     async def examine(self) -> None:
-        """Raises StoreRefused if it could drop what it was given."""
+        """Check the settings of Redis. Raises StoreUnusable if it could lose acknowledged data."""
         if self._durability is None:
             return
         info = cast(dict[str, Any], await self.execute("INFO"))
         policy = info.get("maxmemory_policy")
         if policy != "noeviction":
             raise StoreUnusable(
-                f"Redis may drop sessions when its memory is full: its maxmemory-policy is "
+                f"Redis may evict sessions when its memory is full: its maxmemory-policy is "
                 f"{policy}; set it to noeviction"
             )
         if self._durability == "strict":
@@ -230,8 +230,7 @@ class RedisClient:
             found = await self.execute("CONFIG", "GET", "appendfsync")
         except redis_errors.ResponseError as error:
             raise StoreUnusable(
-                f"strict durability needs appendfsync always, and Redis does not say what it has: "
-                f"{error}"
+                f"strict durability needs appendfsync always, which cannot be checked: {error}"
             ) from error
         fsync = found[1].decode() if found else "unknown"
         if not info.get("aof_enabled") or fsync != "always":
@@ -248,23 +247,24 @@ class RedisClient:
 
 @contextmanager
 def _preserve_cancellation() -> Generator[None]:
-    """A cancellation that is lost inside is one at the end: the client sends by asyncio.wait_for,
-    which before Python 3.12 swallows one that comes when what it waits for is done."""
+    """Raise CancelledError at the end if a cancellation was lost inside. The client library sends
+    with asyncio.wait_for, which before Python 3.12 swallows a cancellation that arrives when the
+    awaited call is done."""
     task = asyncio.current_task()
-    assert task is not None, "who calls can wait"
-    asked = task.cancelling()
+    assert task is not None, "called from a task"
+    cancellations = task.cancelling()
     try:
         yield
     finally:
-        if task.cancelling() > asked:
+        if task.cancelling() > cancellations:
             raise asyncio.CancelledError
 
 
 def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
-    """And the clients of the sentinels that watch it. Connects to nothing yet. A connection that
-    was closed meanwhile is tried once more: all we write may be written twice."""
+    """Make the client, and the clients of the sentinels that watch its Redis, all unconnected. A
+    call whose connection was closed is retried once: every write may safely be repeated."""
     options: dict[str, Any] = {
-        # a net under `bounded`: cancelling a call that is being torn down may be lost on it
+        # in case `bounded` fails: a call that is being torn down may lose its cancellation
         "socket_timeout": 0.8 * timeout_s,
         "socket_connect_timeout": keys.CONNECT_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 1, supported_errors=(redis_errors.ConnectionError,)),
@@ -277,13 +277,13 @@ def _make_client(url: str, timeout_s: float) -> tuple[Redis, list[Redis]]:
     login, _, hosts = parts.netloc.rpartition("@")
     service, _, db = parts.path.strip("/").partition("/")
     if not service:
-        raise ValueError("redis+sentinel://HOST:PORT,HOST:PORT/SERVICE names the service last")
+        raise ValueError("the service is missing: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE")
     user, _, password = login.partition(":")
     if login:
         options |= {"username": unquote(user) or None, "password": unquote(password)}
     addresses = [_parse_address(host) for host in hosts.split(",")]
-    watch = {"socket_timeout": keys.CONNECT_TIMEOUT_S / 2, "protocol": 2}
-    sentinel = Sentinel(addresses, sentinel_kwargs=watch)
+    sentinel_options = {"socket_timeout": keys.CONNECT_TIMEOUT_S / 2, "protocol": 2}
+    sentinel = Sentinel(addresses, sentinel_kwargs=sentinel_options)
     primary = cast(Callable[..., Redis], sentinel.master_for)  # pyright: ignore[reportUnknownMemberType]
     return primary(service, db=int(db or 0), **options), sentinel.sentinels
 

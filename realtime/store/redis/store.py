@@ -1,6 +1,6 @@
 """The shared store: one Redis for many gateways. The clock is Redis's.
 
-Each atomic step is a script in `scripts/`, which says what it takes and what it replies.
+Each atomic step is a script in `scripts/`, whose header lists keys, arguments and replies.
 """
 
 import secrets
@@ -56,7 +56,8 @@ from continuo.realtime.store.redis.client import RedisClient
 class RedisStore:
     @classmethod
     async def open(cls, url: str, durability: Durability = "normal") -> Self:
-        """Raises StoreRefused for a Redis that could drop what it was given, StoreUnavailable."""
+        """Connect to Redis. Raises StoreUnusable if it could lose acknowledged data,
+        StoreUnavailable."""
         store = cls(RedisClient(url, durability))
         try:
             async with store._client.opening():
@@ -125,14 +126,14 @@ class RedisStore:
         async with self._client.bounded():
             await self._reexamine_after_outage()
             names = session_keys(session)
-            which = (names.meta, names.state, names.log, names.running, names.events)
-            reply = await self._client.run_script("load", which)
+            keys_read = (names.meta, names.state, names.log, names.running, names.events)
+            reply = await self._client.run_script("load", keys_read)
             if reply[0] == b"unknown":
                 await self._verify_epoch()
                 return None
-        _, card, position, state, next_event, log, running, events = reply
+        _, fields, entry_count, state, next_event, log, running, events = reply
         return Snapshot(
-            metadata=_parse_metadata(session, card, position),
+            metadata=_parse_metadata(session, fields, entry_count),
             state=unpack(state),
             entries=tuple(unpack_entry(entry) for entry in log),
             running_responses=_parse_running_responses(running),
@@ -209,21 +210,21 @@ class RedisStore:
             sessions = [session.decode() for session in due]
             calls = ((session_keys(session), ()) for session in sessions)
             replies = await self._client.run_script_batch("expire", calls)
-            # The index may be too early, or point to nothing: the session's own deadline counts.
-            over, later, expired = list[str](), list[str](), list[str]()
+            # The index may be early, or name a session that was deleted: its own deadline counts.
+            removed, later, expired = list[str](), list[str](), list[str]()
             for session, reply in zip(sessions, replies, strict=True):
                 match reply[0]:
                     case b"later":
                         later += [reply[1].decode(), session]
                     case b"expired":
                         expired.append(session)
-                        over.append(session)
+                        removed.append(session)
                     case _:
-                        over.append(session)
+                        removed.append(session)
             if later:
                 await self._client.execute("ZADD", keys.DEADLINES_KEY, *later)
-            if over:
-                await self._client.execute("ZREM", keys.DEADLINES_KEY, *over)
+            if removed:
+                await self._client.execute("ZREM", keys.DEADLINES_KEY, *removed)
         return SweepResult(len(sessions), expired)
 
     # ------------------------------------------------------------ writing
@@ -237,7 +238,7 @@ class RedisStore:
         if reply[0] == b"repeated":
             return DuplicateWrite(reply[1])
         if reply[0] == b"conflict":
-            assert batch.request is not None, "only a key conflicts"
+            assert batch.request is not None, "only a request conflicts"
             raise IdempotencyConflict(batch.request.key)
         return WriteResult(int(reply[1]), int(reply[2]))
 
@@ -265,14 +266,14 @@ class RedisStore:
     async def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
         async with self._client.bounded():
             await self._reexamine_after_outage()
-            ours = [one.lease.store_epoch == self._epoch for one in batches]
+            is_current = [batch.lease.store_epoch == self._epoch for batch in batches]
             calls = (
-                (names, (one.lease.owner, one.lease.fence, *args))
-                for one in compress(batches, ours)
-                for names, args in (_make_journal_args(one),)
+                (names, (batch.lease.owner, batch.lease.fence, *args))
+                for batch in compress(batches, is_current)
+                for names, args in (_make_journal_args(batch),)
             )
             replies = iter(await self._client.run_script_batch("journal", calls))
-        return [_parse_journal_reply(next(replies)) if one else None for one in ours]
+        return [_parse_journal_reply(next(replies)) if current else None for current in is_current]
 
     # ------------------------------------------------------------ responses
 
@@ -293,7 +294,7 @@ class RedisStore:
                 return None
             return unpack_response(response_id, packed)
 
-    # ------------------------------------------------------------ inside
+    # ------------------------------------------------------------ internals
 
     async def _run_fenced(
         self, script: str, lease: SessionLease, names: Sequence[str], args: Sequence[Any]
@@ -316,10 +317,10 @@ class RedisStore:
 
     def _check_store_epoch(self, lease: SessionLease) -> None:
         if lease.store_epoch != self._epoch:
-            raise StoreReplaced(f"session {lease.session} was in another store")
+            raise StoreReplaced(f"the lease of session {lease.session} is of another store")
 
     async def _reexamine_after_outage(self) -> None:
-        """After an outage it may be another Redis, or an empty one."""
+        """Examine Redis again after an outage: it may be another one, or empty."""
         if self._client.needs_examination:
             await self._client.examine()
             self._client.needs_examination = False
@@ -329,7 +330,7 @@ class RedisStore:
         found = await self._read_epoch()
         if found != self._epoch:
             lost, self._epoch = self._epoch, found
-            raise StoreReplaced(f"this is not the store it was: {lost} is gone")
+            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
 
     async def _read_epoch(self) -> str:
         found = await self._client.execute("GET", keys.EPOCH_KEY)
@@ -339,7 +340,7 @@ class RedisStore:
         return found.decode()
 
 
-def _parse_metadata(session: str, fields: Sequence[bytes], position: int) -> SessionMetadata:
+def _parse_metadata(session: str, fields: Sequence[bytes], entry_count: int) -> SessionMetadata:
     tenant, secret, owner, fence, epoch, parked, created_ms, deadline_ms = fields
     return SessionMetadata(
         id=session,
@@ -348,7 +349,7 @@ def _parse_metadata(session: str, fields: Sequence[bytes], position: int) -> Ses
         owner=owner.decode(),
         fence=int(fence),
         epoch=int(epoch),
-        entry_count=position,
+        entry_count=entry_count,
         is_parked=parked == b"1",
         created_ms=int(created_ms),
         deadline_ms=int(deadline_ms),
@@ -356,22 +357,23 @@ def _parse_metadata(session: str, fields: Sequence[bytes], position: int) -> Ses
 
 
 def _parse_running_responses(running: Sequence[bytes]) -> tuple[RunningResponse, ...]:
-    """ID → Begun; ID:FIRST → ids. ID# is the script's own."""
-    begun: dict[str, ResponseCheckpoint] = {}
+    """Parse the hash `running`: ID → checkpoint; ID:FIRST → ids. Only scripts use ID#."""
+    checkpoints: dict[str, ResponseCheckpoint] = {}
     chunks: dict[str, list[tuple[int, bytes]]] = {}
     for field, value in zip(running[::2], running[1::2], strict=True):
         name, colon, first = field.decode().partition(":")
         if colon:
             chunks.setdefault(name, []).append((int(first), value))
         elif not name.endswith("#"):
-            begun[name] = msgspec.msgpack.decode(value, type=ResponseCheckpoint)
+            checkpoints[name] = msgspec.msgpack.decode(value, type=ResponseCheckpoint)
     return tuple(
-        RunningResponse(begun[name], join_ids(chunks.get(name, []))) for name in sorted(begun)
+        RunningResponse(checkpoints[name], join_ids(chunks.get(name, [])))
+        for name in sorted(checkpoints)
     )
 
 
 def _make_journal_args(batch: TokenBatch) -> tuple[Sequence[str], Sequence[Any]]:
-    """Its keys, and its arguments behind owner and fence."""
+    """Returns the keys of journal.lua, and its arguments after owner and fence."""
     names, ids = session_keys(batch.lease.session), batch.ids
     args = (batch.response_id, batch.first, len(ids), pack_ids(ids))
     return (names.meta, names.running), args
@@ -382,19 +384,19 @@ def _parse_journal_reply(reply: Sequence[Any]) -> int | None:
 
 
 def _pack_request(request: IdempotentRequest) -> bytes:
-    assert len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX, "a result is a few ids"
+    assert len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX, "a result is short"
     head = digest(request.key.encode()) + digest(request.content)
     return head + bytes([len(request.result)]) + request.result
 
 
 def _make_write_args(batch: WriteBatch) -> list[str | bytes | int]:
-    """As write.lua numbers them, from the third on."""
-    once, events = batch.request, batch.events
-    forgotten = (*batch.revoked_keys, *(again.key for again in batch.restored_requests))
+    """Make the arguments of write.lua, from the third on."""
+    request, events = batch.request, batch.events
+    removed_keys = (*batch.revoked_keys, *(each.key for each in batch.restored_requests))
     return [
-        b"" if once is None else _pack_request(once),
+        b"" if request is None else _pack_request(request),
         b"".join(map(_pack_request, batch.restored_requests)),
-        b"".join(digest(key.encode()) for key in forgotten),
+        b"".join(digest(key.encode()) for key in removed_keys),
         keys.IDEMPOTENCY_BYTES_MAX,
         "" if batch.kept_entries is None else batch.kept_entries,
         len(batch.entries),
@@ -407,9 +409,9 @@ def _make_write_args(batch: WriteBatch) -> list[str | bytes | int]:
         keys.EVENTS_BYTES_MAX,
         *(pack_entry(entry) for entry in batch.entries),
         *(
-            each
-            for begun in batch.started_responses
-            for each in (begun.id, msgspec.msgpack.encode(begun))
+            argument
+            for checkpoint in batch.started_responses
+            for argument in (checkpoint.id, msgspec.msgpack.encode(checkpoint))
         ),
         *(pack(body) for body in (events.bodies if events else ())),
     ]

@@ -1,4 +1,4 @@
-"""The SQLite file: its layout, its epoch, how it is opened, and whether it is still at its path."""
+"""The SQLite file: its schema, its epoch, how it is opened, and whether it is still at its path."""
 
 import logging
 import os
@@ -50,7 +50,7 @@ CREATE TABLE kept (id TEXT PRIMARY KEY, deadline_ms INTEGER NOT NULL, packed BLO
 
 
 def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
-    """What is said is nobody else's business: the file is its owner's alone."""
+    """Open the file. It is created with mode 0600, because it holds user text."""
     if file is not None:
         os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
     db = sqlite3.connect(
@@ -65,7 +65,7 @@ def connect(file: Path | None, durability: Durability) -> sqlite3.Connection:
     with transaction(db):
         version = db.execute("PRAGMA user_version").fetchone()[0]
         if version not in (0, SCHEMA_VERSION):
-            raise sqlite3.DatabaseError(f"its layout is version {version}, not {SCHEMA_VERSION}")
+            raise sqlite3.DatabaseError(f"its schema is version {version}, not {SCHEMA_VERSION}")
         if version == 0:
             for statement in SCHEMA.split(";"):
                 db.execute(statement)
@@ -80,11 +80,11 @@ Inodes = tuple[Inode | None, ...]
 
 
 class SqliteFile:
-    """The open file, which may be deleted or replaced under a running server. SQLite goes on with
-    the one that it opened, which nothing will ever open again."""
+    """The open file, which may be deleted or replaced under a running server. SQLite then keeps
+    using the file that it opened, which no process will ever open again."""
 
     def __init__(self, path: Path | None, durability: Durability) -> None:
-        """`path` None: in memory. Raises OSError, sqlite3.Error."""
+        """Open the file at `path` (None: in memory). Raises OSError, sqlite3.Error."""
         self._path = None if path is None else path.absolute()
         self._durability: Durability = durability
         if self._path is not None:
@@ -94,40 +94,40 @@ class SqliteFile:
         self._inodes: Inodes | None = self._stat_inodes()
 
     def is_in_place(self) -> bool:
-        """Whether what was committed is in the file that the next start will open."""
+        """Whether committed data is in the file that the next start will open."""
         return self._stat_inodes() == self._inodes
 
     def reopen(self) -> bool:
-        """Open the file that is at the path now, which is made where there is none, with an epoch
-        of its own: each lease of the old file is lost. Returns whether nothing is, as only the
-        write-ahead log was deleted. Raises OSError, sqlite3.Error; then try again."""
-        whole = self._close_replaced()
+        """Open the file that is at the path now, created if none is, with a new epoch: leases of
+        the old file are void. If only the write-ahead log was deleted, nothing is lost, and the
+        epoch stays: returns True. Raises OSError, sqlite3.Error; then try again."""
+        is_complete = self._close_replaced()
         self.db = connect(self._path, self._durability)
         self._paths = self._find_paths()
-        if not whole:
+        if not is_complete:
             with transaction(self.db):
                 self.db.execute("DELETE FROM store")
                 make_epoch(self.db)
         self._inodes = self._stat_inodes()
-        return whole
+        return is_complete
 
     def _close_replaced(self) -> bool:
-        """Close the old file, complete: its write-ahead log must not be applied to another one.
-        Returns whether it is at the path still, and has everything."""
-        if self._inodes is None:  # it was left before, and no other one could be opened
+        """Close the old file with its write-ahead log applied, which must not be applied to another
+        file. Returns whether the file is still at the path, and complete."""
+        if self._inodes is None:  # closed before, but no other file could be opened
             return self._close(is_complete=False)
         (file, log_file), inodes = self._paths, self._inodes
-        moved = _stat_inode(file) != inodes[0]
-        copied = (moved or _stat_inode(log_file) is None) and self._checkpoint()
-        if copied and not moved:
+        is_replaced = _stat_inode(file) != inodes[0]
+        is_checkpointed = (is_replaced or _stat_inode(log_file) is None) and self._checkpoint()
+        if is_checkpointed and not is_replaced:
             log.warning("%s was deleted; nothing is lost", log_file)
             return self._close(is_complete=True)
-        if moved and not copied and _stat_inode(log_file) == inodes[1]:
+        if is_replaced and not is_checkpointed and _stat_inode(log_file) == inodes[1]:
             os.unlink(log_file)
         log.warning(
             "%s was deleted or replaced. It had %s sessions: those that this process has open are "
-            "written again, into the file that is there now. Sessions that wait in the store "
-            "alone, and stored responses, are lost unless they are in that file",
+            "written again, into the file that is there now. Sessions that only the store had, "
+            "and stored responses, are lost unless they are in that file",
             file,
             self._count_sessions(),
         )
@@ -139,7 +139,7 @@ class SqliteFile:
         return is_complete
 
     def _checkpoint(self) -> bool:
-        """Whether all of the write-ahead log is in the file now, and the log empty."""
+        """Apply the write-ahead log to the file. Returns whether all of it was applied."""
         try:
             busy, _, _ = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         except sqlite3.Error:
@@ -154,8 +154,8 @@ class SqliteFile:
         return f"{count:,}"
 
     def _find_paths(self) -> tuple[str, ...]:
-        """The database and its write-ahead log. SQLite follows a link to the database, and has the
-        log beside what that points to."""
+        """Paths of the database and its write-ahead log. SQLite follows a symbolic link to the
+        database, and keeps the log beside the link's target."""
         if self._path is None:
             return ()
         real = self.db.execute("PRAGMA database_list").fetchone()[2]
@@ -166,7 +166,7 @@ class SqliteFile:
 
 
 def _stat_inode(path: str) -> Inode | None:
-    """Returns None if there is no such file, or none that can be looked at."""
+    """Returns None if the file does not exist, or cannot be examined."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,6 +1,6 @@
 """The embedded store: one SQLite file, for one gateway on one host.
 
-All of it runs on one thread beside the event loop; calls that wait for it share a transaction. The
+All calls run on one thread beside the event loop; those that wait for it share a transaction. The
 clock is the host's.
 """
 
@@ -35,8 +35,8 @@ from continuo.realtime.store.sqlite.worker import Worker
 T = TypeVar("T")
 
 FREE_BYTES_MIN = 256 * 1024
-"""Room that a store needs which had none, before it counts as healthy again: with room for a row
-alone it would refuse the next message, and so on in turns."""
+"""Free space that a full store must have before it counts as healthy again: with space for one row
+only, it would refuse the next message, and alternate between healthy and unhealthy."""
 
 
 class SqliteStore:
@@ -44,7 +44,7 @@ class SqliteStore:
     async def open(
         cls, file: Path | None, durability: Durability = "normal", clock: WallClock = time.time
     ) -> Self:
-        """None: in memory. Raises StoreRefused."""
+        """Open `file` (None: in memory). Raises StoreUnusable."""
         try:
             opened = await asyncio.to_thread(SqliteFile, file, durability)
         except (OSError, sqlite3.Error) as error:
@@ -135,7 +135,7 @@ class SqliteStore:
         await self._worker.aclose()
 
     async def _write_probe(self) -> None:
-        """Write to the disk; after a failure also as much as makes room for what failed."""
+        """Write to the disk; after a failure, FREE_BYTES_MIN of it."""
         await self._run(self._tables.write_page)
         if not self._health_probe.is_healthy:
             await self._run(self._tables.reserve_space, FREE_BYTES_MIN)

@@ -1,5 +1,5 @@
-"""Tables: what the store does, in SQL, within a transaction. What a call that raises has written is
-taken back, unless it raises StoreLost."""
+"""Tables: the operations of the store in SQL, within a transaction. When a call raises, its writes
+are rolled back, except after StoreReplaced."""
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -53,10 +53,10 @@ WallClock = Callable[[], float]
 """Seconds since 1970."""
 
 _NO_OWNER = ""
-"""Owns a session that was ended."""
+"""Owner of a tombstone."""
 _PROBE_ID = "probe"
 _REQUEST_OVERHEAD_BYTES = 17
-"""Beside the result; counted as Redis holds it, so that both forget alike."""
+"""Size of a record beside its result, as in Redis, so that both stores evict alike."""
 
 
 class Tables:
@@ -66,7 +66,7 @@ class Tables:
         self.epoch = read_epoch(db) or ""
 
     def reopen(self, db: sqlite3.Connection) -> None:
-        """Go on with another file, or with the same one anew."""
+        """Continue with another connection, to the same file or another one."""
         self._db = db
         self.epoch = read_epoch(db) or ""
 
@@ -80,27 +80,27 @@ class Tables:
         return int((self._clock() + for_s) * 1000)
 
     def verify(self) -> None:
-        """Raises StoreLost; the new epoch is written all the same."""
+        """Raises StoreReplaced if the epoch has changed; a missing one is created all the same."""
         found = read_epoch(self._db)
         if found != self.epoch:
             lost, self.epoch = self.epoch, found or make_epoch(self._db)
-            raise StoreReplaced(f"this is not the store it was: {lost} is gone")
+            raise StoreReplaced(f"the store with epoch {lost} was replaced by another one")
 
     # ------------------------------------------------------------ health
 
     def write_page(self) -> None:
-        """Write a page to the disk, and change nothing. SQLite skips an update that does not
-        change the row: so it is changed, and back."""
+        """Write a page to the disk without a change of data. SQLite skips an update that does not
+        change the row, so the row is changed and changed back."""
         self._execute("UPDATE store SET epoch = epoch || '-'")
         self._execute("UPDATE store SET epoch = substr(epoch, 1, length(epoch) - 1)")
 
     def reserve_space(self, size: int) -> None:
-        """Write so many bytes more, as a response whose time is over."""
+        """Write `size` bytes, as a stored response that has expired."""
         sql = "INSERT OR REPLACE INTO kept VALUES (?, 0, zeroblob(?))"
         self._execute(sql, _PROBE_ID, size)
 
     def release_space(self) -> None:
-        """Only when it is committed is it known that there was room."""
+        """Delete what `reserve_space` wrote, after its commit, which alone proves the space."""
         self._execute("DELETE FROM kept WHERE id = ?", _PROBE_ID)
 
     # ------------------------------------------------------------ leases
@@ -110,22 +110,22 @@ class Tables:
         return SessionNotFound(session)
 
     def _check_lease(self, lease: SessionLease) -> tuple[int, int]:
-        """Position and next event, if the lease still holds."""
+        """Returns the number of entries and the next event, if the lease still holds."""
         if lease.store_epoch != self.epoch:
-            raise StoreReplaced(f"session {lease.session} was in another store")
+            raise StoreReplaced(f"the lease of session {lease.session} is of another store")
         row = self._fetch_one(
             "SELECT owner, fence, position, next_event FROM sessions WHERE id = ?", lease.session
         )
         if row is None:
             raise self._make_not_found(lease.session)
-        owner, fence, position, next_event = row
+        owner, fence, entry_count, next_event = row
         if owner == _NO_OWNER:
             raise SessionEnded(lease.session)
         if (owner, fence) != (lease.owner, lease.fence):
             if fence < lease.fence:
                 raise SessionDataLost(lease.session, f"fence {fence}, not {lease.fence}")
             raise OwnershipLost(lease.session, owner)
-        return position, next_event
+        return entry_count, next_event
 
     # ------------------------------------------------------------ sessions
 
@@ -146,9 +146,9 @@ class Tables:
                 pack(new.state),
             )
         except sqlite3.IntegrityError as error:
-            there = self._fetch_one("SELECT owner FROM sessions WHERE id = ?", new.id)
-            ended = there == (_NO_OWNER,)
-            raise (SessionEnded(new.id) if ended else SessionExists(new.id)) from error
+            existing = self._fetch_one("SELECT owner FROM sessions WHERE id = ?", new.id)
+            is_ended = existing == (_NO_OWNER,)
+            raise (SessionEnded(new.id) if is_ended else SessionExists(new.id)) from error
         return SessionLease(new.id, new.owner, now, self.epoch)
 
     def find(self, session: str) -> SessionMetadata | None:
@@ -162,7 +162,7 @@ class Tables:
         if row is None:
             self.verify()
             return None
-        tenant, secret, owner, fence, epoch, position, parked, created_ms, deadline_ms = row
+        tenant, secret, owner, fence, epoch, entry_count, parked, created_ms, deadline_ms = row
         return SessionMetadata(
             id=session,
             tenant=tenant,
@@ -170,23 +170,23 @@ class Tables:
             owner=owner,
             fence=fence,
             epoch=epoch,
-            entry_count=position,
+            entry_count=entry_count,
             is_parked=bool(parked),
             created_ms=created_ms,
             deadline_ms=deadline_ms,
         )
 
     def load(self, session: str) -> Snapshot | None:
-        card = self.find(session)
-        if card is None:
+        metadata = self.find(session)
+        if metadata is None:
             return None
         row = self._fetch_one("SELECT state, next_event FROM sessions WHERE id = ?", session)
-        assert row is not None, "a card has a session"
+        assert row is not None, "its metadata was found"
         log = self._execute("SELECT packed FROM entries WHERE session = ? ORDER BY n", session)
         events = self._execute("SELECT packed FROM events WHERE session = ? ORDER BY n", session)
         bodies = tuple(unpack(packed) for (packed,) in events)
         return Snapshot(
-            metadata=card,
+            metadata=metadata,
             state=unpack(row[0]),
             entries=tuple(unpack_entry(packed) for (packed,) in log),
             running_responses=tuple(self._load_responses(session)),
@@ -195,12 +195,13 @@ class Tables:
 
     def _load_responses(self, session: str) -> Iterator[RunningResponse]:
         rows = self._execute("SELECT id, begun FROM answers WHERE session = ? ORDER BY id", session)
-        for answer, begun in rows.fetchall():
-            said = self._execute(
-                "SELECT first, ids FROM said WHERE session = ? AND answer = ?", session, answer
+        for response_id, checkpoint in rows.fetchall():
+            chunks = self._execute(
+                "SELECT first, ids FROM said WHERE session = ? AND answer = ?", session, response_id
             )
             yield RunningResponse(
-                msgspec.msgpack.decode(begun, type=ResponseCheckpoint), join_ids(said.fetchall())
+                msgspec.msgpack.decode(checkpoint, type=ResponseCheckpoint),
+                join_ids(chunks.fetchall()),
             )
 
     def claim(
@@ -225,11 +226,11 @@ class Tables:
             expected_fence,
         )
         if row is None:
-            card = self.find(session)
+            metadata = self.find(session)
             raise (
                 self._make_not_found(session)
-                if card is None
-                else OwnershipLost(session, card.owner)
+                if metadata is None
+                else OwnershipLost(session, metadata.owner)
             )
         return SessionLease(session, owner, row[0], self.epoch)
 
@@ -253,14 +254,14 @@ class Tables:
         self._put_tombstone(lease.session, lease.fence)
 
     def force_delete(self, session: str) -> int:
-        card = self.find(session)
-        if card is None:
+        metadata = self.find(session)
+        if metadata is None:
             raise SessionNotFound(session)
-        self._put_tombstone(session, card.fence + 1)
-        return card.fence + 1
+        self._put_tombstone(session, metadata.fence + 1)
+        return metadata.fence + 1
 
     def _put_tombstone(self, session: str, fence: int) -> None:
-        """All that is left of a session is that it was ended."""
+        """Replace a session by a tombstone."""
         self._execute("DELETE FROM sessions WHERE id = ?", session)
         now, until = self._ms_from_now(0), self._ms_from_now(keys.TOMBSTONE_S)
         values = (session, "", b"", _NO_OWNER, fence, 0, 0, now, until, b"")
@@ -277,53 +278,55 @@ class Tables:
             now,
             limit,
         )
-        gone = rows.fetchall()
-        return SweepResult(len(gone), [session for session, owner in gone if owner != _NO_OWNER])
+        removed = rows.fetchall()
+        return SweepResult(
+            len(removed), [session for session, owner in removed if owner != _NO_OWNER]
+        )
 
     # ------------------------------------------------------------ writing
 
     def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        position, next_event = self._check_lease(lease)
+        entry_count, next_event = self._check_lease(lease)
         if batch.request is not None and batch.request.key not in batch.revoked_keys:
-            before = self._find_duplicate(lease.session, batch.request)
-            if before is not None:
-                return before
-        if batch.kept_entries is not None and batch.kept_entries > position:
-            raise SessionDataLost(lease.session, f"{position} entries, not {batch.kept_entries}")
+            duplicate = self._find_duplicate(lease.session, batch.request)
+            if duplicate is not None:
+                return duplicate
+        if batch.kept_entries is not None and batch.kept_entries > entry_count:
+            raise SessionDataLost(lease.session, f"{entry_count} entries, not {batch.kept_entries}")
         if batch.events is not None and batch.events.first_offset > next_event:
-            what = f"{next_event} events, not {batch.events.first_offset}"
-            raise SessionDataLost(lease.session, what)
+            detail = f"{next_event} events, not {batch.events.first_offset}"
+            raise SessionDataLost(lease.session, detail)
         if batch.kept_entries is not None:
-            position = self._put_entries(lease.session, batch.kept_entries, batch.entries)
+            entry_count = self._put_entries(lease.session, batch.kept_entries, batch.entries)
         if batch.events is not None:
             next_event = self._put_events(lease.session, batch.events)
         for key in batch.revoked_keys:
             self._revoke_request(lease.session, key)
-        for once in batch.restored_requests:
-            self._revoke_request(lease.session, once.key)
-        asked = (
+        for request in batch.restored_requests:
+            self._revoke_request(lease.session, request.key)
+        requests = (
             batch.restored_requests
             if batch.request is None
             else (*batch.restored_requests, batch.request)
         )
-        if asked:
-            self._put_requests(lease.session, asked)
+        if requests:
+            self._put_requests(lease.session, requests)
         self._put_responses(lease.session, batch)
         self._execute(
             "UPDATE sessions SET position = ?, next_event = ?, epoch = coalesce(?, epoch), "
             "state = coalesce(?, state) WHERE id = ?",
-            position,
+            entry_count,
             next_event,
             batch.epoch,
             None if batch.state is None else pack(batch.state),
             lease.session,
         )
-        return WriteResult(position, next_event)
+        return WriteResult(entry_count, next_event)
 
     def find_result(self, lease: SessionLease, request: IdempotentRequest) -> bytes | None:
         self._check_lease(lease)
-        before = self._find_duplicate(lease.session, request)
-        return None if before is None else before.result
+        duplicate = self._find_duplicate(lease.session, request)
+        return None if duplicate is None else duplicate.result
 
     def _find_duplicate(self, session: str, request: IdempotentRequest) -> DuplicateWrite | None:
         row = self._fetch_one(
@@ -338,19 +341,22 @@ class Tables:
         return DuplicateWrite(row[1])
 
     def _put_requests(self, session: str, requests: tuple[IdempotentRequest, ...]) -> None:
-        assert all(len(once.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX for once in requests), (
-            "a few ids"
-        )
+        assert all(
+            len(request.result) <= keys.IDEMPOTENCY_RESULT_BYTES_MAX for request in requests
+        ), "a result is short"
         self._db.executemany(
             "INSERT INTO once (session, key, digest, result) VALUES (?, ?, ?, ?)",
-            [(session, digest(o.key.encode()), digest(o.content), o.result) for o in requests],
+            [
+                (session, digest(request.key.encode()), digest(request.content), request.result)
+                for request in requests
+            ],
         )
         row = self._fetch_one(
             "UPDATE sessions SET once_bytes = once_bytes + ? WHERE id = ? RETURNING once_bytes",
-            sum(_REQUEST_OVERHEAD_BYTES + len(once.result) for once in requests),
+            sum(_REQUEST_OVERHEAD_BYTES + len(request.result) for request in requests),
             session,
         )
-        assert row is not None, "fenced"
+        assert row is not None, "the lease was checked"
         if row[0] > keys.IDEMPOTENCY_BYTES_MAX:
             self._evict_oldest_requests(session, row[0])
 
@@ -368,7 +374,7 @@ class Tables:
             )
 
     def _evict_oldest_requests(self, session: str, size: int) -> None:
-        """The oldest eighth of the window."""
+        """Evict the oldest eighth of the window."""
         rows = self._execute("SELECT n, result FROM once WHERE session = ? ORDER BY n", session)
         last = 0
         for n, result in rows:
@@ -399,7 +405,7 @@ class Tables:
     def _delete_old_events(self, session: str) -> None:
         sql = "SELECT count(*), sum(length(packed)) FROM events WHERE session = ?"
         found = self._fetch_one(sql, session)
-        assert found is not None, "it counts"
+        assert found is not None, "an aggregate has one row"
         if found[0] <= keys.EVENTS_MAX and (found[1] or 0) <= keys.EVENTS_BYTES_MAX:
             return
         sql = "SELECT n, length(packed) FROM events WHERE session = ? ORDER BY n DESC"
@@ -411,10 +417,10 @@ class Tables:
                 return
 
     def _put_responses(self, session: str, batch: WriteBatch) -> None:
-        for ended in batch.ended_responses:
-            self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, ended)
-        for begun in batch.started_responses:
-            values = (session, begun.id, msgspec.msgpack.encode(begun))
+        for response_id in batch.ended_responses:
+            self._execute("DELETE FROM answers WHERE session = ? AND id = ?", session, response_id)
+        for checkpoint in batch.started_responses:
+            values = (session, checkpoint.id, msgspec.msgpack.encode(checkpoint))
             self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, 0)", *values)
 
     def journal(
@@ -428,19 +434,19 @@ class Tables:
             raise ResponseNotFound(response_id)
         if first > row[0]:
             raise SessionDataLost(lease.session, f"{row[0]} ids of {response_id}, not {first}")
-        # What was said stays: of a batch that comes again only what is new is put behind it.
+        # Journaled ids are never replaced: only the new ids of a repeated batch are appended.
         new = ids[row[0] - first :]
         if not new:
             return row[0]
         values = (lease.session, response_id, row[0], pack_ids(new))
         self._execute("INSERT INTO said VALUES (?, ?, ?, ?)", *values)
-        said = row[0] + len(new)
+        total = row[0] + len(new)
         sql = "UPDATE answers SET said = ? WHERE session = ? AND id = ?"
-        self._execute(sql, said, lease.session, response_id)
-        return said
+        self._execute(sql, total, lease.session, response_id)
+        return total
 
     def journal_all(self, batches: Sequence[TokenBatch]) -> list[int | None]:
-        return [self._try_journal(one) for one in batches]
+        return [self._try_journal(batch) for batch in batches]
 
     def _try_journal(self, batch: TokenBatch) -> int | None:
         try:

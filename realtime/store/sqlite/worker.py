@@ -1,8 +1,8 @@
-"""Worker: the thread that has the SQLite file. What waits for it is done in one transaction, in the
-order it came, so that a thousand small writes a second cost a few commits.
+"""Worker: the thread that owns the SQLite file. Calls that wait for it run in one transaction, in
+order of arrival, so that a thousand small writes a second cost a few commits.
 
-A call takes effect as a whole or not at all, whatever becomes of the others; its caller hears of it
-when all of them are committed, to the file that is at its path.
+A call takes effect as a whole or not at all, independently of the others; it returns when all of
+them are committed, to the file that is at its path.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from continuo.realtime.store.sqlite.file import SqliteFile, transaction
 GROUP_MAX = 256
 """Calls in one transaction."""
 _REOPEN_ATTEMPTS_MAX = 3
-"""Files that a group of calls is tried on, each having replaced the one before meanwhile."""
+"""Files that a group of calls is tried on, each of which has replaced the one before."""
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class CallResult(NamedTuple):
 
 class Worker:
     def __init__(self, file: SqliteFile, on_reopened: Callable[[], None] = lambda: None) -> None:
-        """`reopened` is called, on the thread, when `file` has another connection and epoch."""
+        """`on_reopened` is called on the thread when `file` has another connection."""
         self._file = file
         self._on_reopened = on_reopened
         self._loop = asyncio.get_running_loop()
@@ -55,25 +55,26 @@ class Worker:
         Thread(target=self._run_thread, name="store", daemon=True).start()
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """Raises what it raises, StoreUnavailable where the file cannot be written."""
+        """Run a call on the thread. Raises what the call raises, and StoreUnavailable if the file
+        cannot be written."""
         if self._closed.done():
             raise StoreUnavailable("the store is closed")
-        heard: asyncio.Future[T] = self._loop.create_future()
-        self._calls.put(PendingCall(function, args, heard))
-        return await heard
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.put(PendingCall(function, args, future))
+        return await future
 
     async def aclose(self) -> None:
-        """What was asked for before is done."""
+        """Close the file after the calls that were made before."""
         self._calls.put(None)
         await self._closed
 
     # ---- on the thread ----------------------------------------------------------------------
 
     def _run_thread(self) -> None:
-        open = True
-        while open:
+        is_open = True
+        while is_open:
             group = self._next_group()
-            open = group[-1] is not None
+            is_open = group[-1] is not None
             results = self._run_group([call for call in group if call is not None])
             self._post_to_loop(_resolve_all, results)
         self._db.close()
@@ -84,7 +85,7 @@ class Worker:
         return self._file.db
 
     def _next_group(self) -> list[PendingCall | None]:
-        """One call at least. None, the last: there will be no more."""
+        """Wait for calls. Returns at least one; a None at the end means that none will follow."""
         group = [self._calls.get()]
         try:
             while len(group) < GROUP_MAX and group[-1] is not None:
@@ -94,8 +95,8 @@ class Worker:
         return group
 
     def _run_group(self, calls: list[PendingCall]) -> list[CallResult]:
-        """Done once more if the file was deleted or replaced: in the one that is there now the same
-        calls are told that the store is another one."""
+        """Run calls in one transaction. If the file was deleted or replaced meanwhile, run them
+        again in the file that is there now, where leases and epochs show that it is another one."""
         if not calls:
             return []
         try:
@@ -103,13 +104,15 @@ class Worker:
                 results = self._transact(calls)
                 if self._file.is_in_place():
                     return results
-                whole = self._file.reopen()
+                is_complete = self._file.reopen()
                 self._on_reopened()
-                if whole:
+                if is_complete:
                     return results
         except (OSError, sqlite3.Error) as error:
-            return _fail_all(calls, f"the file was deleted or replaced, and now: {error}", error)
-        return _fail_all(calls, "the file is replaced again and again")
+            return _fail_all(
+                calls, f"the file was deleted or replaced, and the new one fails: {error}", error
+            )
+        return _fail_all(calls, "the file keeps being replaced")
 
     def _transact(self, calls: list[PendingCall]) -> list[CallResult]:
         try:
@@ -127,9 +130,9 @@ class Worker:
             if not self._db.in_transaction:
                 raise
             self._db.execute("ROLLBACK TO call")
-            blame = _make_unavailable(str(error), error) if _is_file_error(error) else error
-            result = CallResult(call.future, None, blame)
-        except StoreReplaced as error:  # what it has written stays
+            cause = _make_unavailable(str(error), error) if _is_file_error(error) else error
+            result = CallResult(call.future, None, cause)
+        except StoreReplaced as error:  # its writes are kept
             result = CallResult(call.future, None, error)
         except Exception as error:
             self._db.execute("ROLLBACK TO call")
@@ -138,7 +141,7 @@ class Worker:
         return result
 
     def _post_to_loop(self, callback: Callable[[Any], object], value: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, value)
 
 
