@@ -1,4 +1,4 @@
-"""Who comes, and what for. Pure."""
+"""Access to sessions: credentials, requests to resume or fork, and their checks. Pure."""
 
 import hashlib
 import hmac
@@ -14,22 +14,22 @@ DIGEST_BYTES = 32
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """Who has been let in."""
+    """Credentials of an authenticated client."""
 
     tenant: str = ""
     settings: GenerationSettings | None = None
-    """How its sessions begin; None: as the server's do."""
+    """Initial settings of the client's sessions; None: the server's defaults."""
     is_ephemeral: bool = False
-    """By a key that is good for conversations alone."""
+    """Whether the client may only hold conversations, as with a client secret."""
     client_secret_digest: bytes = b""
-    """Digest of the client secret that was shown; empty: no session counts as begun under it."""
+    """Digest of the client secret that was shown; empty if none was: it matches no session."""
 
 
 class Access(msgspec.Struct, frozen=True):
-    """Credentials of a request for a session, besides its tenant. The default is a full key."""
+    """The proof shown for a session, besides its tenant. The default is a full key."""
 
     token_digest: bytes | None = None
-    """Digest of the resume token; None: none was shown."""
+    """Digest of the resume token; None if none was shown."""
     is_ephemeral: bool = False
     client_secret_digest: bytes = b""
 
@@ -39,10 +39,10 @@ class Access(msgspec.Struct, frozen=True):
         return Access(digest, credentials.is_ephemeral, credentials.client_secret_digest)
 
     def permits(self, secret: bytes) -> bool:
-        """Whether a session with this `secret` (see `secret_of`) may be used.
+        """Whether a session with this `secret` (see `make_secret`) may be used.
 
-        A token that is shown must be right, whatever the key. Without one, a key of the tenant is
-        enough, a client secret only for the sessions that began under it.
+        A resume token that is shown must be right, whatever the key. Without one, a full key of the
+        tenant is enough; a client secret permits only sessions that began under it.
         """
         if self.token_digest is not None:
             return hmac.compare_digest(self.token_digest, secret[:DIGEST_BYTES])
@@ -60,7 +60,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """A wish to begin as another session was after an item (None: as it is)."""
+    """A request to start from another session as it was after an item (None: as it is now)."""
 
     session_id: str
     item_id: str | None = None
@@ -69,19 +69,19 @@ class ForkRequest(msgspec.Struct, frozen=True):
 
 
 class ResumeRequest(msgspec.Struct, frozen=True):
-    """A wish to go on with a session after the last event seen (None: to see everything)."""
+    """A request to resume a session after the last event received (None: get a snapshot)."""
 
     session_id: str
     last_event_id: str | None = None
     token: str | None = None
-    """None: whoever has a key of the tenant may."""
+    """Resume token; None: any full key of the tenant permits the resume."""
 
 
 def may_resume(
     resume_request: ResumeRequest, credentials: Credentials | None, owner: Owner
 ) -> bool:
-    """Whether the session of `owner` may be resumed. `guest` None: the client shows no key, only
-    the token of its wish."""
+    """Whether the session of `owner` may be resumed. `credentials` None: the client shows no key,
+    only the resume token of its request."""
     credentials = credentials or Credentials(owner.tenant, is_ephemeral=True)
     return credentials.tenant == owner.tenant and Access.of(
         credentials, resume_request.token
@@ -91,22 +91,20 @@ def may_resume(
 def check_may_resume(
     resume_request: ResumeRequest, credentials: Credentials | None, owner: Owner
 ) -> None:
-    """Refuse a session that may not be resumed with the answer for an unknown one. Raises
-    Refusal."""
+    """Raises Refusal, as for an unknown session, if the session may not be resumed."""
     if not may_resume(resume_request, credentials, owner):
         raise session_not_found(resume_request)
 
 
 def parse_resume_cursor(resume_request: ResumeRequest) -> EventId | None:
-    """Raises Refusal for what was never an event id here."""
+    """Parse the last event id of the client. Raises Refusal if it was never issued here."""
     if resume_request.last_event_id is None:
         return None
     since = parse_event_id(resume_request.last_event_id)
     if since is None:
         raise Refusal(
-            f"'{resume_request.last_event_id[:200]}' is no event id of this server. Leave out "
-            "last_event_id "
-            "to be told the whole conversation.",
+            f"'{resume_request.last_event_id[:200]}' is not an event id of this server. Leave out "
+            "last_event_id to get the whole conversation.",
             code="resume_gap",
             param="last_event_id",
         )
@@ -114,17 +112,17 @@ def parse_resume_cursor(resume_request: ResumeRequest) -> EventId | None:
 
 
 def session_not_found(resume_request: ResumeRequest) -> Refusal:
+    """Make the refusal of a request for an unknown session."""
     return Refusal(
-        f"The session with id '{resume_request.session_id[:200]}' does not exist, or its time is "
-        "over.",
+        f"The session with id '{resume_request.session_id[:200]}' does not exist, or has expired.",
         code="session_not_found",
         param="session_id",
     )
 
 
 def make_secret(token: str, credentials: Credentials) -> bytes:
-    """The record by which access to a new session is checked later, at any gateway: the digest of
-    its resume token and, where a client secret began it, that one's digest behind it."""
+    """Make the record by which any gateway checks access to a new session later: the digest of its
+    resume token, followed by that of the client secret that began it, if any."""
     return hash_token(token) + credentials.client_secret_digest
 
 

@@ -1,5 +1,4 @@
-"""A session from the store, as another gateway or another life of this one has left it, or has it
-now."""
+"""Creation of sessions: new, loaded from the store, or as a fork of a stored one."""
 
 import logging
 from collections.abc import Callable
@@ -18,8 +17,8 @@ from continuo.realtime.generation.tokenizer_threads import TokenizerThreads
 from continuo.realtime.ids import conversation_id_of
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.event_codec import decode_events
-from continuo.realtime.persistence.session_codec import StoredState as Stored
 from continuo.realtime.persistence.session_codec import (
+    StoredState,
     decode_conversation,
     decode_state,
     is_same_model,
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class SessionFactory(msgspec.Struct, frozen=True):
-    """What all sessions here have in common."""
+    """The dependencies that all sessions of a gateway share."""
 
     engine: EnginePort
     template: ChatTemplate
@@ -70,19 +69,26 @@ def create(
     cache_scope: str,
     parent_engine_session: EngineSession | None,
 ) -> Session:
-    """A new session, which the store knows already."""
-    ledger = SessionWriter(factory.store, lease, new, model_digest=factory.model_digest)
-    strand = EngineSession(
+    """Create a new session, which is in the store already."""
+    session_writer = SessionWriter(factory.store, lease, new, model_digest=factory.model_digest)
+    engine_session = EngineSession(
         factory.engine,
         lease.session,
         cache_scope=cache_scope,
         parent=parent_engine_session,
         fence=lease.fence,
     )
-    transcript = EventLog(wire_epoch(lease.store_epoch, 0))
-    allowance = factory.rate_limits.for_tenant(new.tenant)
+    event_log = EventLog(wire_epoch(lease.store_epoch, 0))
+    rate_limits = factory.rate_limits.for_tenant(new.tenant)
     return _build_session(
-        factory, ledger, initial, strand, cache_scope, transcript, allowance, is_loaded=False
+        factory,
+        session_writer,
+        initial,
+        engine_session,
+        cache_scope,
+        event_log,
+        rate_limits,
+        is_loaded=False,
     )
 
 
@@ -93,38 +99,47 @@ async def load(
     snapshot: Snapshot,
     cache_scope: str,
 ) -> Session:
-    """One that was in the store. Where it was begun on another model, its ids are made anew, no
-    event id of before is known, and the store gets all of it with the first write. Raises Refusal
-    for one that this model cannot go on with."""
+    """Load a session from the store. If its ids are of another model, the conversation is rendered
+    anew, event ids issued before are void, and the first write replaces all that is stored. Raises
+    Refusal if this model cannot continue the session."""
     state = decode_state(snapshot.state)
-    log = decode_conversation(snapshot.entries, factory.template, state.settings)
-    pieces, conversation, epoch = log.entries, log.conversation, snapshot.metadata.epoch
-    next = state.first + snapshot.events.next_offset
-    renews = not is_same_model(state.model, factory.model_digest)
-    if renews:
+    decoded = decode_conversation(snapshot.entries, factory.template, state.settings)
+    entries, conversation, epoch = decoded.entries, decoded.conversation, snapshot.metadata.epoch
+    next_offset = state.first + snapshot.events.next_offset
+    is_other_model = not is_same_model(state.model, factory.model_digest)
+    if is_other_model:
         conversation = await _rerender(factory, snapshot, state, conversation)
-        pieces, records, epoch = (), [], max(epoch + 1, lease.fence)
+        entries, events, epoch = (), [], max(epoch + 1, lease.fence)
     else:
-        name = conversation_id_of(snapshot.metadata.id)
-        records = decode_events(snapshot.events.bodies, state.settings, conversation, name)
-    transcript = EventLog(wire_epoch(lease.store_epoch, epoch), next - len(records), records)
-    ledger = SessionWriter(
+        conversation_id = conversation_id_of(snapshot.metadata.id)
+        events = decode_events(
+            snapshot.events.bodies, state.settings, conversation, conversation_id
+        )
+    event_log = EventLog(wire_epoch(lease.store_epoch, epoch), next_offset - len(events), events)
+    session_writer = SessionWriter(
         factory.store,
         lease,
         new,
-        entries=pieces,
-        written_offset=next,
+        entries=entries,
+        written_offset=next_offset,
         base_offset=state.first,
         model_digest=factory.model_digest,
-        replaces_all=renews,
+        replaces_all=is_other_model,
     )
-    strand = EngineSession(
+    engine_session = EngineSession(
         factory.engine, lease.session, cache_scope=cache_scope, fence=lease.fence, may_exist=True
     )
-    saved = InitialState(state.settings, conversation, log.draft, epoch)
-    allowance = factory.rate_limits.for_tenant(new.tenant)
+    initial = InitialState(state.settings, conversation, decoded.draft, epoch)
+    rate_limits = factory.rate_limits.for_tenant(new.tenant)
     session = _build_session(
-        factory, ledger, saved, strand, cache_scope, transcript, allowance, is_loaded=True
+        factory,
+        session_writer,
+        initial,
+        engine_session,
+        cache_scope,
+        event_log,
+        rate_limits,
+        is_loaded=True,
     )
     session.resume_responses(snapshot.running_responses)
     return session
@@ -133,8 +148,7 @@ async def load(
 async def fork_origin(
     factory: SessionFactory, snapshot: Snapshot, item_id: str | None
 ) -> SessionOrigin:
-    """What a session begins with that was forked from this one, which goes on undisturbed. Raises
-    Refusal."""
+    """Make the origin of a fork of a stored session, which is not changed. Raises Refusal."""
     state = decode_state(snapshot.state)
     settings = state.settings
     conversation = decode_conversation(snapshot.entries, factory.template, settings).conversation
@@ -150,52 +164,54 @@ async def fork_origin(
 async def _rerender(
     factory: SessionFactory,
     snapshot: Snapshot,
-    state: Stored,
+    state: StoredState,
     conversation: Conversation,
     cut: Callable[[Conversation], Conversation] = lambda whole: whole,
 ) -> Conversation:
-    """Render the conversation with ids of this model: as much of it as `cut` leaves, without the
-    oldest items if it is too long. Raises Refusal."""
-    session, window = snapshot.metadata.id, factory.context_window(state.settings)
+    """Render the conversation with ids of this model: the part that `cut` keeps, without its oldest
+    items if it is too long. Raises Refusal."""
+    session_id, window = snapshot.metadata.id, factory.context_window(state.settings)
     logger.warning(
         "session %s was begun on another model (%s, this one is %s): it is rendered anew",
-        session,
-        state.model or "not known",
+        session_id,
+        state.model or "unknown",
         factory.model_digest,
     )
 
     def render() -> tuple[Conversation, int]:
-        made = window.fit(cut(conversation.retokenize()))
-        return made, window.fit(made.without_open_responses()).length
+        rendered = window.fit(cut(conversation.retokenize()))
+        return rendered, window.fit(rendered.without_open_responses()).length
 
     chars = count_head_chars(state.settings) + sum(map(count_chars, conversation.items()))
     try:
-        made, length = await factory.tokenizer_threads.run(chars, render)
+        rendered, length = await factory.tokenizer_threads.run(chars, render)
     except BadRequest as error:
         raise Refusal(
-            f"The session with id '{session}' was begun on another model, and the chat template of "
-            f"this one cannot write it: {error.message}",
+            f"The session with id '{session_id}' was begun on another model, and the chat template "
+            f"of this one cannot render it: {error.message}",
             code="other_model",
             param="session_id",
         ) from error
     if length > window.context_tokens:
         raise Refusal(
-            f"The session with id '{session}' was begun on another model; for this one it is "
+            f"The session with id '{session_id}' was begun on another model; for this one it is "
             f"{length:,} tokens, and the context holds {window.context_tokens:,} (max_model_len).",
             code="context_length_exceeded",
             param="session_id",
         )
-    return made
+    return rendered
 
 
 def stored_status(
     snapshot: Snapshot, info: SessionInfo | None, template: ChatTemplate
 ) -> SessionStatus:
-    """`info`: what an engine says of it, if one has it."""
-    log = decode_conversation(snapshot.entries, template, decode_state(snapshot.state).settings)
-    answering = any(answer.checkpoint.entry is not None for answer in snapshot.running_responses)
-    state = SessionState.RESPONDING if answering else SessionState.IDLE
-    return SessionStatus.of(state.value, log.conversation, info)
+    """Make the status of a stored session. `info`: of its engine session, if an engine holds it."""
+    decoded = decode_conversation(snapshot.entries, template, decode_state(snapshot.state).settings)
+    is_responding = any(
+        response.checkpoint.entry is not None for response in snapshot.running_responses
+    )
+    state = SessionState.RESPONDING if is_responding else SessionState.IDLE
+    return SessionStatus.of(state.value, decoded.conversation, info)
 
 
 def _build_session(
@@ -209,17 +225,22 @@ def _build_session(
     *,
     is_loaded: bool,
 ) -> Session:
-    window = factory.context_window(initial.settings)
-    history = UnitOfWork(
-        initial, engine_session, session_writer, event_log, window, factory.tokenizer_threads
+    context_window = factory.context_window(initial.settings)
+    unit_of_work = UnitOfWork(
+        initial,
+        engine_session,
+        session_writer,
+        event_log,
+        context_window,
+        factory.tokenizer_threads,
     )
-    session = session_writer.lease.session
+    session_id = session_writer.lease.session
     return Session(
-        session,
+        session_id,
         factory.engine,
         factory.limits,
         factory.journal_flusher,
-        history,
+        unit_of_work,
         tenant_rate_limits,
         cache_scope=cache_scope,
         is_loaded=is_loaded,

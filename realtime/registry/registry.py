@@ -1,8 +1,8 @@
-"""The sessions of this process, by id: whose they are, who listens, which wait for their client.
+"""Registry: the sessions of this process by id, with their owners, connections and timers.
 
-open ──▶ attached ──drop──▶ parked ──resume──▶ attached        in memory, and in the store
-             │                │ window over, or too many
-             └─end─▶ gone ◀───┴──▶ in the store alone ──resume──▶ attached
+open ──▶ attached ──disconnect──▶ parked ──resume──▶ attached       in memory, and in the store
+             │                      │ window over, or too many parked
+             └─close──▶ deleted ◀───┴──▶ in the store only ──resume──▶ attached
 """
 
 import asyncio
@@ -68,9 +68,9 @@ log = logging.getLogger(__name__)
 
 
 OWNERSHIP_CHECKS_MAX = 32
-"""Sessions of which we look whether they are still ours, at once."""
+"""Sessions whose ownership is checked in one sweep."""
 EXPIRED_MAX = 10_000
-"""Of those whose time is over, how many are remembered as such."""
+"""Expired sessions that are remembered as such."""
 
 DELETED = "the session was deleted"
 
@@ -86,24 +86,24 @@ async def _assume_alive() -> bool:
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Hangs up at another gateway: that finds out by itself."""
+    """Stand for a connection at another gateway, which finds out by itself that it was replaced."""
 
 
 class _Holder(msgspec.Struct, frozen=True):
-    """Who has a session."""
+    """The fence and connection under which a session is held."""
 
     fence: int
     close_connection: CloseConnection | None
-    """None: it waits for its client."""
+    """Closes the connection; None if the session is parked."""
 
 
 class _OpenSession(msgspec.Struct):
     session: Session
     owner: Owner
     close_connection: CloseConnection | None
-    """None: parked."""
+    """Closes the connection; None if the session is parked."""
     timers: tuple[asyncio.TimerHandle, ...] = ()
-    """Of a parked one: when what it makes pauses, and when its window is over."""
+    """Timers of a parked session: to pause its generation, and to expire it."""
     unloading: "asyncio.Task[None] | None" = None
 
     @property
@@ -126,8 +126,8 @@ class Registry:
         store: Store,
         secret: bytes = b"",
     ) -> None:
-        """`settings` are those of a session that sets nothing; `secret` is what gateways of the
-        same engines know, so that they share a tenant's KV."""
+        """`settings` are the defaults of a session. `secret` is common to the gateways of the same
+        engines, so that they share a tenant's KV."""
         self.settings = settings
         self.rate_limits = RateLimits(limits)
         self.tokenizer_threads = TokenizerThreads(limits.off_loop_chars_min)
@@ -148,23 +148,23 @@ class Registry:
         self._secret = secret or secrets.token_bytes(32)
         self._sessions: dict[str, _OpenSession] = {}
         self._parked: dict[str, None] = {}
-        """Ids, the oldest first."""
+        """Ids of parked sessions, the oldest first."""
         self._expired: dict[str, Owner] = {}
         """Owners of expired sessions by session id, the oldest first."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._unchecked: list[str] = []
-        """Of which we have not looked whether they are still ours."""
+        """Ids of sessions whose ownership is still to be checked in this round."""
         self._unloading: dict[str, asyncio.Task[None]] = {}
-        """Of sessions that are let go of, or ended."""
+        """Tasks of sessions that are being unloaded or closed, by session id."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Sessions with a client."""
+        """Number of sessions with a connection."""
         return len(self._sessions) - len(self._parked)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Removes what is over, as long as this lasts; then lets go of all sessions."""
+        """Sweep periodically while the context is open; unload all sessions at its end."""
         sweeping = asyncio.create_task(self._sweep(), name="sweep")
         try:
             yield
@@ -183,19 +183,19 @@ class Registry:
                 log.debug("sweep: %s", error)
 
     async def _check_ownerships(self) -> None:
-        """Whether other gateways have taken sessions over: some at a time. One that is busy notices
-        by itself. Raises StoreError."""
-        for name in self._unchecked[:OWNERSHIP_CHECKS_MAX]:
-            if (entry := self._sessions.get(name)) is not None and await self._check_ownership(
-                entry
-            ):
+        """Check some of the sessions for a takeover by another gateway. A busy session notices
+        that by itself. Raises StoreError."""
+        for session_id in self._unchecked[:OWNERSHIP_CHECKS_MAX]:
+            if (
+                entry := self._sessions.get(session_id)
+            ) is not None and await self._check_ownership(entry):
                 await self._rewrite_lost(entry)
         self._unchecked = self._unchecked[OWNERSHIP_CHECKS_MAX:] or list(self._sessions)
 
     async def _rewrite_lost(self, entry: _OpenSession) -> None:
-        """Write a session again to a store that has lost it, before its next change: the process
-        may end before that. Not to a shared one: the session may be at another gateway by now,
-        whose copy is newer and would be kept out."""
+        """Write a session again to a store that has lost it, without waiting for its next change:
+        the process may end before that. Not to a shared store: another gateway may have the session
+        by now, and its newer copy would be refused."""
         if self._store.is_shared or not entry.session.is_lost_in_store:
             return
         try:
@@ -203,21 +203,21 @@ class Registry:
             if entry.close_connection is None:
                 await entry.session.extend_deadline(self._limits.resume_window_s, is_parked=True)
         except StoreError as error:
-            log.debug("%s is not given again yet: %s", entry.session.id, error)
+            log.debug("%s is not written again yet: %s", entry.session.id, error)
 
     async def _check_ownership(self, entry: _OpenSession) -> bool:
-        """Whether no other gateway has taken it over or ended it; if so, it is let go of. Raises
-        StoreUnavailable."""
+        """Returns whether this gateway still has the session. If another one has taken it over or
+        deleted it, it is unloaded. Raises StoreUnavailable."""
         try:
             await entry.session.check_ownership()
         except OwnershipLost as error:
             self._unload_lost(entry, error)
             return False
         except (SessionNotFound, StoreReplaced, SessionDataLost):
-            pass  # the store has lost it; it is given it again with the next change
+            pass  # lost in the store; the next change writes it again
         return self._sessions.get(entry.session.id) is entry
 
-    # ------------------------------------------------------------ coming
+    # ------------------------------------------------------------ opening and resuming
 
     async def open(
         self,
@@ -227,8 +227,8 @@ class Registry:
         close_connection: CloseConnection = lambda code, reason: None,
         fork: ForkRequest | None = None,
     ) -> Session:
-        """`hang_up` ends the connection of the session. Raises Refusal when there are too many,
-        nothing to fork, or no store."""
+        """Open a session; `close_connection` closes its connection. Raises Refusal if there are too
+        many sessions, nothing to fork, or no store."""
         self._check_capacity()
         credentials = credentials or Credentials()
         settings = credentials.settings or self.settings
@@ -236,7 +236,7 @@ class Registry:
             origin = await self._fork_origin(fork, credentials)
         else:
             origin = await self._new_origin(credentials, settings)
-        saved, parent = InitialState(origin.settings, origin.conversation), origin.engine_session
+        initial, parent = InitialState(origin.settings, origin.conversation), origin.engine_session
         token = secrets.token_urlsafe(24)
         new = NewSession(
             id=session_id or generate_id("sess"),
@@ -244,7 +244,7 @@ class Registry:
             tenant=credentials.tenant,
             secret=make_secret(token, credentials),
             state=encode_state(
-                StoredState(settings=saved.settings, model=self._factory.model_digest)
+                StoredState(settings=initial.settings, model=self._factory.model_digest)
             ),
             ttl_s=self._hold_s,
         )
@@ -253,7 +253,7 @@ class Registry:
         except StoreError as error:
             raise map_store_error(error) from error
         session = create(
-            self._factory, lease, new, saved, self.cache_scope_of(credentials.tenant), parent
+            self._factory, lease, new, initial, self.cache_scope_of(credentials.tenant), parent
         )
         self._add(session, Owner(credentials.tenant, new.secret), close_connection)
         await session.start(listener, self._resume_of(session, token))
@@ -267,21 +267,21 @@ class Registry:
         close_connection: CloseConnection,
         ping_client: PingClient = _assume_alive,
     ) -> Session:
-        """Takes a session over from whoever has it; what was missed is said to `listener`. `there`
-        asks the client whether it still waits for it. Raises Refusal where it cannot be.
+        """Take a session over from its present holder, and send the events that were missed to
+        `listener`. `ping_client` returns whether the client still responds. Raises Refusal.
 
-        A client may have given up meanwhile, and have the session at another gateway: this process
-        may have slept. So who has a session is looked at first, then the client is asked, then it
-        is taken, if the same still has it. Of one that waits for its client nobody is asked."""
+        The client may have resumed at another gateway meanwhile, if this process was suspended. So
+        the holder is read first, then the client is pinged, then the session is taken if its holder
+        is still the same. A parked session needs no ping."""
         self._check_capacity()
         since = parse_resume_cursor(resume_request)
         lock = self._locks.setdefault(resume_request.session_id, asyncio.Lock())
         while True:
-            held = await self._find_holder(resume_request, credentials)
-            if held.close_connection is not None and not await ping_client():
+            holder = await self._find_holder(resume_request, credentials)
+            if holder.close_connection is not None and not await ping_client():
                 raise _connection_lost()
             async with lock:
-                entry = await self._take_over(resume_request, credentials, held)
+                entry = await self._take_over(resume_request, credentials, holder)
                 if entry is None:
                     continue
                 self._replace_connection(entry, close_connection)
@@ -294,7 +294,7 @@ class Registry:
                 return session
 
     async def credentials_of_token(self, resume_request: ResumeRequest) -> Credentials:
-        """The guest that the token of a wish makes without any key: of the session's own tenant,
+        """Make the credentials of a client that shows only a resume token: of the session's tenant,
         with access to this session alone. Raises Refusal."""
         owner, _ = await self._find(resume_request, None)
         return Credentials(owner.tenant, is_ephemeral=True)
@@ -303,30 +303,32 @@ class Registry:
         self, resume_request: ResumeRequest, credentials: Credentials
     ) -> _Holder:
         """Raises Refusal."""
-        _, held = await self._find(resume_request, credentials)
-        return held
+        _, holder = await self._find(resume_request, credentials)
+        return holder
 
     async def _find(
         self, resume_request: ResumeRequest, credentials: Credentials | None
     ) -> tuple[Owner, _Holder]:
-        """A session, here or in the store. `guest` None: the client shows no key. Raises
-        Refusal."""
+        """Find owner and holder of a session, here or in the store. `credentials` None: the client
+        shows no key. Raises Refusal."""
         entry = self._sessions.get(resume_request.session_id)
         if entry is not None:
             check_may_resume(resume_request, credentials, entry.owner)
             return entry.owner, entry.holder
         with self._refusing_store_errors(resume_request, credentials):
-            card = await self._store.find(resume_request.session_id)
-            if card is None:
+            metadata = await self._store.find(resume_request.session_id)
+            if metadata is None:
                 raise SessionNotFound(resume_request.session_id)
-            owner = Owner(card.tenant, card.secret)
+            owner = Owner(metadata.tenant, metadata.secret)
             check_may_resume(resume_request, credentials, owner)
-            return owner, _Holder(card.fence, None if card.is_parked else _close_at_other_gateway)
+            return owner, _Holder(
+                metadata.fence, None if metadata.is_parked else _close_at_other_gateway
+            )
 
     async def _take_over(
         self, resume_request: ResumeRequest, credentials: Credentials, holder: _Holder
     ) -> _OpenSession | None:
-        """None: somebody else has it now. Raises Refusal."""
+        """Take a session from `holder`. Returns None if the holder has changed. Raises Refusal."""
         entry = self._sessions.get(resume_request.session_id)
         with self._refusing_store_errors(resume_request, credentials):
             if entry is None:
@@ -340,45 +342,47 @@ class Registry:
             except OwnershipLost as error:
                 await asyncio.shield(self._unload_lost(entry, error))
             except (SessionNotFound, StoreReplaced, SessionDataLost):
-                await self._check_ownership(
-                    entry
-                )  # it was ended, or is given again with the next change
+                # Deleted, or lost in the store: then the next change writes it again.
+                await self._check_ownership(entry)
         return entry if self._sessions.get(resume_request.session_id) is entry else None
 
     async def _load_from_store(self, session_id: str, holder: _Holder) -> _OpenSession:
-        """Raises StoreError; StaleFence, if somebody else has it now."""
-        if leaving := self._unloading.get(session_id):
-            await asyncio.shield(leaving)
+        """Claim and load a session. Raises Refusal, and StoreError: OwnershipLost if `holder` does not
+        hold it any more."""
+        if unloading := self._unloading.get(session_id):
+            await asyncio.shield(unloading)
         lease = await self._store.claim(
             session_id, self._gateway_id, ttl_s=self._hold_s, expected_fence=holder.fence
         )
-        found = await self._store.load(session_id)
-        if found is None:
+        snapshot = await self._store.load(session_id)
+        if snapshot is None:
             raise SessionNotFound(session_id)
-        card = found.metadata
+        metadata = snapshot.metadata
         new = NewSession(
             id=session_id,
             owner=self._gateway_id,
-            tenant=card.tenant,
-            secret=card.secret,
-            state=found.state,
+            tenant=metadata.tenant,
+            secret=metadata.secret,
+            state=snapshot.state,
             ttl_s=self._hold_s,
         )
         try:
-            session = await load(self._factory, lease, new, found, self.cache_scope_of(card.tenant))
-        except Refusal:  # it stays in the store as it is, and waits for its client
+            session = await load(
+                self._factory, lease, new, snapshot, self.cache_scope_of(metadata.tenant)
+            )
+        except Refusal:  # it stays in the store as it is, parked
             with contextlib.suppress(StoreError):
                 await self._store.extend_deadline(
                     lease, self._limits.resume_window_s, is_parked=True
                 )
             raise
-        return self._add(session, Owner(card.tenant, card.secret), None)
+        return self._add(session, Owner(metadata.tenant, metadata.secret), None)
 
     @contextlib.contextmanager
     def _refusing_store_errors(
         self, resume_request: ResumeRequest, credentials: Credentials | None
     ) -> Generator[None]:
-        """What the store says of a session, as an answer to who wishes for it."""
+        """Turn errors of the store into refusals of a request to resume."""
         try:
             yield
         except (SessionNotFound, StoreReplaced) as error:
@@ -393,20 +397,19 @@ class Registry:
         if owner is None or not may_resume(resume_request, credentials, owner):
             return session_not_found(resume_request)
         return Refusal(
-            f"The session with id '{resume_request.session_id}' has waited for its client for "
-            "longer than "
-            f"{self._limits.resume_window_s:,g} seconds, and is gone.",
+            f"The session with id '{resume_request.session_id}' has expired: it was without a "
+            f"connection for longer than {self._limits.resume_window_s:,g} seconds.",
             code="session_expired",
             param="session_id",
         )
 
     def _replace_connection(self, entry: _OpenSession, close_connection: CloseConnection) -> None:
-        """The connection that had it, if there is one, is told so."""
-        before, entry.close_connection = entry.close_connection, close_connection
+        """Move a session to a new connection. The one before, if any, is closed as superseded."""
+        previous, entry.close_connection = entry.close_connection, close_connection
         self._parked.pop(entry.session.id, None)
         entry.cancel_timers()
         entry.session.detach()
-        _close_replaced(before)
+        _close_replaced(previous)
 
     def _add(
         self, session: Session, owner: Owner, close_connection: CloseConnection | None
@@ -419,14 +422,15 @@ class Registry:
         return entry
 
     def _close_after_gap(self, entry: _OpenSession) -> None:
-        """What the client has seen is not what is said here: it comes back for everything."""
+        """Close the connection of a client that has seen other output than is generated now: it
+        reconnects and gets a snapshot."""
         if entry.close_connection is not None:
             entry.close_connection(
-                CloseCode.SERVICE_RESTART, "the last answer is not what it was: come back"
+                CloseCode.SERVICE_RESTART, "the last response has changed: reconnect"
             )
 
     def on_superseded(self, engine_session_id: str) -> None:
-        """Another gateway holds an engine's session of this name, and so perhaps ours."""
+        """Check the ownership of a session whose engine session another gateway has taken over."""
         if (entry := self._sessions.get(engine_session_id.partition(".")[0])) is not None:
             self._spawn(self._recheck_ownership(entry))
 
@@ -435,16 +439,17 @@ class Registry:
             await self._check_ownership(entry)
 
     def _on_replaced(self, entry: _OpenSession) -> None:
-        """Another gateway owns the session now, or has ended it."""
+        """Unload a session that another gateway owns now, or has deleted."""
         self._spawn(self._unload_replaced(entry))
 
     async def _unload_replaced(self, entry: _OpenSession) -> None:
         await self._recheck_ownership(entry)
         if self._sessions.get(entry.session.id) is entry:
-            self._unload_lost(entry, OwnershipLost(entry.session.id, "another"))
+            self._unload_lost(entry, OwnershipLost(entry.session.id, "another gateway"))
 
     def _unload_lost(self, entry: _OpenSession, error: OwnershipLost) -> "asyncio.Task[None]":
-        """It is not ours any more. The task ends when it is let go of."""
+        """Close the connection of a session that was taken over or deleted, and unload the session.
+        The returned task ends when it is unloaded."""
         ended = isinstance(error, SessionEnded)
         if entry.close_connection is not None:
             (_close_deleted if ended else _close_replaced)(entry.close_connection)
@@ -461,7 +466,7 @@ class Registry:
 
     @property
     def _hold_s(self) -> float:
-        """While a client is there, and then for its window, should this process die."""
+        """TTL of a claim: a connection and then the resume window, should this process die."""
         return self._limits.connection_lifetime_s + self._limits.resume_window_s
 
     def _resume_of(self, session: Session, token: str | None = None) -> ResumeInfo:
@@ -473,17 +478,18 @@ class Registry:
             token=token,
         )
 
-    # ------------------------------------------------------------ going
+    # ------------------------------------------------------------ looking up and closing
 
     def find(self, session_id: str, tenant: str = "") -> Session | None:
-        """None, too, if it is another tenant's."""
+        """Returns None also for a session of another tenant."""
         found = self._sessions.get(session_id)
         return found.session if found is not None and found.owner.tenant == tenant else None
 
     async def status(
         self, session_id: str, tenant: str, access: Access = WHOLE_TENANT
     ) -> SessionStatus | None:
-        """Of a tenant's session, wherever it is. None: there is none. Raises Refusal."""
+        """Status of a tenant's session, here or remote. Returns None if it does not exist. Raises
+        Refusal."""
         entry = await self._find_owned(session_id, tenant, access)
         if entry is not None:
             return await entry.session.status()
@@ -492,27 +498,25 @@ class Registry:
     async def _new_origin(
         self, credentials: Credentials, settings: GenerationSettings
     ) -> SessionOrigin:
-        """Of a new session. What its guest's key begins with is charged as a session.update would
-        be. Raises Refusal."""
-        allowance, chars = (
-            self.rate_limits.for_tenant(credentials.tenant),
-            count_head_chars(settings),
-        )
+        """Make the origin of a new session. Settings of a client secret are charged as those of a
+        session.update. Raises Refusal."""
+        rate_limits = self.rate_limits.for_tenant(credentials.tenant)
+        chars = count_head_chars(settings)
         self.text_limits.check_head(settings, "session.")
         bounds = self.text_limits
         with (
             refuse_if_too_long("session.instructions", bounds.context_tokens),
-            allowance.charge_text(chars, bounds.request_tokens_max),
+            rate_limits.charge_text(chars, bounds.request_tokens_max),
         ):
             conversation = await self.tokenizer_threads.run(
                 chars, lambda: Conversation.start(self._factory.template, settings)
             )
         if credentials.settings is not None and chars:
-            allowance.charge_tokens(len(conversation.head.ids))
+            rate_limits.charge_tokens(len(conversation.head.ids))
         return SessionOrigin(settings, conversation)
 
     async def _fork_origin(self, fork: ForkRequest, credentials: Credentials) -> SessionOrigin:
-        """Raises Refusal."""
+        """Make the origin of a fork of a session, here or remote. Raises Refusal."""
         access = Access.of(credentials, fork.token)
         entry = await self._find_owned(fork.session_id, credentials.tenant, access)
         if entry is not None:
@@ -525,7 +529,8 @@ class Registry:
     async def _find_owned(
         self, session_id: str, tenant: str, access: Access
     ) -> _OpenSession | None:
-        """None, too, if it went to another gateway. With the store away it is as we know it."""
+        """Find a session that this gateway still owns; while the store is unavailable, as far as is
+        known here. Returns None if there is none."""
         entry = self._find_accessible(session_id, tenant, access)
         if entry is None:
             return None
@@ -534,24 +539,24 @@ class Registry:
         return entry
 
     def _find_accessible(self, session_id: str, tenant: str, access: Access) -> _OpenSession | None:
-        """A session of this process. None, too, if it is another tenant's, or `access` does not
-        open it."""
+        """Find a session of this process. Returns None also for a session of another tenant, and
+        for one that `access` does not permit."""
         entry = self._sessions.get(session_id)
         if entry is None or entry.owner.tenant != tenant or not access.permits(entry.owner.secret):
             return None
         return entry
 
     def list_sessions(self, tenant: str, access: Access = WHOLE_TENANT) -> list[Session]:
-        """A tenant's sessions that `access` opens, the oldest first."""
+        """List the sessions of a tenant that `access` permits, the oldest first."""
         return [
-            one.session
-            for one in self._sessions.values()
-            if one.owner.tenant == tenant and access.permits(one.owner.secret)
+            entry.session
+            for entry in self._sessions.values()
+            if entry.owner.tenant == tenant and access.permits(entry.owner.secret)
         ]
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
-        """Ends it. If it has a connection, that closes with this code, one that says so, and the
-        session with it."""
+        """Close a session. If it has a connection, that is closed with `code`, which must be one
+        that ends the session, and closes the session."""
         entry = self._sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)
@@ -559,27 +564,31 @@ class Registry:
             await self.close(session)
 
     async def delete(self, session_id: str, tenant: str, access: Access = WHOLE_TENANT) -> bool:
-        """Ends a tenant's session, wherever it is. A connection that it has closes with a code that
-        says so. False: there is none. Raises Refusal."""
+        """Delete a tenant's session, here or remote. Its connection, if any, is closed with a code
+        that says so. Returns False if the session does not exist. Raises Refusal."""
         async with self._locks.setdefault(session_id, asyncio.Lock()):
             entry = self._find_accessible(session_id, tenant, access)
-            ended = await self._remote_sessions.delete(session_id, tenant, access)
+            deleted = await self._remote_sessions.delete(session_id, tenant, access)
             if entry is not None:
                 await self.terminate(entry.session, CloseCode.CLOSED_BY_OPERATOR, DELETED)
-            if ended is not None and ended.fence is not None and ended.owner != self._gateway_id:
+            if (
+                deleted is not None
+                and deleted.fence is not None
+                and deleted.owner != self._gateway_id
+            ):
                 scope = self.cache_scope_of(tenant)
                 self._spawn(
-                    self._remote_sessions.release_engine_session(session_id, ended.fence, scope)
+                    self._remote_sessions.release_engine_session(session_id, deleted.fence, scope)
                 )
-            return entry is not None or ended is not None
+            return entry is not None or deleted is not None
 
     async def close(self, session: Session) -> None:
-        """It was never there."""
+        """Close the session and delete it from the store."""
         self._remove(session)
         await asyncio.shield(self._track_unloading(session.id, session.close()))
 
     async def park(self, session: Session, close_connection: CloseConnection) -> None:
-        """Its connection has ended; it waits for the next one, unless that is there already."""
+        """Park a session whose connection has ended, unless it has a newer connection already."""
         entry = self._sessions.get(session.id)
         if (
             entry is None
@@ -599,20 +608,21 @@ class Registry:
         if len(self._parked) > self._limits.connected_sessions_max:
             oldest = self._sessions[next(iter(self._parked))]
             self._unload(oldest)
-        with contextlib.suppress(StoreError):  # then it is held for longer
+        with contextlib.suppress(StoreError):  # then the longer deadline of the claim remains
             await session.extend_deadline(window_s, is_parked=True)
 
     def drain(self) -> None:
-        """Clients shall go elsewhere: now, or when what is being made for them has ended."""
+        """Close each connection, at once or when its responses have ended: clients shall reconnect to
+        another gateway."""
         for entry in self._sessions.values():
             entry.session.call_when_idle(partial(self._close_for_restart, entry))
 
     def _close_for_restart(self, entry: _OpenSession) -> None:
         if entry.close_connection is not None:
-            entry.close_connection(CloseCode.SERVICE_RESTART, "the server stops: come back")
+            entry.close_connection(CloseCode.SERVICE_RESTART, "the server is stopping: reconnect")
 
     async def aclose(self) -> None:
-        """Lets go of all sessions: they go on from the store."""
+        """Unload all sessions; their copies in the store stay valid."""
         entries = list(self._sessions.values())
         await asyncio.gather(*(self._unload_and_wait(entry) for entry in entries))
         if self._tasks:
@@ -626,17 +636,16 @@ class Registry:
             await self.close(entry.session)
 
     async def _unload_and_wait(self, entry: _OpenSession) -> None:
-        """It goes on from the store, here or elsewhere."""
         await asyncio.shield(self._unload(entry))
 
     def _unload(self, entry: _OpenSession, *, is_taken_over: bool = False) -> "asyncio.Task[None]":
-        """Begins to let go of it, once. Until that is over the session cannot come back here: what
-        the old one still tells the engine would be taken for the new one's word."""
-        name = entry.session.id
+        """Start to unload a session, once. Until that has ended, the session is not loaded here
+        again: commands that the old copy still sends to the engine would be taken for the new
+        copy's."""
         self._remove(entry.session)
         if entry.unloading is None:
             entry.unloading = self._track_unloading(
-                name, entry.session.unload(is_taken_over=is_taken_over)
+                entry.session.id, entry.session.unload(is_taken_over=is_taken_over)
             )
         return entry.unloading
 
@@ -668,7 +677,8 @@ class Registry:
         return task
 
     def cache_scope_of(self, tenant: str) -> str:
-        """KV is shared within it; who knows only the tenant's name cannot make it."""
+        """Returns the cache scope of a tenant, within which KV is shared. Its name alone does not
+        suffice to compute it."""
         return hmac.digest(self._secret, tenant.encode(), "sha256").hex()
 
 

@@ -1,5 +1,5 @@
-"""Elsewhere: a tenant's sessions that are not here, looked at, forked and ended without taking them
-over: another gateway has them, or nobody but the store."""
+"""RemoteSessions: the sessions of a tenant on another gateway, or in the store only. They are
+inspected, forked and deleted without a takeover."""
 
 import asyncio
 import contextlib
@@ -24,11 +24,11 @@ from continuo.realtime.store import (
 
 
 class DeletedSession(msgspec.Struct, frozen=True):
-    """A session that has just been ended."""
+    """A session that was just deleted."""
 
     owner: str
     fence: int | None
-    """Above all of its own. None: somebody else was faster."""
+    """A fence above all that the session had; None if another request deleted it first."""
 
 
 class RemoteSessions:
@@ -36,68 +36,69 @@ class RemoteSessions:
         self._factory = factory
 
     async def status(self, session_id: str, tenant: str, access: Access) -> SessionStatus | None:
-        """None: there is none. Raises Refusal."""
-        found = await self._load(session_id, tenant, access)
-        if found is None:
+        """Returns None if the session does not exist. Raises Refusal."""
+        snapshot = await self._load(session_id, tenant, access)
+        if snapshot is None:
             return None
         info = await self._factory.engine.inspect(session_id)
-        return stored_status(found, info, self._factory.template)
+        return stored_status(snapshot, info, self._factory.template)
 
     async def fork_origin(self, fork: ForkRequest, tenant: str, access: Access) -> SessionOrigin:
-        """Raises Refusal."""
-        found = await self._load(fork.session_id, tenant, access)
-        if found is None:
+        """Make the origin of a fork of a remote session. Raises Refusal."""
+        snapshot = await self._load(fork.session_id, tenant, access)
+        if snapshot is None:
             raise Refusal(
                 f"The session with id '{fork.session_id[:200]}' does not exist.",
                 code="session_not_found",
                 param="fork",
             )
-        return await fork_origin(self._factory, found, fork.item_id)
+        return await fork_origin(self._factory, snapshot, fork.item_id)
 
     async def delete(self, session_id: str, tenant: str, access: Access) -> DeletedSession | None:
-        """Whoever has it learns of it from the store, or from its engine (`free`). None: there is
-        none. Raises Refusal."""
+        """Delete a session from the store. The gateway that owned it finds out from the store, or
+        from the engine (`release_engine_session`). Returns None if the session does not exist.
+        Raises Refusal."""
         with _refusing_store_errors():
-            card = await self._find(session_id, tenant, access)
-            if card is None:
+            metadata = await self._find(session_id, tenant, access)
+            if metadata is None:
                 return None
             try:
                 return DeletedSession(
-                    card.owner, await self._factory.store.force_delete(session_id)
+                    metadata.owner, await self._factory.store.force_delete(session_id)
                 )
             except SessionNotFound:
-                return DeletedSession(card.owner, None)
+                return DeletedSession(metadata.owner, None)
 
     async def release_engine_session(self, session_id: str, fence: int, cache_scope: str) -> None:
-        """The engine that has it lets go of it, and says so to the gateway it did it for. `scope`:
-        of its tenant's KV. Never raises."""
-        door = self._factory.engine
+        """Close the session in the engine that holds it, under a higher fence: the engine reports
+        it as superseded to the gateway that owned it. Never raises."""
+        engine = self._factory.engine
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(self._factory.limits.close_timeout_s):
-                await door.attach(session_id, [], cache_scope=cache_scope, fence=fence)
-                await door.close(session_id)
+                await engine.attach(session_id, [], cache_scope=cache_scope, fence=fence)
+                await engine.close(session_id)
 
     async def _load(self, session_id: str, tenant: str, access: Access) -> Snapshot | None:
         """Raises Refusal."""
         with _refusing_store_errors():
-            card = await self._find(session_id, tenant, access)
-            return None if card is None else await self._factory.store.load(session_id)
+            metadata = await self._find(session_id, tenant, access)
+            return None if metadata is None else await self._factory.store.load(session_id)
 
     async def _find(self, session_id: str, tenant: str, access: Access) -> SessionMetadata | None:
-        """The card of a session. Returns None for that of another tenant, and for one that
-        `access` does not open. Raises StoreError."""
+        """Find the metadata of a session. Returns None also for a session of another tenant, and
+        for one that `access` does not permit. Raises StoreError."""
         try:
-            card = await self._factory.store.find(session_id)
+            metadata = await self._factory.store.find(session_id)
         except StoreReplaced:
             return None
-        if card is None or card.tenant != tenant or not access.permits(card.secret):
+        if metadata is None or metadata.tenant != tenant or not access.permits(metadata.secret):
             return None
-        return card
+        return metadata
 
 
 @contextlib.contextmanager
 def _refusing_store_errors() -> Generator[None]:
-    """What the store says, as an answer to who asked."""
+    """Turn errors of the store into refusals."""
     try:
         yield
     except StoreError as error:
