@@ -15,7 +15,7 @@ RETRY_AFTER_S = 2.0
 
 
 def require_engine(engine: EnginePort) -> None:
-    """Raises Refusal at once if no engine is available, nor soon will be."""
+    """Raises Refusal if no engine is available now, nor will be soon."""
     if not engine.is_available_soon:
         raise Refusal(
             "The model is not available now. Nothing has changed: try again.",

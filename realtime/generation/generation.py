@@ -1,6 +1,6 @@
 """Generation of one response: the engine session is brought up to the prompt, a turn runs, and its
-output is emitted as events once the response is accepted. The response ends whatever fails on the
-way, and its status says how."""
+output is emitted as events once the response is accepted. The response always ends: if anything
+fails on the way, with the status `failed`."""
 
 import asyncio
 import contextlib

@@ -1,1 +1,1 @@
-"""A session in the store: who may write it, what is written, and in which encoding."""
+"""A session in the store: the right to write it, its writer, and its encodings."""

@@ -86,9 +86,8 @@ class Ownership:
                     raise SessionNotFound(lease.session) from None
                 if found.owner != lease.owner and found.fence >= lease.fence:
                     raise
-                expected_fence = (
-                    found.fence
-                )  # of our own claim; or an older one, if the store has lost ours
+                # The fence of our own claim; or an older one, if the store has lost ours.
+                expected_fence = found.fence
                 self.has_store_lost_fence |= expected_fence < lease.fence
 
     def replace_lease(self, lease: SessionLease) -> None:

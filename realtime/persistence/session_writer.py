@@ -134,7 +134,7 @@ class SessionWriter:
                 self._has_unconfirmed_write = True
                 if changes.request is not None:
                     self._revoked_keys.add(changes.request.key)
-            if changes.started_response is not None:  # it may be in the store
+            if changes.started_response is not None:  # the store may have it
                 self._unwritten_ends.append(changes.started_response.id)
             raise
 
@@ -178,7 +178,7 @@ class SessionWriter:
         )
         batch = WriteBatch(
             kept_entries=kept if writes_entries else None,
-            entries=tuple(encode_entry(piece) for piece in desired.entries[kept:])
+            entries=tuple(encode_entry(entry) for entry in desired.entries[kept:])
             if writes_entries
             else (),
             epoch=desired.epoch

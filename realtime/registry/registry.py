@@ -86,7 +86,7 @@ async def _assume_alive() -> bool:
 
 
 def _close_at_other_gateway(code: CloseCode, reason: str) -> None:
-    """Stand for a connection at another gateway, which finds out by itself that it was replaced."""
+    """Stand in for a connection at another gateway, which finds out itself that it was replaced."""
 
 
 class _Holder(msgspec.Struct, frozen=True):
@@ -347,8 +347,8 @@ class Registry:
         return entry if self._sessions.get(resume_request.session_id) is entry else None
 
     async def _load_from_store(self, session_id: str, holder: _Holder) -> _OpenSession:
-        """Claim and load a session. Raises Refusal, and StoreError: OwnershipLost if `holder` does not
-        hold it any more."""
+        """Claim and load a session. Raises Refusal and StoreError; OwnershipLost if `holder` does
+        not hold the session any more."""
         if unloading := self._unloading.get(session_id):
             await asyncio.shield(unloading)
         lease = await self._store.claim(
@@ -612,8 +612,8 @@ class Registry:
             await session.extend_deadline(window_s, is_parked=True)
 
     def drain(self) -> None:
-        """Close each connection, at once or when its responses have ended: clients shall reconnect to
-        another gateway."""
+        """Close each connection, at once or when its responses have ended. Clients shall reconnect
+        to another gateway."""
         for entry in self._sessions.values():
             entry.session.call_when_idle(partial(self._close_for_restart, entry))
 

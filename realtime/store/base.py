@@ -175,7 +175,9 @@ class TokenBatch(NamedTuple):
 
 
 class Store(Protocol):
-    """Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreReplaced; those
+    """A store of sessions and finished responses.
+
+    Every call ends within `TIMEOUT_S`. Each may raise StoreUnavailable and StoreReplaced; those
     that take a lease also SessionNotFound, OwnershipLost, SessionEnded and SessionDataLost."""
 
     @property

@@ -135,7 +135,7 @@ class SqliteStore:
         await self._worker.aclose()
 
     async def _write_probe(self) -> None:
-        """Write to the disk; after a failure, FREE_BYTES_MIN of it."""
+        """Write a page to the disk; after a failure, also check that FREE_BYTES_MIN are free."""
         await self._run(self._tables.write_page)
         if not self._health_probe.is_healthy:
             await self._run(self._tables.reserve_space, FREE_BYTES_MIN)
