@@ -1,4 +1,7 @@
-"""Text of one model: its tokenizer, its chat template, its detokenizer. Knows no torch."""
+"""Everything textual about a model: tokenizer, detokenizer, chat template, tool calls, grammars.
+
+Does not import torch.
+"""
 
 from continuo.engine.text.chat_template.message import (
     ChatMessage,

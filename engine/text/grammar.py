@@ -1,10 +1,10 @@
-"""What a turn is allowed to say, enforced while it is drawn: which ids may come next.
+"""Guided decoding: grammars, compiled to the mask of ids that a turn may draw next.
 
-    Grammar ── compiled once, off the loop's thread ──▶ cached ── copied for a turn ──▶ Matcher
+    Grammar ── compiled once, off the loop's thread ──▶ cache ── copied per turn ──▶ GrammarMatcher
 
-A matcher follows one turn: it is told each id when it has come back, and never one that may yet be
-taken back. So cancel, retraction and rewind need nothing here, and a turn that goes on elsewhere is
-told what it has said already. Knows no torch: a mask is bytes.
+A matcher follows one turn. It accepts an id only once the device has returned it, never one that
+may still be discarded, so cancel, retraction and rewind need no code here; a turn that resumes on
+another engine replays its ids. A mask is bytes: torch is not imported.
 """
 
 import functools
@@ -23,16 +23,16 @@ from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 from continuo.engine.wire.messages import Grammar
 
 SOURCE_BYTES_MAX = 256 * 1024
-"""A longer grammar is refused."""
+"""Longest grammar source; longer ones are refused."""
 SCHEMA_CHARS_MAX = 64 * 1024
-"""A longer schema cannot be enforced."""
+"""Longest schema that can be enforced."""
 CACHE_BYTES_MAX = 8 * 1024 * 1024
-"""Sources of compiled grammars that are kept; the least recently used go first. A compiled one
-takes some ten times as much."""
+"""Source bytes of the compiled grammars kept (LRU). A compiled grammar takes some ten times as
+much."""
 PENDING_MAX = 512
-"""Grammars that may wait to be compiled; more are refused."""
+"""Grammars waiting to be compiled; more are refused."""
 JSON_WHITESPACE = r"[ \n]{1,16}"
-"""Between the tokens of JSON at most: a model in doubt would go on for ever."""
+"""Whitespace allowed between JSON tokens; unbounded, an uncertain model may emit it forever."""
 
 _LIMITS = llguidance.LLParserLimits(
     initial_lexer_fuel=400_000,
@@ -40,20 +40,22 @@ _LIMITS = llguidance.LLParserLimits(
     max_grammar_size=200_000,
     max_items_in_row=8_000,
 )
-"""What compiling one grammar, and one step of it, may cost before it is refused or its turn fails:
-tenths of a second and milliseconds."""
+"""Cost limits: a grammar that takes more than tenths of a second to compile is refused, and a turn
+whose grammar takes more than milliseconds per step fails."""
 _ERROR_LOCATION = re.compile(r"^at \d+\(\d+\): (failed to compile JSON schema: )?")
 _DUMP = re.compile(r"\n<state>|\n\d+ \| ")
 _OBJECT = '{"type": "object"}'
 
 
 class SchemaError(Exception):
-    """Why a schema cannot be enforced, in one line."""
+    """A schema that cannot be enforced; the message is the reason, in one line."""
 
 
 def build_json_rule(schema: str, **default: str) -> str:
-    """A JSON schema as a term of a Lark grammar; `default` keywords are added where it has none.
-    Raises SchemaError."""
+    """Convert a JSON schema to a term of a Lark grammar, adding the `default` keywords it lacks.
+
+    Raises SchemaError.
+    """
     try:
         value: object = json.loads(schema)
     except (ValueError, RecursionError) as error:
@@ -69,8 +71,10 @@ def build_json_rule(schema: str, **default: str) -> str:
 
 
 def find_schema_problem(schema: str) -> str | None:
-    """Why a JSON schema cannot be enforced, in one line; None: it can. May take tenths of a second
-    the first time."""
+    """Explain in one line why a JSON schema cannot be enforced. Returns None if it can.
+
+    May take tenths of a second the first time.
+    """
     if len(schema) > SCHEMA_CHARS_MAX:
         return f"it has {len(schema):,} characters; the limit is {SCHEMA_CHARS_MAX:,}"
     return _find_schema_problem(schema)
@@ -86,25 +90,27 @@ def _find_schema_problem(schema: str) -> str | None:
 
 
 class GrammarMatcher:
-    """Where one turn stands in its grammar."""
+    """The state of one turn in its grammar."""
 
     def __init__(
         self, matcher: llguidance.LLMatcher, ends: Sequence[int], stop_ids: Sequence[int]
     ) -> None:
-        """`ends`: ids by which the grammar itself says that it may end here; in their place stand
-        the turn's own `stop_ids`."""
+        """`ends`: ids by which the grammar itself marks that it may end; masks allow the turn's
+        `stop_ids` in their place."""
         self._matcher = matcher
         self._stop_ids = frozenset(stop_ids)
         self._end_ids = self._stop_ids.union(ends)
 
     def accept(self, token_id: int) -> None:
-        """The turn has said `id`."""
+        """Advance by an id that the turn has drawn."""
         if token_id not in self._stop_ids:
             self._matcher.consume_token(token_id)
 
     def compute_bitmask(self) -> bytes:
-        """One bit for each id, the least significant first: whether it may come next. None may
-        when the grammar has become too complex."""
+        """Compute the token mask: one bit per id, least significant first, set if it may be drawn.
+
+        All bits are clear if the grammar has become too complex.
+        """
         mask = bytearray(self._matcher.compute_bitmask())
         if self._matcher.is_error():
             return bytes(len(mask))
@@ -120,13 +126,13 @@ class GrammarMatcher:
 class _Compiled(NamedTuple):
     matcher: llguidance.LLMatcher | None
     problem: str
-    """Why there is no matcher."""
+    """Why there is no matcher; "" if there is one."""
     size: int
-    """Bytes of its source."""
+    """Bytes of the source."""
 
 
 class GrammarCompiler:
-    """Compiles grammars beside the loop, and keeps them."""
+    """Compiles grammars on a thread of its own and caches them."""
 
     def __init__(
         self,
@@ -135,9 +141,11 @@ class GrammarCompiler:
         stop_ids: Sequence[int],
         wake: Callable[[], None],
     ) -> None:
-        """Reads the vocabulary, which takes a second if it is large. `wake` is called, on another
-        thread, whenever a grammar has been compiled. A tokenizer that is neither of bytes nor falls
-        back to them serves all but grammars, which are refused."""
+        """Read the vocabulary, which takes a second if it is large.
+
+        `wake` is called, on another thread, whenever a grammar has been compiled. With a tokenizer
+        that is neither byte-level nor has byte fallback, every grammar is refused.
+        """
         self._end_ids = tuple(stop_ids) or (0,)
         self._wake = wake
         self._vocabulary: llguidance.LLTokenizer | None = None
@@ -150,7 +158,7 @@ class GrammarCompiler:
             )
         except ValueError as error:
             self._tokenizer_problem = (
-                f"none can with this model's tokenizer: {_shorten_problem(str(error))}"
+                f"this model's tokenizer supports no grammars: {_shorten_problem(str(error))}"
             )
         self._executor = ThreadPoolExecutor(1, "grammar")
         self._pending: dict[str, Future[_Compiled]] = {}
@@ -158,8 +166,11 @@ class GrammarCompiler:
         self._compiled_bytes = 0
 
     def prepare(self, grammar: Grammar) -> bool:
-        """Whether `matcher` answers at once; if not, it is being compiled from now on. Raises
-        BadRequest: too long, or too many are waiting."""
+        """Start compiling a grammar unless it is cached.
+
+        Returns True if `create_matcher` would return at once. Raises BadRequest if the grammar is
+        too long or too many are waiting.
+        """
         key = _compute_key(grammar)
         if key in self._compiled:
             return True
@@ -180,7 +191,10 @@ class GrammarCompiler:
         return True
 
     def create_matcher(self, grammar: Grammar, stop_ids: Sequence[int]) -> GrammarMatcher:
-        """At the grammar's beginning. Raises BadRequest: it cannot be enforced."""
+        """Create a matcher at the beginning of a grammar.
+
+        Raises BadRequest if the grammar cannot be enforced.
+        """
         key = _compute_key(grammar)
         found = self._compiled.get(key)
         if found is None:
@@ -196,11 +210,11 @@ class GrammarCompiler:
         self._compiled[key] = compiled
         self._compiled_bytes += compiled.size
         while self._compiled_bytes > CACHE_BYTES_MAX:
-            _, dropped = self._compiled.popitem(last=False)
-            self._compiled_bytes -= dropped.size
+            _, evicted = self._compiled.popitem(last=False)
+            self._compiled_bytes -= evicted.size
 
     def _compile(self, grammar: Grammar, size: int) -> _Compiled:
-        """Also on the compiler's thread."""
+        """Compile a grammar. Runs on the compiler's thread, or on the caller's."""
         if self._vocabulary is None:
             return _Compiled(None, self._tokenizer_problem, size)
         try:
@@ -233,9 +247,9 @@ def _compute_key(grammar: Grammar) -> str:
 
 
 def _shorten_problem(problem: str) -> str:
-    """The compiler's words, without what it dumps beside them."""
-    words = " ".join(_DUMP.split(problem, maxsplit=1)[0].split())
-    return _ERROR_LOCATION.sub("", words)[:300]
+    """Reduce the compiler's message to one line, without location and state dump."""
+    line = " ".join(_DUMP.split(problem, maxsplit=1)[0].split())
+    return _ERROR_LOCATION.sub("", line)[:300]
 
 
 def _make_refusal(problem: str) -> BadRequest:

@@ -1,4 +1,4 @@
-"""Text: everything about words that a checkpoint folder says, in one place."""
+"""Everything textual in a checkpoint folder: tokenizer, chat template, stop ids."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,17 +14,20 @@ from continuo.engine.text.tokenizer.tokenizer import Tokenizer, read_json, read_
 
 
 class ModelText:
-    """Loaded from a checkpoint folder (tokenizer.json, tokenizer_config.json, chat template)."""
+    """The text side of a model, from tokenizer.json, tokenizer_config.json and chat template."""
 
     folder: str
     template: ChatTemplate | None
-    """None: the checkpoint has no chat template."""
+    """The chat template; None if the checkpoint has none."""
     stop_ids: tuple[int, ...]
-    """Ids that end an answer: all that config, generation config and tokenizer name."""
+    """Ids that end a turn: those of config, generation config and tokenizer."""
 
     def __init__(self, folder: str, *, tokens_max: int | None = None, **options: Any) -> None:
-        """A text of more than `tokens_max` ids raises TooLong. `options` go to the chat template.
-        Raises ModelError: what is missing or broken."""
+        """Load a checkpoint folder. `options` are passed to the chat template.
+
+        Encoding a text to more than `tokens_max` ids raises TooLong. Raises ModelError, naming the
+        missing or broken file.
+        """
         self.folder = folder
         path = Path(folder)
         names = read_special_tokens(path)
@@ -32,39 +35,40 @@ class ModelText:
         program = JinjaProgram(source, names) if source else None
         self._tokenizer = Tokenizer.load(path, program.template_text if program else "", tokens_max)
         if tokens_max is not None:
-            _ = self._tokenizer.token_chars_max  # takes a while, so now
+            _ = self._tokenizer.token_chars_max  # Slow the first time, so computed on loading.
         self.stop_ids = _read_stop_ids(path, self._tokenizer.id_of(names.get("eos_token", "")))
         self.template = None
         if program:
-            writer = TemplateRenderer(program, self._tokenizer, options)
-            self.template = ChatTemplate(writer, self._tokenizer, self.stop_ids)
+            renderer = TemplateRenderer(program, self._tokenizer, options)
+            self.template = ChatTemplate(renderer, self._tokenizer, self.stop_ids)
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest id the tokenizer knows (the model's may be larger)."""
+        """The tokenizer's largest id plus one; the model's vocabulary may be larger."""
         return self._tokenizer.vocab_size
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text we trust: control tokens written in it are read, none is added."""
+        """Encode trusted text: control tokens written in it are parsed; none are added."""
         return self._tokenizer.encode(text)
 
     def encode_untrusted(self, text: str) -> list[int]:
-        """Ids of text from outside: what looks like a control token is spelt out."""
+        """Encode untrusted text: stretches that look like control tokens are spelt out."""
         return self._tokenizer.encode_untrusted(text)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Without special tokens."""
+        """Decode ids to text without special tokens."""
         return self._tokenizer.decode(ids)
 
     def create_detokenizer(self) -> Detokenizer:
-        """Leaves special tokens out, but for those that open a call of a tool (`ToolParser`)."""
+        """Create a detokenizer that skips special tokens, except those that `ToolParser` needs:
+        the markers of tool calls."""
         format = self.template.tool_format if self.template else None
         markers = (format.marker, format.close_marker, format.args_marker) if format else ()
         ids = {id for marker in markers if (id := self._tokenizer.id_of(marker)) is not None}
         return Detokenizer(self._tokenizer, visible_ids=ids & self._tokenizer.special_ids)
 
     def create_grammar_compiler(self, vocab_size: int, wake: Callable[[], None]) -> GrammarCompiler:
-        """For a model of so many ids; `wake` as Grammars wants it."""
+        """Create a grammar compiler for a model of `vocab_size` ids; `wake`: `GrammarCompiler`."""
         return GrammarCompiler(self._tokenizer, vocab_size, self.stop_ids, wake)
 
 

@@ -1,8 +1,8 @@
-"""Stop strings, found while the text is still arriving. Knows no tokenizer, only a text source.
+"""Incremental search for stop strings, in the gateway and in the engine process.
 
-One idea for both sides of the process border: of all text so far only the longest ending that
-could be the beginning of a stop string matters. `Holdback` keeps it back; `StopWatch` throws the
-rest away.
+Of all text so far, only the longest suffix that could begin a stop string matters.
+`StopStringFilter` (gateway) holds it back and passes the rest on; `StopStringMatcher` (engine
+process) discards the rest.
 
 The match is the one that ends first; of those that end together, the longest.
 """
@@ -12,9 +12,9 @@ from typing import Protocol
 
 
 class StopStringFilter:
-    """Lets text through except what may turn out to be a stop string; silent once one matched.
+    """Passes text through, except what may turn out to be a stop string; nothing after a match.
 
-    Holds at most one character less than the longest stop string.
+    Holds back at most one character less than the longest stop string.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -23,10 +23,10 @@ class StopStringFilter:
         self._held_max = max(map(len, stops), default=1) - 1
         self._held = ""
         self.matched: str | None = None
-        """The stop string that was found."""
+        """The stop string found, if any."""
 
     def push(self, text: str) -> str:
-        """The text that is certain now: before the match, if there is one."""
+        """Add text. Returns what is now certain to precede any stop string."""
         if not self._stops:
             return text
         if self.matched is not None or not text:
@@ -46,12 +46,12 @@ class StopStringFilter:
         return text[:certain]
 
     def flush(self) -> str:
-        """What was held back; the text has ended, so it is no stop string."""
+        """End the text. Returns what was held back, as it cannot become a stop string any more."""
         held, self._held = self._held, ""
         return held
 
     def _count_held(self, text: str) -> int:
-        """Length of the longest ending of `text` that begins a stop string."""
+        """Return the length of the longest suffix of `text` that begins a stop string."""
         for length in range(min(self._held_max, len(text)), 0, -1):
             if any(stop.startswith(text[-length:]) for stop in self._stops):
                 return length
@@ -63,15 +63,17 @@ class IncrementalDecoder(Protocol):
 
 
 class StopStringMatcher:
-    """Finds stop strings in ids as they are drawn, also across their borders. O(new ids)."""
+    """Finds stop strings in the text of ids as they are drawn, also across ids. O(new ids)."""
 
     def __init__(self, stops: Sequence[str], detokenizer: IncrementalDecoder) -> None:
         self._filter = StopStringFilter(stops)
         self._detokenizer = detokenizer
 
     def push(self, ids: Sequence[int]) -> str | None:
-        """The stop string found, in these ids or before. Push one at a time to know which id
-        completes it."""
+        """Add ids. Returns the stop string found so far, if any.
+
+        Push ids one at a time to learn which one completes it.
+        """
         if self._filter.matched is None:
             self._filter.push(self._detokenizer.push(ids))
         return self._filter.matched

@@ -1,4 +1,4 @@
-"""How model families write tool calls."""
+"""The syntax of tool calls, by model family."""
 
 import re
 
@@ -6,18 +6,18 @@ import msgspec
 
 
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model writes calls."""
+    """The syntax in which a model writes tool calls."""
 
     name: str
     marker: str
-    """Opens a call, or a list of them."""
+    """Text that opens a call, or a list of calls."""
     close_marker: str = ""
     is_array: bool = False
-    """Whether calls stand in a JSON array behind the marker."""
+    """Whether the marker is followed by a JSON array of calls."""
     allows_bare: bool = False
-    """Whether a call may also be the whole answer, without marker."""
+    """Whether a call may also be the whole response, without a marker."""
     args_marker: str = ""
-    """Parts the name from its arguments where they are not one JSON object."""
+    """Text between a call's name and its arguments, where these are not one JSON object."""
 
 
 HERMES = ToolFormat(name="hermes", marker="<tool_call>", close_marker="</tool_call>")
@@ -33,7 +33,10 @@ MISTRAL_ARGS = ToolFormat(name="mistral_args", marker="[TOOL_CALLS]", args_marke
 
 
 def detect_format(written: str, name: str) -> ToolFormat | None:
-    """The format in which a template wrote an assistant's message with a call of tool `name`."""
+    """Detect the format of a rendered assistant message that calls tool `name`.
+
+    Returns None if the format is unknown.
+    """
     for format in (HERMES, MISTRAL_ARGS, MISTRAL):
         if format.marker in written and format.args_marker in written:
             return format

@@ -1,11 +1,11 @@
-"""The grammar of an answer that may, or must, call tools. Pure.
+"""Build the grammar of a response that may, or must, call tools. Pure.
 
     may     text, or text and then calls      the model decides by writing the marker
     must    calls, from the first id on
 
-Behind the marker a call is written as the family writes it (`ToolFormat`): its name is one of the
-tools, its arguments follow the tool's schema. A marker that is a token of its own must be that
-token; text cannot spell it.
+After the marker, a call follows the syntax of the model family (`ToolFormat`): its name is one of
+the tools, and its arguments match the tool's schema. Where the marker is a token of its own, only
+that token opens a call; text cannot spell it.
 """
 
 import json
@@ -19,25 +19,27 @@ from continuo.engine.text.tool_format import ToolFormat
 from continuo.engine.wire.messages import Grammar
 
 TokenLookup = Callable[[str], int | None]
-"""The id of a token by its spelling, if it is one."""
+"""Looks up the id of a token by its spelling. Returns None if there is no such token."""
 ANY_ARGUMENTS = '{"type": "object"}'
 
 
 class CallableTool(msgspec.Struct, frozen=True):
-    """A tool that may be called. `schema` of its arguments, an object: JSON, one that can be
-    enforced."""
+    """A tool that may be called."""
 
     name: str
     parameters_schema: str = ANY_ARGUMENTS
+    """JSON schema of the arguments object; it can be enforced."""
 
 
 class ToolCallRules(msgspec.Struct, frozen=True):
-    """What an answer may be. `must`: call, and say nothing else; `several`: more than one call;
-    `answer`: what it says if it does not call (None: any text)."""
+    """Constraints on the calls and the text of a response."""
 
     is_required: bool = False
+    """Whether the response consists of calls only."""
     allows_parallel: bool = True
+    """Whether the response may contain more than one call."""
     text_grammar: Grammar | None = None
+    """Grammar of a response without calls; None: any text."""
 
 
 def build_tool_grammar(
@@ -46,19 +48,22 @@ def build_tool_grammar(
     lookup: TokenLookup,
     rules: ToolCallRules,
 ) -> Grammar:
-    """Raises SchemaError if a schema is not even JSON; it is compiled later."""
+    """Build the grammar's source; compiling it is up to `GrammarCompiler`.
+
+    Raises SchemaError if a schema is not a JSON object.
+    """
     marker = _marker_term(tool_format.marker, lookup)
     one, several = _build_call_rules(tool_format, tools, lookup)
-    behind = several if rules.allows_parallel else one
+    calls = several if rules.allows_parallel else one
     if tool_format.is_array:
-        behind = f'" "? "[" {behind} "]"'
-    productions = ["%llguidance {}", f"behind: {behind}"]
+        calls = f'" "? "[" {calls} "]"'
+    productions = ["%llguidance {}", f"behind: {calls}"]
     whole = "behind" if tool_format.allows_bare else f"{marker} behind"
     if rules.is_required:
         productions.insert(1, f"start: {whole}")
     elif rules.text_grammar is not None:
-        said = build_json_rule(rules.text_grammar.source or ANY_ARGUMENTS)
-        productions.insert(1, f"start: {whole} | {said}")
+        text = build_json_rule(rules.text_grammar.source or ANY_ARGUMENTS)
+        productions.insert(1, f"start: {whole} | {text}")
     else:
         productions += _build_text_rules(tool_format, marker)
         productions.insert(
@@ -68,12 +73,12 @@ def build_tool_grammar(
 
 
 def _build_call_rules(
-    format: ToolFormat, tools: Sequence[CallableTool], token: TokenLookup
+    format: ToolFormat, tools: Sequence[CallableTool], lookup: TokenLookup
 ) -> tuple[str, str]:
-    """What stands behind the marker: of one call, and of one or more."""
-    marker, quoted = _marker_term(format.marker, token), json.dumps
+    """Build the right-hand sides after the marker: (of one call, of one or more calls)."""
+    marker, quoted = _marker_term(format.marker, lookup), json.dumps
     if format.args_marker:
-        between = _marker_term(format.args_marker, token)
+        between = _marker_term(format.args_marker, lookup)
         heads = [
             f"{quoted(tool.name)} {between} "
             f"{build_json_rule(tool.parameters_schema, type='object')}"
@@ -90,23 +95,26 @@ def _build_call_rules(
     opening, closing = quoted('{"name": '), quoted("}")
     one = f"{opening} ({' | '.join(heads)}) {closing}"
     if format.close_marker:
-        one = f'"\\n"? {one} "\\n"? {_marker_term(format.close_marker, token)}'
+        one = f'"\\n"? {one} "\\n"? {_marker_term(format.close_marker, lookup)}'
         return one, f'{one} ("\\n"? {marker} {one})*'
     separator = quoted(", " if format.is_array else "; ")
     return one, f"{one} ({separator} {one})*"
 
 
 def _build_text_rules(format: ToolFormat, marker: str) -> list[str]:
-    """Rules of text without a marker, and of what begins with one, perhaps after text. Text of a
-    family that calls without a marker does not begin as such a call does."""
-    spelt = re.escape(format.marker).replace("/", r"\/")
-    some = r"/\s*[^\s{](?s:.*)/" if format.allows_bare else "/(?s:.+)/"
-    text = f"text: TEXT\nTEXT: {some} & ~/(?s:.*){spelt}(?s:.*)/"
+    """Build the rules of text without a marker (`text`), and of optional text followed by a marker
+    and calls (`begun`).
+
+    Where calls need no marker, text may not begin like a call.
+    """
+    pattern = re.escape(format.marker).replace("/", r"\/")
+    any_text = r"/\s*[^\s{](?s:.*)/" if format.allows_bare else "/(?s:.+)/"
+    text = f"text: TEXT\nTEXT: {any_text} & ~/(?s:.*){pattern}(?s:.*)/"
     if marker.startswith("<["):
         return [text, f"begun: text? {marker} behind"]
-    return [text, f"until[lazy]: /(?s:.*){spelt}/", "begun: until behind"]
+    return [text, f"until[lazy]: /(?s:.*){pattern}/", "begun: until behind"]
 
 
-def _marker_term(spelling: str, token: TokenLookup) -> str:
-    id = token(spelling)
+def _marker_term(spelling: str, lookup: TokenLookup) -> str:
+    id = lookup(spelling)
     return json.dumps(spelling) if id is None else f"<[{id}]>"

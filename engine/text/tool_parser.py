@@ -1,17 +1,18 @@
-"""Calls of tools, read out of what the model writes while it writes it. Knows no tokenizer.
+"""Streaming parser of tool calls in the text of a response.
 
     Hermes, Qwen    text <tool_call>{"name": "f", "arguments": {...}}</tool_call>
-    Llama 3         {"name": "f", "parameters": {...}}   or behind <|python_tag|>
+    Llama 3         {"name": "f", "parameters": {...}}   or after <|python_tag|>
     Mistral         text [TOOL_CALLS] [{"name": "f", "arguments": {...}, "id": "..."}, ...]
     Mistral, later  text [TOOL_CALLS]f[ARGS]{...}
 
-One machine reads them all; a `ToolFormat` says what differs. Its states:
+One state machine parses them all, parameterized by a `ToolFormat`:
 
-    text ── marker ──▶ head ── name, start of arguments ──▶ arguments ──▶ rest ──▶ after ──▶ text
-                        └── no call after all: the marker was text                    └─▶ head
+    text ── marker ──▶ head ── name, start of arguments ─▶ arguments ─▶ remainder ─▶ after ─▶ text
+                        └── not a call: the marker was text                           └─▶ head
 
-What cannot be a call (any more) comes out as text; a call that was announced always ends, with
-`complete` false if its arguments do not. How the text is cut into pieces changes nothing.
+Text that cannot be a call (any more) is emitted as text. Every ParsedCallStarted is followed by a
+ParsedCallEnded, with `is_complete` false if the arguments have no end. The events do not depend on
+how the text is split into pieces, except for the sizes of text and argument pieces.
 """
 
 import json
@@ -39,7 +40,7 @@ class ParsedArguments(msgspec.Struct, frozen=True):
 
 class ParsedCallEnded(msgspec.Struct, frozen=True):
     is_complete: bool = True
-    """False: the arguments were cut off or are no JSON."""
+    """False if the arguments were cut off or are not JSON."""
 
 
 ParsedToolEvent = ParsedText | ParsedCallStarted | ParsedArguments | ParsedCallEnded
@@ -53,27 +54,27 @@ _NAMED_HEAD_LONGEST = "f[CALL_ID]x[ARGS]{"
 _FIRST_KEY = re.compile(rf"\{{\s*({_STRING})", re.DOTALL)
 _CALL_KEYS = ("name", "arguments", "parameters", "type", "id")
 _CALL_CHARS_MAX = 16_384
-"""Characters of a call that are held until its name is known."""
+"""Most characters of a call held back until its name is known."""
 
 
 class ToolParser:
-    """`push` text as it comes, `finish` when there is no more; both give events."""
+    """Parses the text of one response: `push` each piece, then `finish`; both return events."""
 
     def __init__(
         self, tool_format: ToolFormat | None, tool_names: Collection[str] | None = None
     ) -> None:
-        """`format` None: everything is text. `names`: the tools there are; without a marker only
-        these are calls."""
+        """`tool_format` None: everything is text. `tool_names`: the declared tools; without a
+        marker, only these can be called (None: any)."""
         self._optional_format = tool_format
         self._tool_names = tool_names
         self._unread = ""
-        """Not yet understood."""
+        """Text not parsed yet."""
         self._markup = ""
-        """What was taken for markup: text after all, if no call follows."""
+        """Text taken for markup; emitted as text if no call follows."""
         self._events: list[ParsedToolEvent] = []
         self._scanner = _JsonScanner()
         self._is_close_pending = False
-        """A call ended without its closing marker, which may still come."""
+        """A call ended without its closing marker, which may still follow."""
         self._is_after_call = False
         self._state: Callable[[ToolParser], bool] = ToolParser._read_text
         if tool_format is None:
@@ -88,7 +89,7 @@ class ToolParser:
         return self._take_events()
 
     def finish(self) -> list[ParsedToolEvent]:
-        """What was held back; ends a call that is still open."""
+        """End the text: emit what was held back and end an open call."""
         while self._state in (ToolParser._read_head, ToolParser._read_list):
             self._reject_call()
             while self._state(self):
@@ -105,7 +106,7 @@ class ToolParser:
         self._unread = ""
         return self._take_events()
 
-    # --- states: each reads from self._rest; False: more text is needed ---
+    # --- states: each consumes self._unread; returns False if more text is needed ---
 
     def _read_all_text(self) -> bool:
         self._emit_text(self._unread)
@@ -113,7 +114,7 @@ class ToolParser:
         return False
 
     def _read_beginning(self) -> bool:
-        """Of an answer that may be nothing but a call."""
+        """Parse the beginning of a response that may consist of a call alone."""
         stripped = self._unread.lstrip()
         if not stripped:
             return False
@@ -152,7 +153,7 @@ class ToolParser:
         return True
 
     def _read_list(self) -> bool:
-        """Before the bracket that opens a list of calls."""
+        """Parse the bracket that opens a list of calls."""
         stripped = self._unread.lstrip()
         if not stripped:
             return False
@@ -167,7 +168,7 @@ class ToolParser:
         return True
 
     def _read_head(self) -> bool:
-        """Before the name of a call."""
+        """Parse a call up to the start of its arguments."""
         if self._tool_format.args_marker:
             return self._read_named_head()
         head = _HEAD.match(self._unread)
@@ -179,22 +180,20 @@ class ToolParser:
         return self._read_whole_call()
 
     def _read_named_head(self) -> bool:
-        """name[ARGS]{ or name[CALL_ID]id[ARGS]{"""
+        """Parse `name[ARGS]{` or `name[CALL_ID]id[ARGS]{`."""
         head = _NAMED_HEAD.match(self._unread)
         if head and self._unread[head.end()] == "{" and self._is_tool(head[1]):
             return self._start_call(head[1], head.end())
-        # It may still become a head if some ending of the longest makes it one.
+        # The text may still become a head if some suffix of the longest head completes it.
         endings = (_NAMED_HEAD_LONGEST[at:] for at in range(len(_NAMED_HEAD_LONGEST)))
-        begun = any(_NAMED_HEAD.match(self._unread + ending) for ending in endings)
-        return (
-            self._reject_call()
-            if head or not begun or len(self._unread) > _CALL_CHARS_MAX
-            else False
-        )
+        is_partial_head = any(_NAMED_HEAD.match(self._unread + ending) for ending in endings)
+        if head or not is_partial_head or len(self._unread) > _CALL_CHARS_MAX:
+            return self._reject_call()
+        return False
 
     def _read_whole_call(self) -> bool:
-        """A call whose arguments cannot be shown as they come (they stand before the name, or are
-        no object): read when it is complete."""
+        """Parse a complete call whose arguments cannot be streamed: they precede the name, or are
+        not an object."""
         start = len(self._unread) - len(self._unread.lstrip())
         if start == len(self._unread):
             return False
@@ -237,12 +236,12 @@ class ToolParser:
         return True
 
     def _read_remainder(self) -> bool:
-        """Of the call's object, behind the arguments: nothing that matters, and its brace."""
+        """Skip the rest of the call's object after its arguments, up to its closing brace."""
         if self._scanner.is_fresh:
             stripped = self._unread.lstrip()
             if not stripped:
                 return False
-            if stripped[0] not in ",}":  # A forgotten brace is forgiven.
+            if stripped[0] not in ",}":  # A missing brace is tolerated.
                 self._events.append(ParsedCallEnded())
                 self._end_call(0)
                 return True
@@ -254,7 +253,7 @@ class ToolParser:
         return self._scanner.has_ended
 
     def _read_after_call(self) -> bool:
-        """Behind a call: its closing marker, the next one of a list, or text."""
+        """Parse the text after a call: its closing marker, the next call of a list, or text."""
         stripped = self._unread.lstrip()
         if not stripped:
             return False
@@ -278,7 +277,7 @@ class ToolParser:
             self._state = ToolParser._read_text
         return True
 
-    # --- steps between them ---
+    # --- transitions ---
 
     @property
     def _tool_format(self) -> ToolFormat:
@@ -307,7 +306,7 @@ class ToolParser:
         self._state = ToolParser._read_after_call
 
     def _reject_call(self) -> bool:
-        """The markup was text."""
+        """Emit the markup as text, as no call follows it."""
         self._emit_text(self._markup)
         self._markup = ""
         self._state = ToolParser._read_text
@@ -326,21 +325,20 @@ class ToolParser:
 
 
 class _JsonScanner:
-    """Finds the end of one JSON object or array, a piece at a time. Checks brackets and strings,
-    nothing else."""
+    """Finds the end of one JSON object or array, piece by piece, by brackets and strings alone."""
 
     def __init__(self, inside: str = "") -> None:
         self._open_brackets = inside
         self._in_string = False
         self._escaped = False
         self.is_fresh = True
-        """Nothing was fed yet."""
+        """No text was fed yet."""
         self.has_ended = False
         self.is_broken = False
-        """It ended in a bracket that does not match."""
+        """The value ended with a bracket that does not match."""
 
     def feed(self, text: str) -> int:
-        """How many characters of `text` belong to the value."""
+        """Scan `text`. Returns how many of its characters belong to the value."""
         for at, letter in enumerate(text):
             if self.has_ended:
                 return at
@@ -367,7 +365,10 @@ class _JsonScanner:
 
 
 def _parse_call(text: str) -> tuple[str, str | None] | None:
-    """Name and arguments (JSON text) of a call written as one object."""
+    """Parse a call written as one JSON object into (name, arguments as JSON text).
+
+    Arguments are None if missing. Returns None if `text` is not such an object.
+    """
     try:
         value: object = json.loads(text, strict=False)
     except ValueError:
@@ -391,6 +392,6 @@ def _parse_string(quoted: str) -> str | None:
 
 
 def _count_overlap(text: str, marker: str) -> int:
-    """Length of the longest ending of `text` that begins `marker`."""
+    """Return the length of the longest suffix of `text` that begins `marker`."""
     lengths = range(min(len(text), len(marker) - 1), 0, -1)
     return next((length for length in lengths if marker.startswith(text[-length:])), 0)

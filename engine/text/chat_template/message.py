@@ -1,4 +1,4 @@
-"""What is said in a conversation, as the chat template sees it. Knows no tokens."""
+"""Messages of a conversation as the chat template sees them: text, not tokens."""
 
 from typing import Any, Literal
 
@@ -21,4 +21,4 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
-    """Of a `tool` message: the call it answers."""
+    """The call whose result a `tool` message carries."""

@@ -1,10 +1,17 @@
-"""Where the messages of a conversation meet, in text. Knows no ids, but where ids part cleanly.
+"""Learn where messages meet in the text of a chat template, by rendering test conversations.
 
-A chat template is a program, so nothing about it is assumed. When it is loaded it writes short
-conversations with contents we can find again (WORDS). What stands behind the last content shows how
-a message closes; the part that is the same whatever follows belongs to the message, the rest is
-held back until it is known what follows (Qwen writes the results of several calls in one block).
-Later each message is written behind such a short conversation, and only what is new is taken.
+A chat template is a program, so nothing about it is assumed. On loading, the probe renders short
+conversations whose contents can be found again in the output (PROBE_CONTENTS). The text after the
+last content shows how a message closes:
+
+    content  closing   unsettled
+    ─────────┼─────────┼─────────▶
+             │         └ depends on the next message: held back until that is known (Qwen writes
+             │           the results of several calls in one block)
+             └ the same whatever follows: belongs to the message
+
+Later, each message is rendered after such a short conversation, and only the new text is taken.
+The tokenizer is used only to find where text splits cleanly into ids.
 """
 
 from collections.abc import Sequence
@@ -25,7 +32,7 @@ PROBE_CONTENTS: dict[ChatRole, str] = {
     "assistant": "zq9assistant9qz",
     "tool": "zq9tool9qz",
 }
-"""Contents that no template writes itself, that need no trimming and survive JSON."""
+"""Contents that no template writes itself, that trimming does not change and that survive JSON."""
 
 PROBE_SYSTEM = ChatMessage(role="system", content=PROBE_CONTENTS["system"])
 PROBE_USER = ChatMessage(role="user", content=PROBE_CONTENTS["user"])
@@ -46,7 +53,7 @@ _PREFIX_CONVERSATIONS: dict[ChatRole, tuple[tuple[ChatMessage, ...], ...]] = {
         (PROBE_USER, PROBE_ASSISTANT, PROBE_TOOL_RESULT),
     ),
 }
-"""Conversations that end in a message of the role, likeliest first."""
+"""Conversations that end in a message of the role; those most often accepted come first."""
 
 _FOLLOWING_MESSAGES: tuple[ChatMessage, ...] = (
     ChatMessage(role="user", content="next"),
@@ -58,31 +65,34 @@ _FOLLOWING_MESSAGES: tuple[ChatMessage, ...] = (
 
 
 class TemplateProbe:
-    """The seams of one template, found when it is loaded."""
+    """The boundaries between messages of one template, found when it is loaded."""
 
     def __init__(self, renderer: TemplateRenderer, tokenizer: Tokenizer) -> None:
-        """Raises ModelError if the template does not even write out a question and an answer."""
+        """Probe the template.
+
+        Raises ModelError if it does not even render a user message and a reply.
+        """
         self._renderer = renderer
         self._tokenizer = tokenizer
         self._prefixes: dict[ChatRole, tuple[ChatMessage, ...]] = {
-            role: short for role in PROBE_CONTENTS if (short := self._find_prefix(role))
+            role: prefix for role in PROBE_CONTENTS if (prefix := self._find_prefix(role))
         }
         if not {"user", "assistant"} <= self._prefixes.keys():
-            raise ModelError("chat template: it does not write out what user and assistant say")
+            raise ModelError("chat template: user and assistant messages are not rendered")
         self._endings = {role: self._find_ending(role) for role in self._prefixes}
         self._opening = self._find_opening()
 
     def closing(self, role: ChatRole) -> str:
-        """What is certain to follow the content of a message."""
+        """Return the text that follows the content of a message of `role`, whatever comes next."""
         return self._endings[role][0]
 
     def strip_unsettled(self, text: str, role: ChatRole) -> str:
-        """`text`, which ends with a last message of `role`, without what is held back."""
-        held = self._endings[role][1] if role in self._endings else ""
-        return text.removesuffix(held)
+        """Remove the unsettled ending from `text`, which ends with a message of `role`."""
+        unsettled = self._endings[role][1] if role in self._endings else ""
+        return text.removesuffix(unsettled)
 
     def render_head(self, system: str | None, tools: Sequence[ToolDefinition]) -> str:
-        """What stands before the first message, as far as it is the same whatever that is."""
+        """Render the head, as far as it does not depend on the first message."""
         before, found, _ = self._renderer.render(
             [*_system_messages(system), PROBE_USER], tools
         ).rpartition(PROBE_USER.content)
@@ -94,7 +104,7 @@ class TemplateProbe:
     def render_first(
         self, message: ChatMessage, system: str | None, tools: Sequence[ToolDefinition]
     ) -> str:
-        """What the first message adds to the head."""
+        """Render what the first message adds to the head."""
         head = self.render_head(system, tools)
         text = self._renderer.try_render([*_system_messages(system), message], tools)
         if text is not None and text.startswith(head):
@@ -102,23 +112,26 @@ class TemplateProbe:
         return self.render_after("user" if message.role == "assistant" else "assistant", message)
 
     def render_after(self, previous: ChatRole, message: ChatMessage | None) -> str:
-        """What `message` (None: the assistant's header) adds behind a message of role `previous`,
-        together with what that one held back. Where the template refuses that, what it adds behind
-        another one, and a system message as a user's. Raises BadRequest."""
+        """Render what `message` (None: the assistant's header) adds after a message of `previous`,
+        including the unsettled ending of that message.
+
+        Where the template refuses this order, falls back to the text after another role, and to a
+        user message in place of a system message. Raises BadRequest if all are refused.
+        """
         known = message is None or message.role in self._prefixes
         for role in (previous, *self._prefixes) if known else ():
-            if role in self._prefixes and (text := self._render_behind(role, message)) is not None:
+            if role in self._prefixes and (text := self._try_after(role, message)) is not None:
                 return text
         if message is not None and message.role == "system":
             return self.render_after(previous, ChatMessage(role="user", content=message.content))
         raise BadRequest("the model's chat template has no place for this message", field="role")
 
-    def _render_behind(self, role: ChatRole, message: ChatMessage | None) -> str | None:
-        short = self._prefixes[role]
+    def _try_after(self, role: ChatRole, message: ChatMessage | None) -> str | None:
+        prefix = self._prefixes[role]
         if message is None:
-            text = self._renderer.try_render(short, add_generation_prompt=True)
+            text = self._renderer.try_render(prefix, add_generation_prompt=True)
         else:
-            text = self._renderer.try_render([*short, message])
+            text = self._renderer.try_render([*prefix, message])
         closing = self.closing(role)
         tail = _text_after_probe(text or "", role)
         return tail[len(closing) :] if text is not None and tail.startswith(closing) else None
@@ -131,21 +144,21 @@ class TemplateProbe:
         return None
 
     def _find_ending(self, role: ChatRole) -> tuple[str, str]:
-        """What stands behind the content of a last message: the part that is the same whatever
-        follows, and the rest."""
-        short = self._prefixes[role]
-        tail = _text_after_probe(self._renderer.render(short), role)
+        """Split the text after the content of a last message into (closing, unsettled): the part
+        that is the same whatever follows, and the rest."""
+        prefix = self._prefixes[role]
+        tail = _text_after_probe(self._renderer.render(prefix), role)
         following = [
-            self._renderer.try_render([*short, message]) for message in _FOLLOWING_MESSAGES
+            self._renderer.try_render([*prefix, message]) for message in _FOLLOWING_MESSAGES
         ]
-        following.append(self._renderer.try_render(short, add_generation_prompt=True))
-        certain = _common_prefix(
+        following.append(self._renderer.try_render(prefix, add_generation_prompt=True))
+        closing = _common_prefix(
             [tail, *(_text_after_probe(text, role) for text in following if text is not None)]
         )
-        return certain, tail[len(certain) :]
+        return closing, tail[len(closing) :]
 
     def _find_opening(self) -> str:
-        """How a user message opens, as far as it is the same in all places; "" if not known."""
+        """Find the text that opens a user message in every position; "" if unknown."""
         user = PROBE_USER.content
         first = self._renderer.render(self._prefixes["user"]).rpartition(user)[0]
         alone = self._renderer.try_render([PROBE_SYSTEM]) or ""
@@ -166,12 +179,13 @@ def _system_messages(system: str | None) -> list[ChatMessage]:
 
 
 def _text_after_probe(text: str, role: ChatRole) -> str:
-    """What stands behind the probe's content; at its first place, for a later one is a joke."""
+    """Return the text after the probe's content for `role`: after its first occurrence, since a
+    later one can only be part of an adversarial message."""
     return text.partition(PROBE_CONTENTS[role])[2]
 
 
 def _common_prefix(texts: Sequence[str]) -> str:
-    """The longest beginning that all `texts` share."""
+    """Return the longest common prefix of `texts`."""
     first, last = min(texts), max(texts)
     same = (at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     return first[: next(same, min(len(first), len(last)))]

@@ -1,5 +1,8 @@
-"""Messages to text by the template's program. What people write cannot become a control token: it
-comes out marked where it looks like one (`Tokenizer.encode_marked` spells that out)."""
+"""Render messages to text with the chat template's program.
+
+Untrusted text cannot become a control token: stretches that look like one are marked in the
+output, and `Tokenizer.encode_marked` spells them out.
+"""
 
 import hashlib
 import json
@@ -13,13 +16,13 @@ from continuo.engine.text.chat_template.message import ChatMessage, ToolCall, To
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 _RENDERINGS_CACHED = 16
-"""Texts that are remembered: one message is laid out by asking for the same few again and again."""
+"""Rendered texts kept: tokenizing one message renders the same few conversations repeatedly."""
 _CALL_ID_CHARS = 9
-"""Of a call's id, where the template counts them: Mistral's do."""
+"""Length of a call id in templates that enforce one (Mistral's)."""
 
 
 class _ToolsKey:
-    """Those of one conversation; the same ones are the same objects."""
+    """The tools of one conversation as a cache key; equal if they are the same objects."""
 
     def __init__(self, tools: Sequence[ToolDefinition]) -> None:
         self.tools = tuple(tools)
@@ -48,12 +51,12 @@ class TemplateRenderer:
             ChatMessage(role="user", content="b"),
         )
         self._needs_folded_system = self.try_render([system, user]) is None
-        """The template knows no system role: its text goes into the first user message."""
+        """The template has no system role: system text goes into the first user message."""
         call = ToolCall(name="c", arguments="{}", id="call_of_any_length")
         self._needs_short_ids = (
             self.try_render([user, ChatMessage(role="assistant", tool_calls=(call,))]) is None
         )
-        """The template counts the characters of a call's id: it is shown shorter ones than ours."""
+        """The template enforces the length of call ids: render a shorter id in place of ours."""
         self._render_cached.cache_clear()
 
     def render(
@@ -62,7 +65,7 @@ class TemplateRenderer:
         tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = False,
     ) -> str:
-        """Raises Refused."""
+        """Render a conversation. Raises TemplateRefused."""
         return self._render_cached(tuple(messages), _ToolsKey(tools), add_generation_prompt)
 
     def _render(self, messages: tuple[ChatMessage, ...], tools: _ToolsKey, prompt: bool) -> str:
@@ -79,7 +82,7 @@ class TemplateRenderer:
         tools: Sequence[ToolDefinition] = (),
         add_generation_prompt: bool = False,
     ) -> str | None:
-        """None: refused."""
+        """Render a conversation. Returns None if the template refuses it."""
         try:
             return self.render(messages, tools, add_generation_prompt)
         except TemplateRefused:
@@ -97,7 +100,7 @@ class TemplateRenderer:
         return rest
 
     def _to_template_message(self, message: ChatMessage) -> dict[str, Any]:
-        """The message as templates expect it."""
+        """Convert a message to the dictionary that templates expect."""
         plain: dict[str, Any] = {
             "role": message.role,
             "content": self.mark_lookalikes(message.content),
@@ -138,7 +141,7 @@ class TemplateRenderer:
 
 
 def _parse_arguments(call: ToolCall) -> object:
-    """Templates expect an object; what is none stays text."""
+    """Decode a call's arguments, as templates expect; anything but a JSON object stays text."""
     try:
         value: object = json.loads(call.arguments or "{}")
     except ValueError:

@@ -1,1 +1,1 @@
-"""Text to token ids and back."""
+"""Tokenizer and detokenizer: text to token ids and back."""

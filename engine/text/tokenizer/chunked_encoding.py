@@ -1,16 +1,15 @@
-"""Ids of long texts, made piece by piece, without the interpreter lock.
+"""Encode long texts chunk by chunk, without the interpreter lock.
 
-    ├─ piece ────────────────┼─ piece ──────────────┼─ rest ─┤
-                        ├────┤ encoded, thrown away: its words may go on
+    ├─ chunk ────────────────┼─ chunk ──────────────┼─ rest ─┤
+                        ├────┤ encoded and discarded: its words may continue
 
-A piece ends where the pre-tokenizer cuts, so the ids of the pieces are the ids of the whole text.
-The cut is taken from the encoding of the piece itself (which word a token belongs to, and where in
-the text that word begins), far enough from its end, and is then tried on the words around it. A
-text without such a cut (one very long word, or a tokenizer without a pre-tokenizer) is encoded
-whole.
+A chunk ends where the pre-tokenizer splits, so the ids of the chunks are the ids of the whole text.
+The cut is taken from the encoding of the chunk itself (the word of each token, and where in the
+text that word begins), far enough from its end, and is then verified on the words around it. A text
+without such a cut (one very long word, or a tokenizer without a pre-tokenizer) is encoded whole.
 
-`encode_batch` releases the interpreter lock and `encode` does not. A list of the ids is made under
-the lock, and only when their number is known to be allowed.
+`encode_batch` releases the interpreter lock; `encode` does not. The list of ids is built under the
+lock, and only once their number is known to be within the limit.
 """
 
 from typing import NamedTuple
@@ -20,19 +19,19 @@ import tokenizers
 from continuo.engine.errors import TooLong
 
 CHUNK_CHARS = 16 * 1024
-"""About 10 ms of work; the ids of a piece are made a list in well under 1 ms."""
+"""About 10 ms of work; the list of a chunk's ids is built in well under 1 ms."""
 UNCUT_CHARS_MAX = 1024 * 1024
-"""Characters of text that cannot be cut. Its tokens are in memory at once (about 130 bytes each, up
-to four a character), and are freed under the interpreter lock (20 ms)."""
+"""Longest text that cannot be cut. Its tokens are in memory at once (about 130 bytes each, up to
+four per character) and are freed under the interpreter lock (20 ms)."""
 
 _TAIL_CHARS = 32
-"""Characters before the end of a piece: words that end here may be different in the whole text. The
-regexes of tokenizers look ahead a character or two beyond a word."""
+"""Characters at the end of a chunk where words may differ from those of the whole text: the regexes
+of tokenizers look ahead a character or two beyond a word."""
 _TAIL_WORDS = 2
 _CHECKED_WORDS = 6
-"""On each side of a cut that is tried."""
+"""Words on each side of a cut that are encoded again to verify it."""
 _CUT_TRIES_MAX = 64
-"""Words looked at, from the end of a piece to the left, before a longer piece is taken."""
+"""Words tried as cuts, from the end of a chunk leftwards, before a longer chunk is taken."""
 
 
 class _CutPoint(NamedTuple):
@@ -49,42 +48,42 @@ class ChunkedEncoder:
         *,
         chunk_chars: int = CHUNK_CHARS,
     ) -> None:
-        """`anchor`: one special token; behind it a text has no beginning of its own. A text of more
-        than `tokens_max` ids is refused as soon as that is known."""
+        """`anchor`: one special token; text encoded after it is not treated as the beginning of a
+        text. A text of more than `tokens_max` ids is refused as soon as that is known."""
         self._raw = raw
         self._anchor = anchor
         self._tokens_max = tokens_max
         self._chunk_chars = chunk_chars
 
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
-        """Raises TooLong."""
+        """Encode a text. Raises TooLong."""
         ids: list[int] = []
         at, size = 0, self._chunk_chars
         while at + size < len(text):
-            piece = text[at : at + size]
-            cut, made = self._encode_chunk(piece, is_continuation or at > 0, len(text))
+            chunk = text[at : at + size]
+            cut, chunk_ids = self._encode_chunk(chunk, is_continuation or at > 0, len(text))
             if cut is None:
                 size *= 2
                 if size > UNCUT_CHARS_MAX:
                     break
                 continue
-            ids += made
+            ids += chunk_ids
             self._check_length(len(ids), len(text))
             at, size = at + cut.chars, self._chunk_chars
         return ids + self._encode_rest(text, at, is_continuation or at > 0, len(ids))
 
-    def _encode_rest(self, text: str, at: int, inside: bool, before: int) -> list[int]:
+    def _encode_rest(self, text: str, at: int, is_continuation: bool, before: int) -> list[int]:
         rest = text[at:] if at else text
         if len(rest) > UNCUT_CHARS_MAX:
             raise TooLong(
                 f"a text of {len(rest):,} characters cannot be cut into words by the model's "
-                f"tokenizer; it takes {UNCUT_CHARS_MAX:,} at once"
+                f"tokenizer; the limit for such text is {UNCUT_CHARS_MAX:,}"
             )
-        lead = self._anchor if inside and self._anchor is not None else ""
-        found = self._raw.encode_batch_fast([lead + rest], add_special_tokens=False)[0]
-        skipped = 1 if lead else 0
-        self._check_length(before + len(found) - skipped, len(text))
-        return found.ids[skipped:]
+        prefix = self._anchor if is_continuation and self._anchor is not None else ""
+        encoding = self._raw.encode_batch_fast([prefix + rest], add_special_tokens=False)[0]
+        skipped = 1 if prefix else 0
+        self._check_length(before + len(encoding) - skipped, len(text))
+        return encoding.ids[skipped:]
 
     def _check_length(self, count: int, chars: int) -> None:
         if self._tokens_max is not None and count > self._tokens_max:
@@ -93,48 +92,51 @@ class ChunkedEncoder:
             )
 
     def _encode_chunk(
-        self, piece: str, inside: bool, chars: int
+        self, chunk: str, is_continuation: bool, chars: int
     ) -> tuple[_CutPoint | None, list[int]]:
-        """Where to cut a piece of a text of so many characters, and the ids before that; None: the
-        piece has no sure cut. Raises TooLong."""
-        lead = self._anchor if inside and self._anchor is not None else ""
-        found = self._raw.encode_batch([lead + piece], add_special_tokens=False)[0]
-        skipped = 1 if lead else 0
-        # What follows a piece may change its last ids, but does not halve their number.
-        self._check_length(len(found) // 2, chars)
-        last = found.token_to_word(len(found) - 1) if len(found) else None
+        """Encode one chunk of a text of `chars` characters.
+
+        Returns where to cut it and the ids before that; None if it has no verified cut. Raises
+        TooLong.
+        """
+        prefix = self._anchor if is_continuation and self._anchor is not None else ""
+        encoding = self._raw.encode_batch([prefix + chunk], add_special_tokens=False)[0]
+        skipped = 1 if prefix else 0
+        # The text after a chunk may change its last ids, but does not halve their number.
+        self._check_length(len(encoding) // 2, chars)
+        last = encoding.token_to_word(len(encoding) - 1) if len(encoding) else None
         if not last:
             return None, []
-        ids: list[int] = found.ids
+        ids: list[int] = encoding.ids
         for word in range(
             last - _TAIL_WORDS, max(last - _TAIL_WORDS - _CUT_TRIES_MAX, skipped), -1
         ):
-            begins = _find_word_start(found, word)
-            if begins is None or begins.chars - len(lead) > len(piece) - _TAIL_CHARS:
+            start = _find_word_start(encoding, word)
+            if start is None or start.chars - len(prefix) > len(chunk) - _TAIL_CHARS:
                 continue
-            if begins.chars <= len(lead):
+            if start.chars <= len(prefix):
                 break
-            left = _find_word_start(found, max(word - _CHECKED_WORDS, skipped))
-            right = _find_word_start(found, min(word + _CHECKED_WORDS, last))
-            if left is None or right is None or not left.chars < begins.chars < right.chars:
+            left = _find_word_start(encoding, max(word - _CHECKED_WORDS, skipped))
+            right = _find_word_start(encoding, min(word + _CHECKED_WORDS, last))
+            if left is None or right is None or not left.chars < start.chars < right.chars:
                 continue
-            before = piece[left.chars - len(lead) : begins.chars - len(lead)]
-            behind = piece[begins.chars - len(lead) : right.chars - len(lead)]
+            before = chunk[left.chars - len(prefix) : start.chars - len(prefix)]
+            after = chunk[start.chars - len(prefix) : right.chars - len(prefix)]
             if (
-                self._encode_span(before) + self._encode_span(behind)
+                self._encode_span(before) + self._encode_span(after)
                 == ids[left.tokens : right.tokens]
             ):
-                cut = _CutPoint(begins.chars - len(lead), begins.tokens)
-                return cut, ids[skipped : begins.tokens]
+                cut = _CutPoint(start.chars - len(prefix), start.tokens)
+                return cut, ids[skipped : start.tokens]
         return None, []
 
     def _encode_span(self, text: str) -> list[int]:
-        lead = self._anchor or ""
-        found = self._raw.encode_batch_fast([lead + text], add_special_tokens=False)[0]
-        return found.ids[1 if lead else 0 :]
+        prefix = self._anchor or ""
+        encoding = self._raw.encode_batch_fast([prefix + text], add_special_tokens=False)[0]
+        return encoding.ids[1 if prefix else 0 :]
 
 
-def _find_word_start(found: tokenizers.Encoding, word: int) -> _CutPoint | None:
-    """The place where a word begins. Returns None if no token belongs to it."""
-    tokens, chars = found.word_to_tokens(word), found.word_to_chars(word)
+def _find_word_start(encoding: tokenizers.Encoding, word: int) -> _CutPoint | None:
+    """Find where a word begins. Returns None if no token belongs to it."""
+    tokens, chars = encoding.word_to_tokens(word), encoding.word_to_chars(word)
     return None if tokens is None or chars is None else _CutPoint(chars[0], tokens[0])

@@ -1,4 +1,4 @@
-"""Ids to text, a few at a time: never half a character, never a late correction."""
+"""Incremental detokenization: never half a character, never a later correction."""
 
 from collections.abc import Collection, Sequence
 
@@ -7,19 +7,22 @@ from tokenizers.decoders import DecodeStream
 from continuo.engine.text.tokenizer.tokenizer import Tokenizer
 
 _HELD_IDS_MAX = 64
-"""Ids held back at most. A character has at most four bytes, so more is noise, not text."""
+"""Most ids held back. A character has at most four bytes, so more ids than this are noise."""
 
 
 class Detokenizer:
-    """`push` returns the text that is certain so far, `flush` the rest. Special tokens are left
-    out, but those in `keep` are written as they are spelt (markers of tool calls)."""
+    """Converts ids to text as they arrive.
+
+    `push` returns the text that is final, `flush` the rest. Special tokens are skipped, except
+    `visible_ids` (markers of tool calls), which appear as they are spelt.
+    """
 
     def __init__(self, tokenizer: Tokenizer, visible_ids: Collection[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._visible_ids = frozenset(visible_ids)
         self._stream = DecodeStream(skip_special_tokens=True)
         self._held: list[int] = []
-        """Ids given to the stream since it last wrote."""
+        """Ids passed to the stream since it last returned text."""
 
     def push(self, ids: Sequence[int]) -> str:
         if len(ids) == 1:
@@ -27,7 +30,7 @@ class Detokenizer:
         return "".join([self._push_id(id) for id in ids])
 
     def flush(self) -> str:
-        """What was held back; unfinished characters become U+FFFD. More may be pushed after."""
+        """Return the text held back; unfinished characters become U+FFFD. More may be pushed."""
         return self._flush_held()
 
     def _push_id(self, id: int) -> str:
@@ -39,8 +42,8 @@ class Detokenizer:
         try:
             text = self._stream.step(self._tokenizer.raw, id)
         except Exception:
-            # The stream refuses when later ids change the text of earlier ones (a broken byte
-            # after whole characters). What is written stays; the rest is decoded by itself.
+            # The stream fails when later ids change the text of earlier ones (a broken byte after
+            # whole characters). Returned text stays as it is; the held ids are decoded separately.
             return self._flush_held()
         if text is None:
             return self._flush_held() if len(self._held) >= _HELD_IDS_MAX else ""
@@ -52,7 +55,8 @@ class Detokenizer:
             return ""
         text = self._tokenizer.decode(self._held)
         self._held = []
-        # What follows is no beginning (which loses a space in SentencePiece-like tokenizers), so
-        # the new stream starts behind some text; not this one, which may end in half a character.
+        # The ids that follow do not begin a text (whose first space SentencePiece-like tokenizers
+        # drop), so the new stream starts after some text; not after this text, which may end in
+        # half a character.
         self._stream = DecodeStream(self._tokenizer.encode("a"), skip_special_tokens=True)
         return text

@@ -1,7 +1,7 @@
-"""The tokenizer of one checkpoint folder: text to ids and back. Knows no chat template's meaning.
+"""The tokenizer of one checkpoint folder: text to ids and back, safe for untrusted text.
 
-`tokenizer.json` is read by the `tokenizers` library itself; transformers (slow to import, large)
-is only asked when a checkpoint has no such file. See docs/decisions/0002.
+The `tokenizers` library itself reads `tokenizer.json`; transformers (large, slow to import) is used
+only where a checkpoint has no such file. See docs/decisions/0002.
 """
 
 import json
@@ -18,19 +18,19 @@ from continuo.engine.errors import ModelError, TooLong
 from continuo.engine.text.tokenizer.chunked_encoding import ChunkedEncoder
 
 MARK_OPEN, MARK_CLOSE = "\ufdd0", "\ufdd1"
-"""Around a stretch that looks like a control token and must stay plain text. Noncharacters, which
-Unicode keeps for such internal use; in text from outside they become U+FFFD."""
+"""Delimiters of a stretch that looks like a control token and must stay plain text. Noncharacters,
+which Unicode reserves for internal use; in untrusted text they become U+FFFD."""
 
 _REPLACEMENT = "\ufffd"
 _ENCODINGS_CACHED = 16
-"""Texts whose ids are remembered: looking for borders asks for the same ones again."""
+"""Texts whose ids are cached: searching for clean splits encodes the same ones repeatedly."""
 _SEARCH_CHARS_MAX = 16 * 1024
-"""Characters that one call into `re` reads: a few milliseconds at most."""
+"""Characters that one call of `re` reads: a few milliseconds at most."""
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`; {} if there is no such file. Raises ModelError."""
+    """Read the JSON object in `path`; {} if the file does not exist. Raises ModelError."""
     if not path.exists():
         return {}
     try:
@@ -43,18 +43,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Tokenizer:
-    """Encodes with two kinds of trust: `encode` reads control tokens written in the text,
-    `encode_plain` never does, `encode_marked` reads those outside OPEN...CLOSE."""
+    """Encodes text by how far it is trusted.
+
+    `encode` parses control tokens written in the text, `encode_untrusted` never does, and
+    `encode_marked` parses those outside MARK_OPEN...MARK_CLOSE.
+    """
 
     def __init__(
         self, raw: tokenizers.Tokenizer, template_text: str = "", tokens_max: int | None = None
     ) -> None:
-        """`written`: all that the chat template itself can write. Control tokens are the special
-        ones, and the added ones that stand in it; text from outside never becomes one of them.
-        A text of more than `tokens_max` ids raises TooLong before they are all made."""
+        """`template_text`: all text that the chat template itself can emit.
+
+        Control tokens are the special tokens, and the added tokens that occur in `template_text`;
+        untrusted text never becomes one of them. Encoding a text to more than `tokens_max` ids
+        raises TooLong before all of them are built.
+        """
         raw.no_padding()
         raw.no_truncation()
-        # It adds special tokens, which are not wanted here, and moves the offsets of words.
+        # The post-processor would add special tokens and shift the offsets of words.
         cast(Any, raw).post_processor = None
         self.raw = raw
         self._tokens_max = tokens_max
@@ -68,11 +74,11 @@ class Tokenizer:
         }
         self._lookalikes = _compile_alternatives(self._control_ids)
         self._trusted = re.compile(f"((?<!{MARK_OPEN})(?:{self._lookalikes.pattern}))")
-        # Tokens that swallow the spaces beside them are no sure borders.
+        # Tokens that absorb the spaces beside them are not reliable borders.
         sharp = [text for text, id in self._control_ids.items() if not _strips_spaces(added[id])]
         self._border = re.compile(f"(?<!{MARK_OPEN})(?:{_compile_alternatives(sharp).pattern})")
-        # An id before a stretch of text says that it is not the text's beginning, where
-        # SentencePiece-like tokenizers put a space.
+        # A token before a stretch of text marks it as not the beginning, where SentencePiece-like
+        # tokenizers insert a space.
         self._anchor = next(
             (added[id] for id in sorted(self.special_ids) if not _strips_spaces(added[id])), None
         )
@@ -86,37 +92,40 @@ class Tokenizer:
     def load(
         cls, folder: Path, template_text: str = "", tokens_max: int | None = None
     ) -> "Tokenizer":
-        """Raises ModelError, naming what is missing or broken."""
+        """Load the tokenizer of a folder. Raises ModelError, naming the missing or broken file."""
         return cls(_load_raw(folder), template_text, tokens_max)
 
     @cached_property
     def token_chars_max(self) -> int | None:
-        """The most characters that one token stands for, so that a text of n characters is at least
-        n / token_chars_max tokens. None: there is no such bound."""
+        """The most characters that one token stands for: a text of n characters has at least
+        n / token_chars_max tokens. None if no such bound is known."""
         return compute_token_chars_max(self.raw)
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id."""
+        """The largest id plus one."""
         return max(self.raw.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def id_of(self, token: str) -> int | None:
         return self.raw.token_to_id(token)
 
     def encode(self, text: str, *, is_continuation: bool = False) -> list[int]:
-        """Control tokens written in `text` become control tokens; none is added. `inside`: the text
-        continues something, so it has no beginning of its own."""
+        """Encode trusted text: control tokens written in `text` are parsed; none are added.
+
+        `is_continuation`: the text continues other text, so no beginning is marked.
+        """
         return list(self._encode_cached(text, is_continuation))
 
-    def _encode(self, text: str, inside: bool) -> list[int]:
-        return self._encoder.encode(text, is_continuation=inside)
+    def _encode(self, text: str, is_continuation: bool) -> list[int]:
+        return self._encoder.encode(text, is_continuation=is_continuation)
 
     def encode_untrusted(self, text: str, *, is_continuation: bool = False) -> list[int]:
-        """Ids of untrusted text: what looks like a control token is spelt out."""
+        """Encode untrusted text: stretches that look like control tokens are spelt out."""
         return self.encode_marked(self.mark_lookalikes(text), is_continuation=is_continuation)
 
     def mark_lookalikes(self, text: str) -> str:
-        """Untrusted text with everything that looks like a control token between OPEN and CLOSE."""
+        """Mark untrusted text: everything that looks like a control token is put between MARK_OPEN
+        and MARK_CLOSE."""
         for noncharacter in (MARK_OPEN, MARK_CLOSE):
             if noncharacter in text:
                 text = text.replace(noncharacter, _REPLACEMENT)
@@ -128,8 +137,11 @@ class Tokenizer:
         return "".join((*parts, text[at:])) if parts else text
 
     def encode_marked(self, text: str, *, is_continuation: bool = False) -> list[int]:
-        """Ids of text that may contain marked stretches; they, and what stands beside them up to
-        the next control token, are encoded as if there were no control tokens. Raises TooLong."""
+        """Encode text that may contain marked stretches.
+
+        Each, with the text beside it up to the next control token, is encoded as if there were no
+        control tokens. Raises TooLong.
+        """
         if MARK_OPEN not in text and MARK_CLOSE not in text:
             return self.encode(text, is_continuation=is_continuation)
         ids: list[int] = []
@@ -147,7 +159,7 @@ class Tokenizer:
         return ids
 
     def _iter_runs(self, text: str) -> Iterator[str]:
-        """The control tokens of `text` (marked), and what stands between them."""
+        """Yield the control tokens of `text` (marked) and the runs between them, in order."""
         at = 0
         for found in self._iter_matches(self._trusted, text):
             yield text[at : found.start()]
@@ -158,24 +170,29 @@ class Tokenizer:
     def _iter_matches(
         self, pattern: re.Pattern[str], text: str, at: int = 0
     ) -> Iterator[re.Match[str]]:
-        """All matches of a pattern of control tokens, as `finditer` gives them, but no call into
-        `re`, which holds the interpreter lock, reads more than a stretch of the text."""
+        """Yield the matches of a pattern of control tokens, like `finditer`.
+
+        Reads a bounded stretch of the text per call of `re`, which holds the interpreter lock.
+        """
         while at < len(text):
-            behind = at + _SEARCH_CHARS_MAX
-            for found in pattern.finditer(text, at, behind + self._longest_control):
-                if found.start() >= behind:
+            end = at + _SEARCH_CHARS_MAX
+            for found in pattern.finditer(text, at, end + self._longest_control):
+                if found.start() >= end:
                     break
                 yield found
                 at = found.end()
-            at = max(at, behind)
+            at = max(at, end)
 
     def find_last_border(self, text: str) -> int:
-        """Behind the last control token of `text` (marked); 0 if it has none."""
+        """Return the offset after the last control token of `text` (marked); 0 if it has none."""
         return max((found.end() for found in self._iter_matches(self._border, text)), default=0)
 
     def splits_cleanly_at(self, text: str, at: int) -> bool:
-        """Whether the ids of `text` (marked) are the ids of text[:at] and then those of text[at:].
-        Control tokens are sure borders, so it is enough to look from the last to the next one."""
+        """Whether the ids of `text` (marked) are those of text[:at] followed by those of text[at:].
+
+        Control tokens are reliable borders, so only the text from the last to the next one is
+        encoded.
+        """
         left, right = text[:at], text[at:]
         start = self.find_last_border(left)
         next_border = next(self._iter_matches(self._border, right), None)
@@ -192,12 +209,12 @@ class Tokenizer:
         return self.raw.decode(list(ids), skip_special_tokens=skip_special)
 
     def _spell_out(self, text: str) -> list[int]:
-        """Ids of `text` by the model alone, added tokens unread."""
+        """Encode `text` with the vocabulary alone, without parsing added tokens."""
         ids = self._plain_encoder.encode(text)
         forbidden = set(self._control_ids.values())
         if forbidden.isdisjoint(ids):
             return ids
-        # The vocabulary itself holds the control token as an ordinary piece: break its spelling.
+        # The vocabulary contains the control token as an ordinary piece: break up its spelling.
         broken = re.split(
             f"(?<=.)(?={'|'.join(re.escape(t[1:]) for t in self._control_ids)})", text
         )
@@ -206,7 +223,7 @@ class Tokenizer:
 
 
 def read_special_tokens(folder: Path) -> dict[str, str]:
-    """bos_token, eos_token, ...: what templates call by these names. Raises ModelError."""
+    """Read the tokens that templates refer to as bos_token, eos_token, ... Raises ModelError."""
     config = read_json(folder / "tokenizer_config.json")
     named: dict[str, str] = {}
     for name in _SPECIAL_NAMES:
@@ -218,7 +235,8 @@ def read_special_tokens(folder: Path) -> dict[str, str]:
 
 
 _COMPOSED_CHARS_MAX = 4
-"""NFC and NFKC make one character of so many (Unicode Standard Annex 15, expansion factors)."""
+"""Most characters that NFC and NFKC compose into one (Unicode Standard Annex 15, expansion
+factors)."""
 _SHORTENING_FACTORS = {"NFC": _COMPOSED_CHARS_MAX, "NFKC": _COMPOSED_CHARS_MAX, "NFD": 1, "NFKD": 1}
 _LENGTH_KEEPING_STEPS = {
     *("ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "Punctuation", "Split", "Prepend")
@@ -226,9 +244,11 @@ _LENGTH_KEEPING_STEPS = {
 
 
 def compute_token_chars_max(raw: tokenizers.Tokenizer) -> int | None:
-    """Known of a BPE that spells out in bytes, or one by one, what it does not know, behind steps
-    that leave no character out; so of all tokenizers of models that hold conversations. None: not
-    known."""
+    """Compute the most characters that one token stands for. Returns None if no bound is known.
+
+    The bound is known for a BPE that spells out unknown text in bytes or character by character,
+    after steps that drop no character: the case for all tokenizers of chat models.
+    """
     state = cast(dict[str, Any], json.loads(raw.to_str()))
     model: dict[str, Any] = state["model"]
     steps = [*_flatten_steps(state["pre_tokenizer"]), *_flatten_steps(state["normalizer"])]
@@ -266,15 +286,15 @@ def _counts_unknown(model: dict[str, Any]) -> bool:
 
 
 def _flatten_steps(step: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, those of sequences one by one."""
+    """List the steps of a normalizer or pre-tokenizer, with sequences flattened."""
     if step is None:
         return []
     inner = step.get("normalizers") or step.get("pretokenizers")
-    return [step] if inner is None else [each for one in inner for each in _flatten_steps(one)]
+    return [step] if inner is None else [leaf for each in inner for leaf in _flatten_steps(each)]
 
 
 def _strip_added_tokens(raw: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A tokenizer with the same model, normalizer and pre-tokenizer, and no added tokens."""
+    """Copy a tokenizer's model, normalizer and pre-tokenizer, without its added tokens."""
     plain = tokenizers.Tokenizer(raw.model)
     if raw.normalizer is not None:
         plain.normalizer = raw.normalizer
@@ -305,7 +325,7 @@ def _load_raw(folder: Path) -> tokenizers.Tokenizer:
 
 
 def _convert(folder: Path) -> tokenizers.Tokenizer:
-    """For checkpoints with another kind of tokenizer file: transformers converts it."""
+    """Load a checkpoint with another kind of tokenizer file, converted by transformers."""
     if not any((folder / name).exists() for name in ("tokenizer.model", "vocab.json", "vocab.txt")):
         raise ModelError(f"{folder}: tokenizer.json is missing")
     import transformers
