@@ -31,13 +31,14 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 8192
 
 
 CPU_FP32_PARAMETERS_MAX = 20_000_000
-"""On a CPU, `auto` runs models up to this many parameters in fp32."""
+"""Most parameters of a model that `--dtype auto` runs in fp32 on a CPU."""
 
 
 class LoadedModel(msgspec.Struct, frozen=True):
-    """What was loaded, for whoever tells the world. `folder` holds config and tokenizer."""
+    """Description of a loaded model, for logs and status pages."""
 
     folder: str
+    """The checkpoint folder, with config and tokenizer."""
     model: str
     architecture: str
     device: str
@@ -48,11 +49,11 @@ class LoadedModel(msgspec.Struct, frozen=True):
 def build_runner(
     config: EngineConfig, progress: ProgressCallback
 ) -> tuple[TorchRunner, LoadedModel]:
-    """Load a model and make its runner. `progress(what, fraction)` is called as it goes.
+    """Load a model and build its runner. `progress(what, fraction)` is called along the way.
 
-    Raises ModelError, in one line, for whatever is wrong with the model or with the bounds.
+    Raises ModelError, in one line, for an unusable model or an invalid option.
     """
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     _check_bounds(config)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -60,30 +61,34 @@ def build_runner(
     if device.type == "cpu":
         _disable_malloc_trim()
     folder = weights.resolve(config.model, config.revision, progress)
-    found = weights.read_config(folder)
-    stored = weights.read_checkpoint_info(folder)
-    dtype = _choose_dtype(config, stored, device)
+    model_config = weights.read_config(folder)
+    checkpoint = weights.read_checkpoint_info(folder)
+    dtype = _choose_dtype(config, checkpoint, device)
     with torch.inference_mode():
-        model, limit = _load_model(config, folder, found, empty_tensor(dtype, device), progress)
+        like = empty_tensor(dtype, device)
+        model, limit = _load_model(config, folder, model_config, like, progress)
         token_bytes = bytes_per_token(model.kv_shapes, dtype)
         pages, length = size_pool(config, token_bytes, limit, device)
-        spare = count_host_pages(config, token_bytes)
-        pool = _build_pool(model, pages, config.block_size, empty_tensor(dtype, device), spare)
-    geometry = _build_geometry(config, device, pages, length, model.vocab_size, spare)
+        host_pages = count_host_pages(config, token_bytes)
+        pool = _build_pool(model, pages, config.block_size, like, host_pages)
+    geometry = _build_geometry(config, device, pages, length, model.vocab_size, host_pages)
     loaded = LoadedModel(
         folder=str(folder),
         model=config.model,
-        architecture=(found.architectures or [found.model_type])[0],
+        architecture=(model_config.architectures or [model_config.model_type])[0],
         device=str(device),
         dtype=str(dtype).removeprefix("torch."),
-        load_s=time.perf_counter() - begun,
+        load_s=time.perf_counter() - start_s,
     )
-    made = (model, pool, _choose_backend(device), geometry, device, stored.parameter_count)
-    return _try_build_native(*made) or TorchRunner(*made), loaded
+    parts = (model, pool, _choose_backend(device), geometry, device, checkpoint.parameter_count)
+    return _try_build_native(*parts) or TorchRunner(*parts), loaded
 
 
 def _try_build_native(model: CausalLM, pool: KVPool, *others: Any) -> TorchRunner | None:
-    """Our own C, where it does this model and no step runs ahead."""
+    """Build the runner of the native decoder.
+
+    Returns None if it does not support the model, or if steps run ahead.
+    """
     from continuo.engine.device.native.native_decoder import NativeDecoder
     from continuo.engine.device.native.native_runner import NativeRunner
 
@@ -105,7 +110,7 @@ def _build_pool(
 
 
 def _check_bounds(config: EngineConfig) -> None:
-    least = {
+    bounds = {
         "block_size": config.block_size,
         "max_num_seqs": config.max_num_seqs,
         "max_model_len": config.max_model_len,
@@ -113,7 +118,7 @@ def _check_bounds(config: EngineConfig) -> None:
         "num_gpu_blocks_override": config.num_gpu_blocks_override,
         "threads": config.threads,
     }
-    for name, value in least.items():
+    for name, value in bounds.items():
         if value is not None and value < 1:
             raise ModelError(f"{name} is {value}; it must be at least 1")
     if config.steps_ahead not in (None, 0, 1):
@@ -121,13 +126,14 @@ def _check_bounds(config: EngineConfig) -> None:
 
 
 def _load_model(
-    config: EngineConfig, folder: Path, found: Any, like: Tensor, progress: ProgressCallback
+    config: EngineConfig, folder: Path, model_config: Any, like: Tensor, progress: ProgressCallback
 ) -> tuple[CausalLM, int]:
-    """The model, and the longest context it can have: in tokens."""
-    mapping = ARCHITECTURES.get((found.architectures or [""])[0])
-    if mapping is not None:
-        limit = rope.context_limit(found)
-        model = LlamaDecoder(mapping(found), found, min(config.max_model_len or limit, limit), like)
+    """Load the model. Returns it with its longest context, in tokens."""
+    to_shape = ARCHITECTURES.get((model_config.architectures or [""])[0])
+    if to_shape is not None:
+        limit = rope.context_limit(model_config)
+        length = min(config.max_model_len or limit, limit)
+        model = LlamaDecoder(to_shape(model_config), model_config, length, like)
         weights.load_weights(folder, model.weight_targets(), progress)
         return model, limit
     from continuo.engine.device.models import (
@@ -135,10 +141,10 @@ def _load_model(
     )
 
     progress("loading weights", 0.0)
-    model = transformers_model.load(folder, found, like.dtype, like.device)
+    model = transformers_model.load(folder, model_config, like.dtype, like.device)
     limit = model.context_limit() or config.max_model_len
     if limit is None:
-        raise ModelError(f"{folder}: config.json has no context length; give max_model_len")
+        raise ModelError(f"{folder}: config.json has no context length; set max_model_len")
     return model, limit
 
 
@@ -164,8 +170,11 @@ def _build_geometry(
 
 
 def _disable_malloc_trim() -> None:
-    """Where the C library is glibc: do not give back what a step frees. It would be faulted in
-    again, page by page, by the next one: milliseconds for a few megabytes."""
+    """Make glibc keep freed memory instead of returning it to the system.
+
+    The next step would fault it in again page by page, which takes milliseconds for a few
+    megabytes. Does nothing with other C libraries.
+    """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -176,7 +185,7 @@ def _disable_malloc_trim() -> None:
 
 
 def _choose_backend(device: torch.device) -> AttentionBackend:
-    """Triton's kernels on CUDA, whose torch brings triton along; else the reference."""
+    """Choose the Triton kernels on CUDA, where torch depends on triton; else the reference."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return ReferenceBackend()
     from continuo.engine.device.attention.triton_backend import TritonBackend
@@ -187,16 +196,19 @@ def _choose_backend(device: torch.device) -> AttentionBackend:
 def _choose_device(config: EngineConfig) -> torch.device:
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise ModelError("device cuda was asked for, and torch finds no CUDA device")
+        raise ModelError("device is cuda, but torch finds no CUDA device")
     return torch.device("cuda" if available and config.device != "cpu" else "cpu")
 
 
 def _choose_dtype(
     config: EngineConfig, checkpoint: weights.CheckpointInfo, device: torch.device
 ) -> torch.dtype:
-    """What `auto` means: the checkpoint's own dtype on CUDA. On a CPU fp32 for small models, where
-    it costs no more and ids are the same whatever the batch; bf16 for all others, where weights
-    are what a step reads; never fp16, whose products are many times slower there."""
+    """Resolve dtype `auto`: on CUDA, the checkpoint's own dtype.
+
+    On a CPU, fp32 for small models, where it costs no more and makes ids independent of the batch;
+    bf16 for all others, whose steps are bound by reading weights; never fp16, whose products are
+    many times slower there.
+    """
     if config.dtype != "auto":
         return getattr(torch, config.dtype)
     if device.type == "cuda":

@@ -1,8 +1,8 @@
 # pyright: basic
-"""The KV pool: per layer one tensor of keys and one of values, `[page, kv_head, slot, dim]`; and
-the host tier beside it, of the same shape, in pinned memory where the device is a GPU.
+"""The KV memory of the device, `[page, kv_head, slot, dim]` per layer for keys and for values, and
+the host tier of the same layout, in pinned memory where the device is a GPU.
 
-Knows where a token's key and value go, not whose they are.
+Maps tokens to places in pages; which sequence owns a page is up to `engine/core/cache`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from continuo.engine.device.step_inputs import upload
 
 
 class KVPool:
-    """Layers may differ in heads and dims; pages and slots are the same for all of them."""
+    """The tensors of KV pages. Layers may differ in heads and dims; all share pages and slots."""
 
     def __init__(
         self,
@@ -44,20 +44,25 @@ class KVPool:
         ]
 
     def map_slots(self, pages: Tensor, slots: Tensor, heads: int) -> Tensor:
-        """pages, slots [T] -> [T, heads]: where a layer of that many heads keeps each token, as
-        line numbers of the pool seen as [page * head * slot, dim]."""
+        """Map tokens to vectors: pages, slots [T] -> [T, heads], for a layer with `heads` KV heads.
+
+        The result indexes the pool seen as [page * head * slot, dim].
+        """
         head = torch.arange(heads, device=pages.device)
         return (pages[:, None] * heads + head) * self.page_size + slots[:, None]
 
     def write(self, layer: int, slot_mapping: Tensor, key: Tensor, value: Tensor) -> None:
-        """key, value [T, heads, dim] to `lines` [T, heads]."""
+        """Write key, value [T, heads, dim] to the vectors `slot_mapping` [T, heads]."""
         keys, values = self._flat[layer]
         keys.index_put_((slot_mapping,), key)
         values.index_put_((slot_mapping,), value)
 
     def move(self, moves: Sequence[PageMove]) -> None:
-        """Copy whole pages, one after the other in the order given. On CUDA this only queues the
-        copies, on the stream that the steps run on: nothing else ever touches the host's pages."""
+        """Copy whole pages, in the order given.
+
+        On CUDA the copies are only enqueued, on the stream that the steps run on, which is the only
+        one that ever accesses the host's pages.
+        """
         for run in _split_into_independent_runs(moves):
             match run[0].kind:
                 case "copy":
@@ -70,47 +75,47 @@ class KVPool:
                     self._load([m.source for m in run], [m.target for m in run])
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
-        read, written = self._upload_pages(sources), self._upload_pages(targets)
+        source_pages, target_pages = self._upload_pages(sources), self._upload_pages(targets)
         for pool in self._tensors:
-            pool[written] = pool[read]
+            pool[target_pages] = pool[source_pages]
 
     def _spill(self, pages: list[int], slots: list[int]) -> None:
-        """`slots` ascend, that neighbours are found."""
-        read = self._upload_pages(pages)
+        """Copy device pages to host slots. `slots` ascend, so that adjacent ones are found."""
+        source_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
-            block = pool[read]
+            block = pool[source_pages]
             for first, slot, count in _find_contiguous_runs(slots):
                 host[slot : slot + count].copy_(block[first : first + count], non_blocking=True)
 
     def _load(self, slots: list[int], pages: list[int]) -> None:
-        """`slots` ascend."""
-        written = self._upload_pages(pages)
+        """Copy host slots to device pages. `slots` ascend, so that adjacent ones are found."""
+        target_pages = self._upload_pages(pages)
         for pool, host in zip(self._tensors, self._host_tensors, strict=True):
             block = pool.new_empty(len(slots), *pool.shape[1:])
             for first, slot, count in _find_contiguous_runs(slots):
                 block[first : first + count].copy_(host[slot : slot + count], non_blocking=True)
-            pool[written] = block
+            pool[target_pages] = block
 
     def _upload_pages(self, pages: list[int]) -> Tensor:
         return upload(np.array(pages), self._tensors[0].device)
 
 
 def _find_contiguous_runs(slots: list[int]) -> list[tuple[int, int, int]]:
-    """(index, slot, count) of each stretch of neighbours in `slots`: pinned memory is copied to and
-    from without a wait only where it lies together."""
-    found: list[tuple[int, int, int]] = []
+    """Find the runs of adjacent slots, as (index, slot, count): only contiguous pinned memory is
+    copied asynchronously."""
+    runs: list[tuple[int, int, int]] = []
     for index, slot in enumerate(slots):
-        first, begin, count = found[-1] if found else (0, 0, 0)
-        if found and slot == begin + count:
-            found[-1] = (first, begin, count + 1)
+        first, begin, count = runs[-1] if runs else (0, 0, 0)
+        if runs and slot == begin + count:
+            runs[-1] = (first, begin, count + 1)
         else:
-            found.append((index, slot, 1))
-    return found
+            runs.append((index, slot, 1))
+    return runs
 
 
 def _split_into_independent_runs(moves: Sequence[PageMove]) -> list[list[PageMove]]:
-    """Cut a sequence of moves into runs of one kind in which none reads or writes a page written
-    before it in the same run, so that a run can be done in one operation."""
+    """Split moves into runs of one kind in which no move reads or writes a page written earlier in
+    the same run, so that each run takes one operation."""
     runs: list[list[PageMove]] = []
     written: set[int] = set()
     for move in moves:

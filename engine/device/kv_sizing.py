@@ -12,17 +12,18 @@ from continuo.engine.device.model import KVShape
 from continuo.engine.errors import ModelError
 
 CPU_MEMORY_FRACTION, CPU_POOL_BYTES_MAX = 0.25, 1 << 30
-"""By default a pool takes this share of the free memory of a CPU machine, this much at most."""
+"""Default pool on a CPU: this share of the available memory, and this many bytes at most."""
 
 
 CUDA_MEMORY_FRACTION = 0.85
+"""Default pool on CUDA: this share of the device's free memory."""
 
 
 MEMINFO = Path("/proc/meminfo")
 
 
 def count_host_pages(config: EngineConfig, token_bytes: int) -> int:
-    """Pages of a host tier of `kv_offloading_size` GiB."""
+    """Count the pages of a host tier of `kv_offloading_size` GiB. Raises ModelError."""
     if config.kv_offloading_size < 0:
         raise ModelError(
             f"kv_offloading_size is {config.kv_offloading_size}; it must be at least 0"
@@ -37,31 +38,31 @@ def bytes_per_token(shapes: list[KVShape], dtype: torch.dtype) -> int:
 def size_pool(
     config: EngineConfig, token_bytes: int, limit: int, device: torch.device
 ) -> tuple[int, int]:
-    """(pages, max_model_len). `limit` is the longest context of the model, in tokens.
+    """Choose (pages, max_model_len). `limit`: the longest context of the model, in tokens.
 
-    The pool always holds one session of full length: where `max_model_len` is given, the default
-    pool grows to it, and a pool of a given size that is too small is refused; where it is not
-    given, it is what the model, and then the pool, can hold.
+    The pool always holds one session of full length. If `max_model_len` is set, the default pool
+    grows to it, and a pool of a configured size that is too small is refused; if not, it is the
+    limit of the model, or of the pool if that is lower. Raises ModelError.
     """
-    asked = config.max_model_len
-    if asked is not None and asked > limit:
-        raise ModelError(f"max_model_len {asked} is more than the model's {limit} tokens")
-    most = asked or limit
+    requested = config.max_model_len
+    if requested is not None and requested > limit:
+        raise ModelError(f"max_model_len {requested} is more than the model's {limit} tokens")
+    longest = requested or limit
     page = config.block_size
     if config.num_gpu_blocks_override is not None:
         pages = config.num_gpu_blocks_override
     elif config.kv_cache_memory_bytes is not None:
         pages = config.kv_cache_memory_bytes // (token_bytes * page)
     else:
-        useful = _count_pages(most, page) * config.max_num_seqs
+        useful = _count_pages(longest, page) * config.max_num_seqs
         pages = min(useful, _default_pool_bytes(device) // (token_bytes * page))
-        pages = max(pages, _count_pages(asked or 1, page))
-    if pages < 1 or (asked is not None and pages < _count_pages(asked, page)):
+        pages = max(pages, _count_pages(requested or 1, page))
+    if pages < 1 or (requested is not None and pages < _count_pages(requested, page)):
         raise ModelError(
             f"a KV pool of {pages} pages of {page} tokens ({token_bytes} bytes each) "
-            f"does not hold one session of max_model_len {asked or 1}"
+            f"does not hold one session of max_model_len {requested or 1}"
         )
-    return pages, min(most, pages * page)
+    return pages, min(longest, pages * page)
 
 
 def _count_pages(tokens: int, page_size: int) -> int:
@@ -69,7 +70,7 @@ def _count_pages(tokens: int, page_size: int) -> int:
 
 
 def _default_pool_bytes(device: torch.device) -> int:
-    """Bytes that a pool may take when nobody has said how many."""
+    """Return the bytes of a pool whose size is not configured."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * CUDA_MEMORY_FRACTION)

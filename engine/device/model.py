@@ -1,5 +1,5 @@
 # pyright: basic
-"""The contract between the runner and a model."""
+"""The interface between the runner and a model."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, float, int | None], Tensor]
 """(layer, query [T, heads, dim], key and value [T, kv_heads, dim], scale, window) ->
-[T, heads, dim]: writes the new keys and values, then attends over all that came before."""
+[T, heads, dim]: writes the new keys and values, then attends to them and all earlier ones."""
 
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one layer keeps per token: `heads` keys of `key_dim` and values of `value_dim`."""
+    """KV of one layer per token: `heads` keys of `key_dim` and values of `value_dim` elements."""
 
     heads: int
     key_dim: int
@@ -25,21 +25,24 @@ class KVShape:
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Where a checkpoint tensor goes: `target` is filled from a tensor of `shape` (broadcast)."""
+    """The destination of a checkpoint tensor of shape `shape`, copied (broadcast) to `tensor`."""
 
     tensor: Tensor
     shape: tuple[int, ...]
 
 
 class CausalLM(Protocol):
-    """What the runner asks of a model: our own decoder, or one of transformers'."""
+    """A model as the runner sees it: our own decoder, or one of transformers'."""
 
     kv_shapes: list[KVShape]
-    """What each layer keeps per token."""
+    """KV per token, by layer."""
     vocab_size: int
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
-        """tokens, positions [T] -> logits [S, vocab] of the `wanted` tokens (None: of all)."""
+        """Run a forward pass: tokens, positions [T] -> logits [S, vocab].
+
+        `logit_indices` [S]: the tokens whose logits are computed; None: all.
+        """
         ...

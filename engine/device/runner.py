@@ -1,5 +1,5 @@
 # pyright: basic
-"""The device behind the Runner protocol: launch a batch, collect what it drew."""
+"""The torch device behind the `Runner` protocol: launch batches, collect their results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from continuo.engine.device.sampling import SamplerOutput, draw
 from continuo.engine.device.step_inputs import StepInputs
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 300_000_000, 8
-"""Multiplications and additions, and bytes of KV, up to which a step runs on one CPU thread: some
-ten milliseconds. Several threads wait for one another after every operation, and wherever another
-process wants a core too, that costs many times what they save. Fetching a weight from memory
-counts as eight."""
+"""Most work of a step on a single CPU thread, in multiply-adds plus bytes of KV: some ten
+milliseconds. Several threads wait for one another after every operation; where other processes
+compete for the cores, that costs many times what they save. Fetching a weight from memory counts as
+WEIGHT_READ_COST multiply-adds."""
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step under way. On CUDA `done` is recorded behind its last copy to the host."""
+    """A step in flight."""
 
     sampled_rows: list[int]
     samples: list[SampleParams]
@@ -37,11 +37,12 @@ class PendingStep:
     model_s: float
     start_event: torch.cuda.Event | None = None
     done_event: torch.cuda.Event | None = None
+    """Recorded after the step's last copy to the host; None on a CPU, like `start_event`."""
 
 
 @dataclass(slots=True)
 class PreviousOutput:
-    """The ids that the step before has drawn, on the device, and which of them is which row's."""
+    """The ids drawn by the previous step, on the device, and their index by row."""
 
     ids: Tensor | None
     index_by_row: dict[int, int]
@@ -59,7 +60,7 @@ class TorchRunner(Runner[Any]):
         device: torch.device,
         parameter_count: int = 0,
     ) -> None:
-        """`parameters` of the model tell light steps from heavy ones."""
+        """`parameter_count` of the model decides which steps are light (`_is_light`)."""
         self.model, self.pool, self.attention, self.device = model, pool, attention, device
         self.parameter_count, self.threads = parameter_count, torch.get_num_threads()
         self.token_bytes = bytes_per_token(pool.shapes, pool.keys[0].dtype)
@@ -71,13 +72,13 @@ class TorchRunner(Runner[Any]):
         return self._geometry
 
     def launch(self, batch: Batch) -> PendingStep | Batch:
-        """On a CPU where no step runs ahead, `collect` does it."""
-        here = self.device.type == "cpu" and not self._geometry.steps_ahead
-        return batch if here else self._start(batch)
+        """Start a step. On a CPU where no step runs ahead, `collect` runs it instead."""
+        runs_in_collect = self.device.type == "cpu" and not self._geometry.steps_ahead
+        return batch if runs_in_collect else self._start(batch)
 
     @torch.inference_mode()
     def _start(self, batch: Batch) -> PendingStep:
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         events = self._create_events()
         if batch.moves:
             self.pool.move(batch.moves)
@@ -89,16 +90,16 @@ class TorchRunner(Runner[Any]):
             torch.set_num_threads(1 if self._is_light(step) else self.threads)
         logits = self.forward(step)
         samples = [row.sample for row in batch.rows if row.sample is not None]
-        result = None
+        output = None
         self._previous = PreviousOutput(None, {})
         if samples:
-            result = draw(logits, samples)
-            places = {row: place for place, row in enumerate(step.sampled_rows)}
-            self._previous = PreviousOutput(result.ids, places)
-            result = result.to_host()
-        ticket = PendingStep(step.sampled_rows, samples, len(batch.rows), result, 0.0)
+            output = draw(logits, samples)
+            index_by_row = {row: index for index, row in enumerate(step.sampled_rows)}
+            self._previous = PreviousOutput(output.ids, index_by_row)
+            output = output.to_host()
+        ticket = PendingStep(step.sampled_rows, samples, len(batch.rows), output, 0.0)
         if events is None:
-            ticket.model_s = time.perf_counter() - begun
+            ticket.model_s = time.perf_counter() - start_s
         else:
             ticket.start_event, ticket.done_event = events
             ticket.done_event.record()
@@ -110,13 +111,14 @@ class TorchRunner(Runner[Any]):
         return work <= SINGLE_THREAD_WORK_MAX
 
     def forward(self, step: StepInputs) -> Tensor:
-        """The logits [S, vocab] of a step, its keys and values written to the pool."""
+        """Run the model: write the step's keys and values to the pool and return its logits
+        [S, vocab]."""
         attend = self.attention.bind(step, self.pool)
         return self.model(step.tokens, step.positions, attend, step.logit_indices)
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> Tensor:
-        """[S, vocab], of the rows that draw an id: what `launch` draws from."""
+        """Return the logits [S, vocab] of the sampled rows, from which `launch` would draw."""
         return self.forward(
             step_inputs.build_inputs(batch, self.pool.page_size, self.device, self.model.vocab_size)
         )
@@ -127,16 +129,16 @@ class TorchRunner(Runner[Any]):
         if ticket.start_event is not None and ticket.done_event is not None:
             ticket.done_event.synchronize()
             ticket.model_s = ticket.start_event.elapsed_time(ticket.done_event) / 1000
-        drawn: list[RowResult | None] = [None] * ticket.row_count
+        results: list[RowResult | None] = [None] * ticket.row_count
         if ticket.output is not None:
-            answers = ticket.output.to_row_results(ticket.samples)
-            for row, answer in zip(ticket.sampled_rows, answers, strict=True):
-                drawn[row] = answer
-        return BatchResult(drawn, ticket.model_s)
+            drawn = ticket.output.to_row_results(ticket.samples)
+            for row, result in zip(ticket.sampled_rows, drawn, strict=True):
+                results[row] = result
+        return BatchResult(results, ticket.model_s)
 
     def is_usable(self) -> bool:
-        """Whether CUDA still answers: after an illegal access or a failed assertion on the device,
-        every later call of this process returns the same error."""
+        """Whether CUDA still works: after an illegal access or a failed assertion on the device,
+        every later CUDA call of this process fails with the same error."""
         if self.device.type != "cuda":
             return True
         try:
@@ -146,18 +148,18 @@ class TorchRunner(Runner[Any]):
         return True
 
     def _feed(self, step: StepInputs) -> None:
-        """Put the ids drawn by the previous step where this step's fed rows want them."""
+        """Copy the ids drawn by the previous step to the inputs of this step's fed rows."""
         if not step.fed_tokens:
             return
-        assert self._previous.ids is not None, "a row is fed, and the step before drew nothing"
-        places = [self._previous.index_by_row[row] for _, row in step.fed_tokens]
-        where = torch.tensor([[token for token, _ in step.fed_tokens], places])
-        where = step_inputs.upload(where.numpy(), self.device)
-        step.tokens.index_copy_(0, where[0], self._previous.ids[where[1]])
+        assert self._previous.ids is not None, "a row is fed, but the previous step drew nothing"
+        sources = [self._previous.index_by_row[row] for _, row in step.fed_tokens]
+        indices = torch.tensor([[token for token, _ in step.fed_tokens], sources])
+        indices = step_inputs.upload(indices.numpy(), self.device)
+        step.tokens.index_copy_(0, indices[0], self._previous.ids[indices[1]])
 
     def _create_events(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
         if self.device.type != "cuda":
             return None
-        begun, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
-        return begun, done
+        start, done = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        return start, done

@@ -1,7 +1,7 @@
 # pyright: basic
-"""A Batch turned into the index tensors of one step, once, for all layers. Knows no model.
+"""Convert a `Batch` to the index tensors of one step, built once for all layers.
 
-numpy does the arithmetic on the host; each array crosses to the device once, without waiting.
+The arithmetic runs in numpy on the host; each array is copied to the device once, asynchronously.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class StepInputs:
-    """T tokens of R rows, side by side; S of the rows are sampled.
+    """The T tokens of R rows, concatenated; S of the rows are sampled.
 
     rows      |--- row 0 ---|- row 1 -|r2|
-    tokens    0           first[1]    first[2]
+    tokens    0             |         row_offsets[2]
+                            row_offsets[1]
     """
 
     tokens: Tensor
-    """[T] int64 on the device; zero where a row is fed."""
+    """[T] int64 on the device; zero for fed rows, until the runner sets them."""
     positions: Tensor
     """[T] int64 on the device."""
     pages: Tensor
-    """[T] int64 on the device: the page each token is written to, and ..."""
+    """[T] int64 on the device: the page that each token's KV is written to."""
     slots: Tensor
-    """[T] int64 on the device: ... the slot in it."""
+    """[T] int64 on the device: the slot in that page."""
     row_offsets: Ints
-    """[R + 1] where each row's tokens begin."""
+    """[R + 1] index of each row's first token; the last is T."""
     starts: Ints
     """[R] tokens of each row already in KV."""
     counts: Ints
@@ -43,9 +44,9 @@ class StepInputs:
     page_tables: list[Ints]
     """R page tables, each covering [0, start + count)."""
     logit_indices: Tensor | None
-    """[S] int64 on the device: the token whose logits are wanted; None: all T, in order."""
+    """[S] int64 on the device: the tokens whose logits are computed; None: all T, in order."""
     sampled_rows: list[int]
-    """The S rows that draw an id."""
+    """The S row numbers that draw an id."""
     fed_tokens: list[tuple[int, int]]
     """(token, row of the previous batch) for each fed row."""
 
@@ -53,36 +54,49 @@ class StepInputs:
 def build_inputs(
     batch: Batch, page_size: int, device: torch.device, vocab: int | None = None
 ) -> StepInputs:
-    """The step of a batch. Trusts the batch, what is wrong in it being a bug of the scheduler, but
-    for ids: one outside the vocabulary would take a GPU away from all sessions. `vocab` None: they
-    are known to be right. Raises IndexError."""
+    """Build the inputs of a batch.
+
+    The batch is trusted, as any error in it is a bug of the scheduler, except for its ids: one
+    outside the vocabulary would make a GPU unusable for all sessions. `vocab` None: the ids are
+    known to be valid. Raises IndexError.
+    """
     rows = batch.rows
     starts = np.array([row.start for row in rows], dtype=np.int64)
     counts = np.array([row.count for row in rows], dtype=np.int64)
-    first = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum(counts, out=first[1:])
-    total = int(first[-1])
+    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    total = int(offsets[-1])
     tables = [np.array(row.pages, dtype=np.int64) for row in rows]
     packed = np.zeros((4, total), dtype=np.int64)  # tokens, positions, pages, slots
-    packed[1] = np.arange(total) - np.repeat(first[:-1] - starts, counts)
+    packed[1] = np.arange(total) - np.repeat(offsets[:-1] - starts, counts)
     packed[3] = packed[1] % page_size
     fed: list[tuple[int, int]] = []
     for number, row in enumerate(rows):
-        here = slice(int(first[number]), int(first[number + 1]))
-        packed[2, here] = tables[number][packed[1, here] // page_size]
+        span = slice(int(offsets[number]), int(offsets[number + 1]))
+        packed[2, span] = tables[number][packed[1, span] // page_size]
         if row.feed_row >= 0:
-            fed.append((int(first[number]), row.feed_row))
+            fed.append((int(offsets[number]), row.feed_row))
         else:
-            packed[0, here] = row.ids
+            packed[0, span] = row.ids
     if vocab is not None:
-        _check_ids(packed[0], first, vocab)
+        _check_ids(packed[0], offsets, vocab)
     sampled = [number for number, row in enumerate(rows) if row.sample is not None]
-    last = None
+    logit_indices = None
     if len(sampled) != total:
-        last = upload(first[1:][sampled] - 1, device)
+        logit_indices = upload(offsets[1:][sampled] - 1, device)
     tokens, positions, pages, slots = upload(packed, device).unbind(0)
     return StepInputs(
-        tokens, positions, pages, slots, first, starts, counts, tables, last, sampled, fed
+        tokens=tokens,
+        positions=positions,
+        pages=pages,
+        slots=slots,
+        row_offsets=offsets,
+        starts=starts,
+        counts=counts,
+        page_tables=tables,
+        logit_indices=logit_indices,
+        sampled_rows=sampled,
+        fed_tokens=fed,
     )
 
 
@@ -95,8 +109,11 @@ def _check_ids(tokens: Ints, row_offsets: Ints, vocab: int) -> None:
 
 
 def upload(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """A host array on the device. On CUDA through pinned memory, without waiting for the copy:
-    torch keeps the pinned block until the copy has run."""
+    """Copy a host array to the device.
+
+    On CUDA asynchronously, through pinned memory: torch keeps the pinned block until the copy has
+    run.
+    """
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

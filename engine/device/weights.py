@@ -1,7 +1,7 @@
 # pyright: basic
-"""A checkpoint: where it is, what its config says, and its tensors poured into our parameters.
+"""Checkpoints: locate or download them, read their config, and copy their tensors to parameters.
 
-Every way in which a checkpoint can be broken is one line of ModelError that says what is wrong.
+Every defect of a checkpoint raises ModelError, which describes it in one line.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from continuo.engine.device.model import WeightTarget
 from continuo.engine.errors import ModelError
 
 ProgressCallback = Callable[[str, float], None]
-"""(what is being done, how far it is in [0, 1])."""
+"""Called with (description of the current work, progress in [0, 1])."""
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 FETCH_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-"""The files of a hub repository that are fetched."""
+"""The files of a hub repository that are downloaded."""
 
 
 def resolve(model: str, revision: str | None, progress: ProgressCallback) -> Path:
-    """The folder of `demo`, of a folder in the Hugging Face layout, or of a hub id, fetched into
-    the ordinary Hugging Face cache where it is not there yet."""
+    """Return the checkpoint folder of a model: `demo`, a folder in the Hugging Face layout, or a
+    hub id, which is downloaded to the usual Hugging Face cache unless it is cached. Raises
+    ModelError."""
     if model == BUNDLED_MODEL:
         folder = Path(__file__).parent.parent / "bundled" / BUNDLED_MODEL
     elif Path(model).expanduser().exists() or model.startswith((".", "/", "~")):
@@ -53,26 +54,28 @@ def _fetch(model: str, revision: str | None, progress: ProgressCallback) -> Path
         RevisionNotFoundError,
     )
 
-    wanted: dict[str, Any] = {"revision": revision, "allow_patterns": FETCH_PATTERNS}
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": FETCH_PATTERNS}
     bar = _reporting_bar(model, progress)
     try:
-        return Path(snapshot_download(model, tqdm_class=bar, **wanted))
+        return Path(snapshot_download(model, tqdm_class=bar, **options))
     except HFValidationError as error:
         raise ModelError(f"{model}: neither a folder nor a hub id") from error
     except GatedRepoError as error:
-        raise ModelError(f"{model}: the hub asks for a login and its licence accepted") from error
+        raise ModelError(
+            f"{model}: the hub requires a login and acceptance of the model's licence"
+        ) from error
     except RevisionNotFoundError as error:
         raise ModelError(f"{model}: the hub has no revision {revision!r}") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"{model}: no such folder, and the hub has no such model") from error
     except LocalEntryNotFoundError as error:
-        raise ModelError(f"{model}: not in the local cache, and the hub does not answer") from error
+        raise ModelError(f"{model}: not in the local cache, and the hub is unreachable") from error
     except Exception as error:
         raise ModelError(f"{model}: download failed: {_first_line(error)}") from error
 
 
 def _reporting_bar(model: str, progress: ProgressCallback) -> type:
-    """A tqdm class that draws nothing and reports the share of bytes (or files) fetched."""
+    """Create a tqdm class that draws nothing and reports the share of bytes (or files) fetched."""
     from tqdm.auto import tqdm
 
     class Bar(tqdm):
@@ -93,24 +96,26 @@ def _reporting_bar(model: str, progress: ProgressCallback) -> type:
 
 
 def read_config(folder: Path) -> Any:
-    """The transformers config of a checkpoint folder."""
+    """Read the transformers config of a checkpoint folder. Raises ModelError."""
     path = folder / "config.json"
     _read_json(path)
     try:
-        found = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder)
     except Exception as error:
         raise ModelError(f"{path}: {_first_line(error)}") from error
-    if getattr(found, "quantization_config", None):
+    if getattr(config, "quantization_config", None):
         raise ModelError(f"{folder}: quantized checkpoints are not supported")
-    return found
+    return config
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint's files say of themselves. Their first tensor stands for all dtypes."""
+    """Dtype and size of a checkpoint's tensors."""
 
     dtype: torch.dtype
+    """Dtype of the first tensor, taken for all of them."""
     parameter_count: int
+    """Estimated from the sizes of the files."""
 
 
 def read_checkpoint_info(folder: Path) -> CheckpointInfo:
@@ -127,18 +132,20 @@ def read_checkpoint_info(folder: Path) -> CheckpointInfo:
 def load_weights(
     folder: Path, targets: dict[str, WeightTarget], progress: ProgressCallback
 ) -> None:
-    """Pour the tensors of a checkpoint into their slots, shard by shard, converting each on the
-    way; at no time is more than one checkpoint tensor in memory beside the parameters."""
+    """Copy the tensors of a checkpoint to their targets, shard by shard, converting each.
+
+    At most one checkpoint tensor is in memory beside the parameters. Raises ModelError.
+    """
     missing = dict(targets)
     for path, names in _find_shards(folder, targets):
         try:
             with safe_open(path, framework="pt", device="cpu") as shard:
                 present = set(shard.keys())
                 for name in sorted(present if names is None else names):
-                    slot = missing.pop(name, None) if name in present else None
-                    if slot is None:
+                    target = missing.pop(name, None) if name in present else None
+                    if target is None:
                         continue
-                    _copy_tensor(shard.get_tensor(name), slot, f"{path.name}: {name}")
+                    _copy_tensor(shard.get_tensor(name), target, f"{path.name}: {name}")
                     progress("loading weights", 1 - len(missing) / len(targets))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path}: cannot be read: {_first_line(error)}") from error
@@ -148,30 +155,33 @@ def load_weights(
 
 
 def _find_shards(folder: Path, names: Iterable[str] | None) -> list[tuple[Path, set[str] | None]]:
-    """The files that hold the tensors `names` (None: all), each found to exist, and what is
-    wanted from each (None: whatever it has)."""
+    """Find the files with the tensors `names` (None: all), and the names to read from each (None:
+    all it has).
+
+    Raises ModelError if one of the files is missing.
+    """
     index = folder / INDEX_FILE
     if not index.exists():
         if not (folder / SINGLE_FILE).exists():
-            raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} is there")
+            raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} exists")
         return [(folder / SINGLE_FILE, None)]
-    places = _read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not places:
+    file_of = _read_json(index).get("weight_map")
+    if not isinstance(file_of, dict) or not file_of:
         raise ModelError(f"{index}: has no weight_map")
-    wanted: dict[str, set[str]] = {}
-    for name in places if names is None else names:
-        if name in places:
-            wanted.setdefault(places[name], set()).add(name)
-    for file in sorted(wanted):
+    names_by_file: dict[str, set[str]] = {}
+    for name in file_of if names is None else names:
+        if name in file_of:
+            names_by_file.setdefault(file_of[name], set()).add(name)
+    for file in sorted(names_by_file):
         if not (folder / file).exists():
             raise ModelError(f"{folder}: shard {file} is missing")
-    return [(folder / file, found) for file, found in sorted(wanted.items())]
+    return [(folder / file, found) for file, found in sorted(names_by_file.items())]
 
 
 def _copy_tensor(tensor: torch.Tensor, target: WeightTarget, name: str) -> None:
     if tuple(tensor.shape) != target.shape:
-        found, wanted = list(tensor.shape), list(target.shape)
-        raise ModelError(f"{name} has shape {found}, the config asks for {wanted}")
+        found, expected = list(tensor.shape), list(target.shape)
+        raise ModelError(f"{name} has shape {found}, but the config requires {expected}")
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise ModelError(f"{name} is {tensor.dtype}: quantized checkpoints are not supported")
     target.tensor.copy_(tensor)
@@ -179,16 +189,16 @@ def _copy_tensor(tensor: torch.Tensor, target: WeightTarget, name: str) -> None:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except FileNotFoundError as error:
         raise ModelError(f"{path.parent}: {path.name} is missing") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read: {_first_line(error)}") from error
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")
-    return found
+    return value
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of an error's text."""
+    """Return the first line of an error's message, or the name of its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

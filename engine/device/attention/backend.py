@@ -1,5 +1,5 @@
 # pyright: basic
-"""The seam between a model and the way its attention is computed over paged KV."""
+"""The interface between a model and the computation of its attention over paged KV."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from continuo.engine.device.step_inputs import StepInputs
 
 
 class StepAttention(Protocol):
-    """The attention of one step, its index tensors made once and used by every layer."""
+    """The attention of one step, with index tensors built once and used by every layer."""
 
     def __call__(self, layer: int, query: Tensor, scale: float, window: int | None) -> Tensor:
-        """query [T, heads, key_dim] -> [T, heads, value_dim], causal, each token seeing the
-        `window` last positions of its own row, itself included (None: all). The keys and values
-        of this step's tokens are in the pool already."""
+        """Causal attention: query [T, heads, key_dim] -> [T, heads, value_dim].
+
+        Each token attends to the last `window` positions of its own row, itself included (None:
+        all). The keys and values of this step's tokens are in the pool already.
+        """
         ...
 
 
 class AttentionBackend(Protocol):
-    """Makes the attention of a step. Has no memory from step to step but buffers."""
+    """Builds the attention of a step. Keeps no state between steps except buffers."""
 
     def bind(self, step: StepInputs, pool: KVPool) -> AttentionFn: ...
 
 
 class PagedAttention:
-    """An Attend in two: writes a step's keys and values by torch, then attends."""
+    """An `AttentionFn` that writes a step's keys and values with torch, then attends."""
 
     def __init__(self, step: StepInputs, pool: KVPool, attention: StepAttention) -> None:
         self.pool, self.attention = pool, attention
         heads = {shape.heads for shape in pool.shapes}
-        lines = {count: pool.map_slots(step.pages, step.slots, count) for count in heads}
-        self.slot_mappings = [lines[shape.heads] for shape in pool.shapes]
+        mappings = {count: pool.map_slots(step.pages, step.slots, count) for count in heads}
+        self.slot_mappings = [mappings[shape.heads] for shape in pool.shapes]
 
     def __call__(
         self,

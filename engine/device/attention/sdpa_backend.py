@@ -1,14 +1,14 @@
 # pyright: basic
-"""Paged attention by gathering pages and calling SDPA: the oracle, and the way of a CPU
-for models that our own C does not do.
+"""Paged attention by gathering pages and calling SDPA: the reference implementation, also used on
+CPUs for models that the native decoder does not support.
 
 Rows with equally many new tokens and about as much context are computed together, padded to the
 longest. The query heads of one KV head are folded into query rows, so that each key is read once:
 
     query [n, C tokens, kv_heads, G, dim] -> [n, kv_heads, G * C, dim]
 
-What lies beyond a row's end in its last page belongs to nobody and may be NaN (a failed turn's
-leftovers): it is cut off where a row is alone, and zeroed in the gathered copy where it is padding.
+Slots after a row's end in its last page are unused and may hold NaN (left over from a failed turn):
+they are cut off where a row is alone, and zeroed in the gathered copy where they are padding.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 FOLD_COUNT_MAX = 64
-"""Rows with more new tokens than this are computed alone, and their heads share keys by stride
-instead of by folding, whose mask would be G times as large."""
+"""Rows with more new tokens than this are computed alone; their heads share keys by stride instead
+of by folding, whose mask would be G times as large."""
 PADDING_TOKENS_MAX = 512
 """Padding (tokens of context) that costs about as much as one more call."""
 GROUP_BYTES_MAX = 1 << 20
-"""Gathered keys of a group: beyond, they no longer stay in a core's cache until they are used."""
+"""Most gathered keys of a group of rows; more would not stay in a core's cache until used."""
 
 
 class ReferenceBackend:
@@ -44,7 +44,7 @@ class ReferenceBackend:
 
 
 class ReferenceAttention:
-    """Plans are made on first use, one per distinct window and number of heads."""
+    """The attention of one step; plans its groups on first use, once per distinct window."""
 
     def __init__(self, step: StepInputs, pool: KVPool) -> None:
         self.step, self.pool = step, pool
@@ -65,19 +65,19 @@ class ReferenceAttention:
 
 @dataclass
 class RowGroup:
-    """n rows with C new tokens each, attending over at most L positions of gathered pages."""
+    """n rows with C new tokens each, attending to at most L positions of gathered pages."""
 
     token_indices: Tensor | slice
-    """[n * C] their tokens among the step's T."""
+    """[n * C] indices of their tokens among the step's T."""
     pages: Tensor
     """[n, P] page numbers, padded with the row's last."""
     span: slice
-    """The L positions, of the P * page_size gathered ones, that hold context."""
+    """The L positions with context, of the P * page_size gathered ones."""
     mask: Tensor | None
-    """[n, 1, C, L], 0 where visible, else -inf. None: all is visible or, with C > 1, all that
-    is not after the query."""
+    """[n, 1, C, L], 0 where visible, else -inf. None: all positions are visible or, with C > 1, all
+    that are not after the query."""
     padding: Tensor | None
-    """[B, 2] (row of the group, gathered position) where padding must not be NaN."""
+    """[B, 2] (row of the group, gathered position) of the padding to zero; None: no padding."""
 
     def __post_init__(self) -> None:
         self.row_count = len(self.pages)
@@ -85,63 +85,64 @@ class RowGroup:
         self.folded_masks: dict[int, Tensor | None] = {}
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        """query [n * C, heads, dim] -> [n * C, heads, value_dim]."""
+        """Attend: query [n * C, heads, dim] -> [n * C, heads, value_dim]."""
         key, value = self._gather(keys), self._gather(values)  # [n, kv_heads, L, dim]
         tokens, heads, dim = query.shape
         count, kv_heads = tokens // self.row_count, keys.shape[1]
-        share = heads // kv_heads
+        group_size = heads // kv_heads
         if count == 1:
-            mixed = F.scaled_dot_product_attention(
-                query.reshape(self.row_count, kv_heads, share, dim),
+            out = F.scaled_dot_product_attention(
+                query.reshape(self.row_count, kv_heads, group_size, dim),
                 key,
                 value,
                 attn_mask=self.mask,
                 scale=scale,
             )
-            return mixed.reshape(tokens, heads, -1)
-        query = query.view(self.row_count, count, kv_heads, share, dim).permute(0, 2, 3, 1, 4)
+            return out.reshape(tokens, heads, -1)
+        query = query.view(self.row_count, count, kv_heads, group_size, dim).permute(0, 2, 3, 1, 4)
         if count <= FOLD_COUNT_MAX:
-            mixed = F.scaled_dot_product_attention(
-                query.reshape(self.row_count, kv_heads, share * count, dim),
+            out = F.scaled_dot_product_attention(
+                query.reshape(self.row_count, kv_heads, group_size * count, dim),
                 key,
                 value,
-                attn_mask=self._folded_mask(share),
+                attn_mask=self._folded_mask(group_size),
                 scale=scale,
-            ).view(self.row_count, kv_heads, share, count, -1)
+            ).view(self.row_count, kv_heads, group_size, count, -1)
         else:
-            mixed = F.scaled_dot_product_attention(
-                query[0],  # [kv_heads, share, C, dim]
-                key[0].unsqueeze(1).expand(-1, share, -1, -1),
-                value[0].unsqueeze(1).expand(-1, share, -1, -1),
+            out = F.scaled_dot_product_attention(
+                query[0],  # [kv_heads, group_size, C, dim]
+                key[0].unsqueeze(1).expand(-1, group_size, -1, -1),
+                value[0].unsqueeze(1).expand(-1, group_size, -1, -1),
                 attn_mask=self.mask,
                 is_causal=self.mask is None,
                 scale=scale,
             ).unsqueeze(0)
-        return mixed.permute(0, 3, 1, 2, 4).reshape(tokens, heads, -1)
+        return out.permute(0, 3, 1, 2, 4).reshape(tokens, heads, -1)
 
     def _gather(self, pool: Tensor) -> Tensor:
-        """[page, head, slot, dim] -> [n, head, L, dim], one copy, page by page."""
+        """Gather pages: [page, head, slot, dim] -> [n, head, L, dim], in one copy."""
         heads, slots, dim = pool.shape[1:]
         if heads not in self.gather_indices:
             self.gather_indices[heads] = self._gather_indices(heads, slots)
-        lines, blank = self.gather_indices[heads]
-        copy = pool.view(-1, slots * dim).index_select(0, lines)
-        if blank is not None:
-            copy.view(-1, dim).index_fill_(0, blank, 0.0)
+        blocks, padding = self.gather_indices[heads]
+        copy = pool.view(-1, slots * dim).index_select(0, blocks)
+        if padding is not None:
+            copy.view(-1, dim).index_fill_(0, padding, 0.0)
         return copy.view(self.row_count, heads, -1, dim)[:, :, self.span]
 
     def _gather_indices(self, heads: int, slots: int) -> tuple[Tensor, Tensor | None]:
-        """Which (page, head) blocks to gather, and which gathered vectors to zero."""
+        """Compute the indices of the (page, head) blocks to gather, and of the gathered vectors to
+        zero."""
         head = torch.arange(heads, device=self.pages.device)
-        lines = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
+        blocks = (self.pages[:, None] * heads + head[:, None]).flatten()  # [n * heads * P]
         if self.padding is None:
-            return lines, None
+            return blocks, None
         row, position = self.padding.unbind(1)
-        block = row[:, None] * heads + head
-        return lines, (block * self.pages.shape[1] * slots + position[:, None]).flatten()
+        table = row[:, None] * heads + head
+        return blocks, (table * self.pages.shape[1] * slots + position[:, None]).flatten()
 
     def _folded_mask(self, group_size: int) -> Tensor | None:
-        """The mask for C tokens of `share` query heads, one head's tokens below the other's."""
+        """Return the mask for C tokens of `group_size` query heads, head after head."""
         if group_size not in self.folded_masks:
             self.folded_masks[group_size] = (
                 None if self.mask is None else self.mask.repeat(1, 1, group_size, 1)
@@ -150,35 +151,35 @@ class RowGroup:
 
 
 def plan(step: StepInputs, pool: KVPool, window: int | None, dtype: torch.dtype) -> list[RowGroup]:
-    """Cut the rows of a step into groups. `dtype` is that of the queries."""
+    """Divide the rows of a step into groups. `dtype`: of the queries."""
     ends = step.starts + step.counts
     begins = np.zeros_like(ends)
     if window is not None:
         begins = np.maximum(step.starts - window + 1, 0) // pool.page_size * pool.page_size
     keys = pool.keys[0]
-    most = GROUP_BYTES_MAX // (keys.shape[1] * keys.shape[3] * keys.element_size())
+    tokens_max = GROUP_BYTES_MAX // (keys.shape[1] * keys.shape[3] * keys.element_size())
     return [
         _build_group(step, rows, begins[rows], ends[rows], pool.page_size, window, dtype)
-        for rows in _group_by_length(step.counts, ends - begins, most)
+        for rows in _group_by_length(step.counts, ends - begins, tokens_max)
     ]
 
 
 def _group_by_length(counts: Ints, lengths: Ints, tokens_max: int) -> list[Ints]:
-    """Row numbers, grouped so that padding to the longest costs less than a call of its own, and
-    no group of several gathers more than `most` tokens."""
+    """Group row numbers so that padding to the longest row costs less than a separate call, and
+    no group of several rows gathers more than `tokens_max` tokens."""
     groups: list[list[int]] = []
-    waste = 0
+    padding = 0
     for row in np.lexsort((lengths, counts)).tolist():
         count, length = int(counts[row]), int(lengths[row])
         if groups and count <= FOLD_COUNT_MAX:
             group = groups[-1]
-            waste += (length - int(lengths[group[-1]])) * len(group)
+            padding += (length - int(lengths[group[-1]])) * len(group)
             fits = length * (len(group) + 1) <= tokens_max
-            if counts[group[0]] == count and waste <= PADDING_TOKENS_MAX and fits:
+            if counts[group[0]] == count and padding <= PADDING_TOKENS_MAX and fits:
                 group.append(row)
                 continue
         groups.append([row])
-        waste = 0
+        padding = 0
     return [np.array(sorted(rows)) for rows in groups]
 
 
@@ -191,46 +192,51 @@ def _build_group(
     window: int | None,
     dtype: torch.dtype,
 ) -> RowGroup:
-    """begins, ends [n]: the positions of each row that are gathered, from a page's beginning."""
+    """Build a group. begins, ends [n]: the positions of each row to gather; each begin is that of
+    a page."""
     device = step.tokens.device
     count = int(step.counts[rows[0]])
     lengths = ends - begins
     longest = int(lengths.max())
     alone = len(rows) == 1
     tables = np.empty((len(rows), -(-longest // page_size)), dtype=np.int64)
-    for line, row in enumerate(rows):
-        found = step.page_tables[row][begins[line] // page_size : -(-ends[line] // page_size)]
-        tables[line, : len(found)] = found
-        tables[line, len(found) :] = found[-1]
-    where: Tensor | slice = slice(None)
+    for at, row in enumerate(rows):
+        pages = step.page_tables[row][begins[at] // page_size : -(-ends[at] // page_size)]
+        tables[at, : len(pages)] = pages
+        tables[at, len(pages) :] = pages[-1]
+    token_indices: Tensor | slice = slice(None)
     if len(rows) != len(step.counts):
-        where = upload((step.row_offsets[rows][:, None] + np.arange(count)).ravel(), device)
+        token_indices = upload((step.row_offsets[rows][:, None] + np.arange(count)).ravel(), device)
     begin = 0
     if alone and count == 1 and window is not None:
         begin = max(0, longest - window)
-    blank = mask = None
+    padding = mask = None
     if not alone and int(lengths.min()) != longest:
         gathered = np.arange(tables.shape[1] * page_size)
-        blank = upload(np.argwhere(gathered >= lengths[:, None]), device)
-    begun = int(step.starts[rows[0]]) > 0
-    if not alone or window is not None or begun or count <= FOLD_COUNT_MAX:
-        seen = _compute_visibility(lengths, count, begin, longest, window)
-        mask = None if seen.all() else _to_additive_mask(seen, dtype, device)
-    return RowGroup(where, upload(tables, device), slice(begin, longest), mask, blank)
+        padding = upload(np.argwhere(gathered >= lengths[:, None]), device)
+    has_past = int(step.starts[rows[0]]) > 0
+    if not alone or window is not None or has_past or count <= FOLD_COUNT_MAX:
+        visible = _compute_visibility(lengths, count, begin, longest, window)
+        mask = None if visible.all() else _to_additive_mask(visible, dtype, device)
+    return RowGroup(token_indices, upload(tables, device), slice(begin, longest), mask, padding)
 
 
 def _compute_visibility(
     lengths: Ints, query_tokens: int, begin: int, end: int, window: int | None
 ) -> NDArray[np.bool_]:
-    """[n, C, end - begin]: where a query sees a key. Positions are counted from where each row's
-    gathered pages begin."""
+    """Compute which keys each query attends to: [n, C, end - begin] booleans.
+
+    Positions count from the beginning of each row's gathered pages.
+    """
     key = np.arange(begin, end)
     query = (lengths[:, None] - query_tokens + np.arange(query_tokens))[:, :, None]
-    seen = key <= query
-    return seen if window is None else seen & (key > query - window)
+    visible = key <= query
+    return visible if window is None else visible & (key > query - window)
 
 
-def _to_additive_mask(seen: NDArray[np.bool_], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[n, 1, C, L]: 0 where seen, else -inf."""
-    hidden = upload(~seen, device)[:, None]
+def _to_additive_mask(
+    visible: NDArray[np.bool_], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Convert to [n, 1, C, L]: 0 where visible, else -inf."""
+    hidden = upload(~visible, device)[:, None]
     return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, float("-inf"))

@@ -4,12 +4,12 @@
 The G query heads that share a KV head are folded into query rows with the C tokens of a tile, so
 that each key is read once:
 
-    tile      TOKENS tokens of one row, one KV head: TOKENS * G query rows (padded to a power of 2)
-    split     a stretch of the row's context; the splits of a tile run side by side (flash-decoding)
-    combine   adds the splits of a query row up, each weighted by its share of the softmax
+    tile      C tokens of one row, one KV head: C * G query rows (padded to a power of 2)
+    split     a stretch of the row's context; the splits of a tile run in parallel (flash-decoding)
+    combine   sums the splits of a query row, each weighted by its share of the softmax
 
-What lies beyond a row's end in its last page may be NaN: masked loads leave it out, zeros instead.
-The sums are kept in fp32. Sizes: T tokens, R rows, H query heads, Hk KV heads.
+Slots after a row's end in its last page may hold NaN: masked loads read zeros instead. Sums are
+kept in fp32. Sizes: T tokens, R rows, H query heads, Hk KV heads.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from continuo.engine.device.model import AttentionFn
 from continuo.engine.device.step_inputs import Ints, StepInputs, upload
 
 SPLIT_TOKENS_MIN = 512
-"""Context tokens of one split, at least: below, starting a program costs more than it reads."""
+"""Fewest context tokens of a split; for fewer, starting a program costs more than its reads."""
 SPLITS_MAX = 64
 BLOCK = 64
 """Context tokens of one iteration."""
@@ -48,7 +48,7 @@ def _attend(
     weights,  # [T, H, splits] fp32: log2 of each split's sum of weights
     out,  # [T, H, VALUE_DIM]: written here where there is one split, else by _combine
     scale,  # of the scores, times log2(e)
-    window,  # positions a token sees, itself included; 0: all
+    window,  # positions a token attends to, itself included; 0: all
     query_stride,  # elements from token to token
     table_stride,
     split_tokens,  # context tokens of one split: a multiple of BLOCK
@@ -71,16 +71,16 @@ def _attend(
     start = tl.load(tiles + tile * 5 + 3)
     context = tl.load(tiles + tile * 5 + 4)
 
-    line = tl.arange(0, ROWS)
-    token = line // GROUP_SIZE
-    wide = first + token  # its place among the step's T
-    query_head = head * GROUP_SIZE + line % GROUP_SIZE
-    real = token < count
+    query_row = tl.arange(0, ROWS)
+    token = query_row // GROUP_SIZE
+    step_token = first + token  # index among the step's T
+    query_head = head * GROUP_SIZE + query_row % GROUP_SIZE
+    valid = token < count
     position = start + token
     key_dim, value_dim = tl.arange(0, KEY_PAD), tl.arange(0, VALUE_PAD)
     q = tl.load(
-        query + wide[:, None] * query_stride + query_head[:, None] * KEY_DIM + key_dim,
-        mask=real[:, None] & (key_dim < KEY_DIM),
+        query + step_token[:, None] * query_stride + query_head[:, None] * KEY_DIM + key_dim,
+        mask=valid[:, None] & (key_dim < KEY_DIM),
         other=0.0,
     )
 
@@ -90,36 +90,36 @@ def _attend(
     total = tl.zeros([ROWS], tl.float32)
     mixed = tl.zeros([ROWS, VALUE_PAD], tl.float32)
     for base in range(begin, end, BLOCK):
-        place = base + tl.arange(0, BLOCK)
-        inside = place < end
-        page = tl.load(tables + row * table_stride + place // PAGE, mask=inside, other=0)
-        slot = (page.to(tl.int64) * HK + head) * PAGE + place % PAGE
+        key_position = base + tl.arange(0, BLOCK)
+        inside = key_position < end
+        page = tl.load(tables + row * table_stride + key_position // PAGE, mask=inside, other=0)
+        slot = (page.to(tl.int64) * HK + head) * PAGE + key_position % PAGE
         k = tl.load(
             keys + slot[None, :] * KEY_DIM + key_dim[:, None],
             mask=inside[None, :] & (key_dim < KEY_DIM)[:, None],
             other=0.0,
         )
         scores = tl.dot(q, k, input_precision="ieee") * scale
-        seen = inside[None, :] & (place[None, :] <= position[:, None])
-        seen = seen & ((window == 0) | (place[None, :] > position[:, None] - window))
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        fade = tl.exp2(best - level)
-        share = tl.exp2(scores - level[:, None])
+        visible = inside[None, :] & (key_position[None, :] <= position[:, None])
+        visible = visible & ((window == 0) | (key_position[None, :] > position[:, None] - window))
+        scores = tl.where(visible, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+        rescale = tl.exp2(best - shift)
+        share = tl.exp2(scores - shift[:, None])
         v = tl.load(
             values + slot[:, None] * VALUE_DIM + value_dim[None, :],
             mask=inside[:, None] & (value_dim < VALUE_DIM)[None, :],
             other=0.0,
         )
-        total = total * fade + tl.sum(share, 1)
-        mixed = mixed * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
-        best = higher
+        total = total * rescale + tl.sum(share, 1)
+        mixed = mixed * rescale[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        best = new_best
 
-    cell = (wide.to(tl.int64) * H + query_head) * SPLITS + split
-    some = total > 0
-    divisor = tl.where(some, total, 1.0)
-    stored = real[:, None] & (value_dim < VALUE_DIM)[None, :]
+    cell = (step_token.to(tl.int64) * H + query_head) * SPLITS + split
+    any_visible = total > 0
+    divisor = tl.where(any_visible, total, 1.0)
+    stored = valid[:, None] & (value_dim < VALUE_DIM)[None, :]
     if SPLITS == 1:
         tl.store(
             out + cell[:, None] * VALUE_DIM + value_dim,
@@ -132,8 +132,8 @@ def _attend(
         mixed / divisor[:, None],
         mask=stored,
     )
-    weight = tl.where(some, best + tl.log2(divisor), float("-inf"))
-    tl.store(weights + cell, weight, mask=real)
+    weight = tl.where(any_visible, best + tl.log2(divisor), float("-inf"))
+    tl.store(weights + cell, weight, mask=valid)
 
 
 @triton.jit
@@ -141,7 +141,7 @@ def _combine(
     partial,  # [T, H, SPLITS, VALUE_DIM] fp32
     weights,  # [T, H, SPLITS] fp32
     out,  # [T, H, VALUE_DIM]
-    tokens,  # [M] int32: which of the T
+    tokens,  # [M] int32: indices among the T
     H: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     VALUE_PAD: tl.constexpr,
@@ -166,7 +166,7 @@ def _combine(
 
 
 class TritonBackend:
-    """`programs`: how many the device runs well side by side; contexts are split to reach it."""
+    """`programs`: parallel programs that saturate the device; contexts are split to reach it."""
 
     def __init__(self, programs: int) -> None:
         self.programs = programs
@@ -180,20 +180,23 @@ class TritonBackend:
 
 @dataclass(slots=True)
 class KernelLaunch:
-    """The tiles of one size: all rows of one token, or all longer ones."""
+    """A launch of the kernels over tiles of one size: those of all single-token rows, or of all
+    longer rows."""
 
     tiles: Tensor
-    """[N, 5] int32 on the device."""
+    """[N, 5] int32 on the device: as for `_attend`."""
     tokens: Tensor
     """[M] int32 on the device: all tokens of these tiles."""
     tile_tokens: int
+    """Most tokens of a tile."""
     splits: int
-    """A power of two."""
+    """Splits per tile; a power of two."""
     split_tokens: int
 
 
 class TritonAttention:
-    """Launches are made on first use, one plan per distinct (window, query heads per KV head)."""
+    """The attention of one step; plans its launches on first use, once per distinct (window, query
+    heads per KV head, KV heads)."""
 
     def __init__(self, step: StepInputs, pool: KVPool, programs: int) -> None:
         self.step, self.pool, self.programs = step, pool, programs
@@ -208,12 +211,12 @@ class TritonAttention:
         keys, values = self.pool.keys[layer], self.pool.values[layer]
         tokens, heads, key_dim = query.shape
         kv_heads, page, value_dim = values.shape[1:]
-        share = heads // kv_heads
+        group_size = heads // kv_heads
         if query.stride(2) != 1 or query.stride(1) != key_dim:
             query = query.contiguous()
-        shape = (window, share, kv_heads)
+        shape = (window, group_size, kv_heads)
         if shape not in self.plans:
-            self.plans[shape] = plan(self.step, window, share, kv_heads, self.programs)
+            self.plans[shape] = plan(self.step, window, group_size, kv_heads, self.programs)
         out = query.new_empty(tokens, heads, value_dim)
         for launch in self.plans[shape]:
             splits = launch.splits
@@ -237,12 +240,12 @@ class TritonAttention:
                 launch.split_tokens,
                 H=heads,
                 HK=kv_heads,
-                GROUP_SIZE=share,
+                GROUP_SIZE=group_size,
                 KEY_DIM=key_dim,
                 VALUE_DIM=value_dim,
                 KEY_PAD=max(16, triton.next_power_of_2(key_dim)),
                 VALUE_PAD=value_pad,
-                ROWS=max(16, triton.next_power_of_2(launch.tile_tokens * share)),
+                ROWS=max(16, triton.next_power_of_2(launch.tile_tokens * group_size)),
                 PAGE=page,
                 BLOCK=BLOCK,
                 SPLITS=splits,
@@ -264,11 +267,11 @@ class TritonAttention:
 def plan(
     step: StepInputs, window: int | None, group_size: int, kv_heads: int, programs: int
 ) -> list[KernelLaunch]:
-    """Cut the rows of a step into tiles, those of one token apart from the others."""
-    wide = max(1, TILE_ROWS_MAX // group_size)
+    """Divide the rows of a step into tiles; single-token rows get a launch of their own."""
+    tokens_max = max(1, TILE_ROWS_MAX // group_size)
     single = step.counts == 1
     launches = []
-    for rows, tile_tokens in ((np.flatnonzero(single), 1), (np.flatnonzero(~single), wide)):
+    for rows, tile_tokens in ((np.flatnonzero(single), 1), (np.flatnonzero(~single), tokens_max)):
         if len(rows):
             tiles = _cut_tiles(step, rows, tile_tokens, window)
             launches.append(_plan_launch(tiles, tile_tokens, kv_heads, programs, step))
@@ -276,28 +279,29 @@ def plan(
 
 
 def _cut_tiles(step: StepInputs, rows: Ints, tile_tokens: int, window: int | None) -> Ints:
-    """[N, 5]: row, first token, tokens, position of the first, where its context begins."""
-    found = []
+    """Cut rows into tiles, [N, 5]: row, first token, tokens, position of the first token, begin of
+    the context."""
+    tiles_by_row = []
     for row in rows.tolist():
-        done = np.arange(0, int(step.counts[row]), tile_tokens)
-        tiles = np.empty((len(done), 5), dtype=np.int64)
+        offsets = np.arange(0, int(step.counts[row]), tile_tokens)
+        tiles = np.empty((len(offsets), 5), dtype=np.int64)
         tiles[:, 0] = row
-        tiles[:, 1] = step.row_offsets[row] + done
-        tiles[:, 2] = np.minimum(tile_tokens, step.counts[row] - done)
-        tiles[:, 3] = step.starts[row] + done
+        tiles[:, 1] = step.row_offsets[row] + offsets
+        tiles[:, 2] = np.minimum(tile_tokens, step.counts[row] - offsets)
+        tiles[:, 3] = step.starts[row] + offsets
         tiles[:, 4] = 0 if window is None else np.maximum(tiles[:, 3] - window + 1, 0)
-        found.append(tiles)
-    return np.concatenate(found)
+        tiles_by_row.append(tiles)
+    return np.concatenate(tiles_by_row)
 
 
 def _plan_launch(
     tiles: Ints, tile_tokens: int, kv_heads: int, programs: int, step: StepInputs
 ) -> KernelLaunch:
     longest = int((tiles[:, 3] + tiles[:, 2] - tiles[:, 4]).max())
-    wanted = min(
+    useful_splits = min(
         -(-programs // (len(tiles) * kv_heads)), -(-longest // SPLIT_TOKENS_MIN), SPLITS_MAX
     )
-    splits = triton.next_power_of_2(max(1, wanted))
+    splits = triton.next_power_of_2(max(1, useful_splits))
     blocks = -(-longest // (splits * BLOCK))
     tokens = np.concatenate([first + np.arange(count) for _, first, count, _, _ in tiles.tolist()])
     device = step.tokens.device

@@ -1,8 +1,9 @@
 # pyright: basic
-"""The arithmetic of a Llama-family decoder layer, on flat tokens. Knows no pages and no batch.
+"""The arithmetic of a Llama-family decoder layer, on a flat sequence of tokens.
 
-T tokens of all rows of a step stand side by side; `attend` alone knows which belong together.
-Parameters are plain tensors: no nn.Module, because its call costs more than a small layer's work.
+The T tokens of all rows of a step are concatenated; only `attend` knows which belong together, and
+where their pages are. Parameters are plain tensors, not nn.Modules, because the call of a module
+costs more than the work of a small layer.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from continuo.engine.device.model import AttentionFn
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of x [T, heads, dim] by cos and sin [T, 1, dim]; the first half of `sin`
-    is negated, so that rolling by half a head does the work of transformers' `rotate_half`."""
+    """Apply the rotary embedding to x [T, heads, dim], with cos and sin [T, 1, dim].
+
+    The first half of `sin` is negated, so that rolling by half a head replaces transformers'
+    `rotate_half`.
+    """
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 class Linear:
-    """y = x W^T + b with W [out, in]. Checkpoint matrices are stacked into it along `out`."""
+    """A linear layer y = x W^T + b, W [out, in]. Checkpoint matrices are stacked along `out`."""
 
     def __init__(self, size_in: int, size_out: int, bias: bool, like: Tensor) -> None:
         self.weight = like.new_empty(size_out, size_in)
@@ -46,7 +50,8 @@ class RMSNorm:
 
 
 class SelfAttention:
-    """Queries, keys and values from one matrix; norm and rotation of queries and keys together."""
+    """Self-attention with one matrix for queries, keys and values; queries and keys are normalized
+    and rotated together."""
 
     def __init__(
         self,
@@ -85,12 +90,12 @@ class SelfAttention:
         if self.has_rope:
             qk = rotate(qk, cos, sin)
         query, key, value = qk[:, : self.heads], qk[:, self.heads :], qkv[:, self.rotated_heads :]
-        mixed = attend(self.layer, query, key, value, self.scale, self.window)
-        return self.out(mixed.reshape(-1, self.heads * self.head_dim))
+        attended = attend(self.layer, query, key, value, self.scale, self.window)
+        return self.out(attended.reshape(-1, self.heads * self.head_dim))
 
 
 class GatedMlp:
-    """down(act(gate(x)) * up(x)), gate and up in one matrix."""
+    """The gated MLP down(act(gate(x)) * up(x)), with gate and up in one matrix."""
 
     def __init__(
         self,
@@ -111,7 +116,7 @@ class GatedMlp:
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """A pre-norm decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # pyright: basic
-"""One decoder for the Llama family, and the table that says how each architecture maps onto it."""
+"""A decoder for the Llama family, and how each architecture's config maps onto it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from continuo.engine.errors import ModelError
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What makes one Llama-family model differ from another. Sizes in elements."""
+    """Everything in which Llama-family models differ. Sizes in elements."""
 
     vocab_size: int
     hidden: int
@@ -39,9 +39,9 @@ class DecoderShape:
     act: str
     has_tied_embeddings: bool
     windows: tuple[int | None, ...]
-    """Per layer: how many positions back a token sees, itself included; None: all."""
+    """Attention window in tokens, the current one included, by layer; None: all."""
     layer_has_rope: tuple[bool, ...]
-    """Per layer: whether queries and keys are rotated."""
+    """Whether queries and keys take a rotary embedding, by layer."""
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -68,7 +68,7 @@ def _common_shape(config: Any, **differences: Any) -> DecoderShape:
 
 
 def _read_windows(config: Any) -> tuple[int | None, ...]:
-    """The layers that `layer_types` marks as sliding."""
+    """Read the attention window of each layer from `layer_types`. Raises ModelError."""
     kinds = config.layer_types or ["full_attention"] * config.num_hidden_layers
     unknown = set(kinds) - {"full_attention", "sliding_attention"}
     if unknown:
@@ -118,13 +118,15 @@ ARCHITECTURES: dict[str, Callable[[Any], DecoderShape]] = {
 
 
 class LlamaDecoder:
-    """embed → layers → norm → head, for T tokens of any number of rows at once."""
+    """A Llama-family model: embedding → layers → norm → head, for the T tokens of any rows."""
 
     def __init__(
         self, shape: DecoderShape, config: PretrainedConfig, length: int, like: Tensor
     ) -> None:
-        """Parameters are left unfilled; `like` gives their dtype and device; `length` is the
-        number of positions that can be rotated."""
+        """Allocate the parameters, uninitialized, with the dtype and device of `like`.
+
+        `length`: positions of the rotary table.
+        """
         self.shape = shape
         self.vocab_size = shape.vocab_size
         self.kv_shapes = [KVShape(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(
@@ -165,8 +167,8 @@ class LlamaDecoder:
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
-        """tokens, positions [T] int64 -> logits [S, vocab] of the `wanted` tokens (None: of all,
-        in order)."""
+        """Run a forward pass: tokens, positions [T] int64 -> logits [S, vocab] of the tokens
+        `logit_indices` (None: all, in order)."""
         x = F.embedding(tokens, self.embedding)
         cos, sin = self.rope_table[positions].unsqueeze(2).unbind(1)  # each [T, 1, dim]
         for layer in self.layers:
@@ -176,15 +178,15 @@ class LlamaDecoder:
         return F.linear(self.norm(x), self.head)
 
     def weight_targets(self) -> dict[str, WeightTarget]:
-        """Every checkpoint tensor this model needs, by name, and the place it fills."""
-        slots = {"model.embed_tokens.weight": _whole_target(self.embedding)}
+        """Map the names of all required checkpoint tensors to their destinations."""
+        targets = {"model.embed_tokens.weight": _whole_target(self.embedding)}
         for number, layer in enumerate(self.layers):
-            for name, slot in _layer_targets(layer, self.shape).items():
-                slots[f"model.layers.{number}.{name}"] = slot
-        slots["model.norm.weight"] = _whole_target(self.norm.weight)
+            for name, target in _layer_targets(layer, self.shape).items():
+                targets[f"model.layers.{number}.{name}"] = target
+        targets["model.norm.weight"] = _whole_target(self.norm.weight)
         if self.head is not self.embedding:
-            slots["lm_head.weight"] = _whole_target(self.head)
-        return slots
+            targets["lm_head.weight"] = _whole_target(self.head)
+        return targets
 
 
 def _whole_target(target: Tensor) -> WeightTarget:
@@ -192,38 +194,38 @@ def _whole_target(target: Tensor) -> WeightTarget:
 
 
 def _stacked_targets(name: str, linear: Linear, parts: dict[str, int]) -> dict[str, WeightTarget]:
-    """Slots of the matrices `parts` (name -> rows) that stand one below the other in `linear`."""
-    slots: dict[str, WeightTarget] = {}
+    """Map the matrices `parts` (name -> rows), which are stacked in `linear`, to their rows."""
+    targets: dict[str, WeightTarget] = {}
     top = 0
     for part, rows in parts.items():
-        slots[f"{name}.{part}.weight"] = _whole_target(linear.weight[top : top + rows])
+        targets[f"{name}.{part}.weight"] = _whole_target(linear.weight[top : top + rows])
         if linear.bias is not None:
-            slots[f"{name}.{part}.bias"] = _whole_target(linear.bias[top : top + rows])
+            targets[f"{name}.{part}.bias"] = _whole_target(linear.bias[top : top + rows])
         top += rows
-    return slots
+    return targets
 
 
 def _layer_targets(layer: DecoderLayer, shape: DecoderShape) -> dict[str, WeightTarget]:
     attention, mlp = layer.attention, layer.mlp
     q_rows, kv_rows = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    slots = {
+    targets = {
         "input_layernorm.weight": _whole_target(layer.input_norm.weight),
         "post_attention_layernorm.weight": _whole_target(layer.post_attention_norm.weight),
     }
     parts = {"q_proj": q_rows, "k_proj": kv_rows, "v_proj": kv_rows}
-    slots |= _stacked_targets("self_attn", attention.qkv, parts)
-    slots |= _stacked_targets("self_attn", attention.out, {"o_proj": shape.hidden})
+    targets |= _stacked_targets("self_attn", attention.qkv, parts)
+    targets |= _stacked_targets("self_attn", attention.out, {"o_proj": shape.hidden})
     if attention.norm_weight is not None:
         q_norm, k_norm = attention.norm_weight.split((shape.heads, shape.kv_heads))
-        slots["self_attn.q_norm.weight"] = WeightTarget(q_norm, (shape.head_dim,))
-        slots["self_attn.k_norm.weight"] = WeightTarget(k_norm, (shape.head_dim,))
-    slots |= _stacked_targets(
+        targets["self_attn.q_norm.weight"] = WeightTarget(q_norm, (shape.head_dim,))
+        targets["self_attn.k_norm.weight"] = WeightTarget(k_norm, (shape.head_dim,))
+    targets |= _stacked_targets(
         "mlp", mlp.gate_up, {"gate_proj": shape.intermediate, "up_proj": shape.intermediate}
     )
-    slots |= _stacked_targets("mlp", mlp.down, {"down_proj": shape.hidden})
-    return slots
+    targets |= _stacked_targets("mlp", mlp.down, {"down_proj": shape.hidden})
+    return targets
 
 
 def empty_tensor(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor that carries nothing but dtype and device."""
+    """Create a tensor without elements, which carries a dtype and a device."""
     return torch.empty(0, dtype=dtype, device=device)

@@ -1,10 +1,10 @@
 # pyright: basic
-"""Rotary tables from transformers' own rope functions. Knows positions, not tokens.
+"""Rotary tables, computed with transformers' own rope functions.
 
-One table row per position, so that what a token sees never depends on its neighbours in a batch.
-Two scalings change their frequencies with the length (dynamic, longrope): here position p uses the
-frequencies that belong to length p + 1, which is what transformers does when it decodes one token
-at a time with a cache.
+The table has one row per position, so that the embedding of a token never depends on the rest of
+the batch. Two scalings change their frequencies with the length (dynamic, longrope): here position
+p uses the frequencies of length p + 1, as transformers does when it decodes one token at a time
+with a cache.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from continuo.engine.errors import ModelError
 
 
 def read_parameters(config: PretrainedConfig) -> dict:
-    """The config's rope parameters in their standard form.
+    """Read the config's rope parameters in their standard form.
 
     Raises ModelError for a rope type that transformers does not know.
     """
     config.standardize_rope_params()
-    found = config.rope_parameters or {}
-    kind = found.get("rope_type", "default")
+    parameters = config.rope_parameters or {}
+    kind = parameters.get("rope_type", "default")
     if kind != "default" and kind not in ROPE_INIT_FUNCTIONS:
-        raise ModelError(f"config.json: rope type {kind!r} is not known")
-    return found
+        raise ModelError(f"config.json: unknown rope type {kind!r}")
+    return parameters
 
 
 def read_all_parameters(config: PretrainedConfig) -> list[dict]:
-    """The rope parameters of every kind of layer: some models have one set per layer type."""
-    found = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    return nested or [found]
+    """Read all sets of rope parameters: some models have one per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    return nested or [parameters]
 
 
 def context_limit(config: PretrainedConfig) -> int:
-    """Tokens of context the model is made for: its positions, stretched where the scaling says so
-    and `max_position_embeddings` has not been stretched already."""
+    """Return the longest context of the model, in tokens: `max_position_embeddings`, extended by
+    the rope scaling unless it is extended already."""
     rope = read_parameters(config)
     limit = config.max_position_embeddings
     if rope.get("rope_type") in ("linear", "dynamic", "yarn") and rope.get("factor"):
@@ -49,8 +49,8 @@ def context_limit(config: PretrainedConfig) -> int:
 
 
 def build_table(config: PretrainedConfig, head_dim: int, length: int, like: Tensor) -> Tensor:
-    """[length, 2, dim] in the dtype and on the device of `like`: cosines, then sines whose first
-    half is negated (see `layers.rotate`)."""
+    """Build the table [length, 2, dim] in the dtype and on the device of `like`: cosines, then
+    sines whose first half is negated (see `layers.rotate`)."""
     positions = torch.arange(length, dtype=torch.float32)
     frequencies, scaling = _frequencies(config, head_dim, length)
     angles = positions[:, None] * frequencies  # [length, dim / 2]
@@ -60,7 +60,8 @@ def build_table(config: PretrainedConfig, head_dim: int, length: int, like: Tens
 
 
 def _frequencies(config: PretrainedConfig, head_dim: int, length: int) -> tuple[Tensor, float]:
-    """Inverse frequencies [dim / 2], or [length, dim / 2] where they change with the length."""
+    """Compute inverse frequencies, [dim / 2], or [length, dim / 2] if they change with the length;
+    and the factor of cosines and sines."""
     rope = read_parameters(config)
     kind = rope.get("rope_type", "default")
     if kind == "default":
@@ -70,16 +71,17 @@ def _frequencies(config: PretrainedConfig, head_dim: int, length: int) -> tuple[
     frequencies, scaling = init(config, torch.device("cpu"))
     if frequencies.shape[-1] * 2 != head_dim:
         raise ModelError("config.json: partial rotary embedding is not supported here")
-    changes = {
+    first_changed = {
         "dynamic": config.max_position_embeddings,
         "longrope": rope.get("original_max_position_embeddings"),
     }.get(kind)
-    if changes is None or length <= changes:
+    if first_changed is None or length <= first_changed:
         return frequencies, scaling
     frequencies = frequencies.repeat(length, 1)
     if kind == "longrope":
-        frequencies[changes:] = init(config, torch.device("cpu"), seq_len=changes + 1)[0]
+        long_frequencies = init(config, torch.device("cpu"), seq_len=first_changed + 1)[0]
+        frequencies[first_changed:] = long_frequencies
     else:
-        for position in range(changes, length):
+        for position in range(first_changed, length):
             frequencies[position] = init(config, torch.device("cpu"), seq_len=position + 1)[0]
     return frequencies, scaling

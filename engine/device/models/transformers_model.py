@@ -1,10 +1,11 @@
 # pyright: basic
-"""Any other causal LM with softmax attention: transformers' own module, our paged attention.
+"""Any other causal LM with softmax attention: transformers' own module with our paged attention.
 
-transformers looks attention up by name and hands over no more than a module and its queries, keys
-and values; which step they belong to reaches our function through a context variable. What is
-asked of a model is found by running it once and watching; that it then computes what transformers
-alone computes is proved at load with a few tokens, in chunks, two rows packed side by side.
+transformers looks up the attention function by name and passes it only a module and its queries,
+keys and values; the step they belong to reaches our function through a context variable. The
+attention that a model needs is found by running the model once with a probe. A self-check at load
+compares the logits of two rows, packed in one batch and one of them in two chunks, with those of
+transformers alone.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ UNSUPPORTED_ARGUMENTS = {
 }
 """Arguments of transformers' attention functions that our attention does not compute."""
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
-"""Largest relative difference (in the 2-norm of the logits) that the self-check takes for noise:
-what is wrong by construction is wrong by tens of percent."""
+"""Largest relative difference (in the 2-norm of the logits) that the self-check accepts as noise;
+wrong attention differs by tens of percent."""
 
 
 class AttentionProbe:
-    """An `attend` that attends to nothing and writes down what each layer asked for."""
+    """An `AttentionFn` that attends to nothing and records the attention each layer requests."""
 
     def __init__(self) -> None:
         self.layers: dict[int, tuple[KVShape, int | None]] = {}
@@ -65,11 +66,11 @@ class AttentionProbe:
 
 @dataclass
 class ForwardPass:
-    """One forward pass: where its attention goes, and which modules have asked so far."""
+    """A forward pass in progress: the attention function of its step, and the layers run so far."""
 
     attend: AttentionFn
     layer_of_module: dict[int, int]
-    """id of an attention module -> its layer in the pool; grows while a Watch attends."""
+    """id of an attention module -> its layer in the pool; filled in during the probe."""
     visited_layers: list[int]
 
 
@@ -87,7 +88,7 @@ def _paged_attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention function: query [1, heads, T, dim] -> [1, T, heads, dim]."""
+    """Attention function for transformers: query [1, heads, T, dim] -> [1, T, heads, dim]."""
     call = _FORWARD_PASS.get()
     if isinstance(call.attend, AttentionProbe):
         _check_supported(query, key, attention_mask, others)
@@ -114,10 +115,10 @@ def _check_supported(
 
 
 class HfModel:
-    """A transformers model behind the runner's Model protocol."""
+    """A transformers model as a `CausalLM`."""
 
     def __init__(self, module: Any, folder: Path) -> None:
-        """Raises ModelError for a model that paged attention cannot run."""
+        """Probe the model. Raises ModelError if paged attention does not support it."""
         self.module, self.config = module, module.config.get_text_config()
         self.architecture = type(module).__name__
         self.folder = folder
@@ -128,9 +129,10 @@ class HfModel:
     def __call__(
         self, tokens: Tensor, positions: Tensor, attend: AttentionFn, logit_indices: Tensor | None
     ) -> Tensor:
-        """tokens, positions [T] -> logits [S, vocab] of the `wanted` tokens (None: of all)."""
+        """Run a forward pass: tokens, positions [T] -> logits [S, vocab] of the tokens
+        `logit_indices` (None: all)."""
         call = ForwardPass(attend, self.layer_of_module, [])
-        mark = _FORWARD_PASS.set(call)
+        token = _FORWARD_PASS.set(call)
         try:
             keep = (
                 {}
@@ -141,14 +143,17 @@ class HfModel:
                 input_ids=tokens[None], position_ids=positions[None], use_cache=False, **keep
             ).logits[0]
         finally:
-            _FORWARD_PASS.reset(mark)
+            _FORWARD_PASS.reset(token)
         if sorted(call.visited_layers) != list(range(len(self.layer_of_module))):
             raise self._unsupported("an attention layer does not run exactly once per step")
         return logits if logit_indices is None or keep else logits[logit_indices]
 
     def context_limit(self) -> int | None:
-        """Tokens of context at most; None: the config does not say. Rotary scalings that look at
-        the longest row of a step are used only where they have nothing to change."""
+        """Return the longest context in tokens, or None if the config does not state it.
+
+        Rotary scalings that depend on the longest row of a step are supported only up to the length
+        at which they would change anything.
+        """
         positions: int | None = getattr(self.config, "max_position_embeddings", None)
         for parameters in rope.read_all_parameters(self.config):
             if parameters.get("rope_type") in ("dynamic", "longrope"):
@@ -158,26 +163,29 @@ class HfModel:
         return positions
 
     def _probe(self) -> tuple[list[KVShape], list[int | None], int]:
-        """Run three tokens and see: KV per layer, windows, size of the vocabulary."""
-        watch = AttentionProbe()
+        """Run three tokens to find KV shapes and windows by layer, and the vocabulary size."""
+        probe = AttentionProbe()
         device = self.module.device
         tokens = torch.arange(3, device=device)
         try:
-            logits = self(tokens, tokens, watch, None)
+            logits = self(tokens, tokens, probe, None)
         except ModelError as error:
             raise self._unsupported(error.message) from error
         except Exception as error:
             raise self._unsupported(f"{type(error).__name__}: {error}") from error
-        found = [watch.layers[layer] for layer in range(len(watch.layers))]
-        wanted = self.config.num_hidden_layers
-        if len(found) != wanted:
-            raise self._unsupported(f"{len(found)} of {wanted} layers use softmax attention")
-        windows = [window for _, window in found]
+        layers = [probe.layers[layer] for layer in range(len(probe.layers))]
+        expected = self.config.num_hidden_layers
+        if len(layers) != expected:
+            raise self._unsupported(f"{len(layers)} of {expected} layers use softmax attention")
+        windows = [window for _, window in layers]
         self._check_windows(windows)
-        return [shape for shape, _ in found], windows, logits.shape[-1]
+        return [shape for shape, _ in layers], windows, logits.shape[-1]
 
     def _check_windows(self, windows: list[int | None]) -> None:
-        """What the config says of windows must have reached our function."""
+        """Check that the windows of the config were passed to our attention function.
+
+        Raises ModelError.
+        """
         config = self.config
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(windows)
         for kind, window in zip(kinds, windows, strict=False):
@@ -185,30 +193,32 @@ class HfModel:
                 raise self._unsupported(f"layers of type {kind}")
             if kind == "sliding_attention" and window is None:
                 raise self._unsupported("a sliding window that its code applies by a mask")
-        used = getattr(config, "sliding_window", None)
-        if used and getattr(config, "use_sliding_window", True) and not any(windows):
+        expected = getattr(config, "sliding_window", None)
+        if expected and getattr(config, "use_sliding_window", True) and not any(windows):
             raise self._unsupported("a sliding window that its code applies by a mask")
 
     def self_check(self) -> None:
         """Compare with transformers' own attention: rows of 7 and 5 tokens, the first in two
-        chunks, in one packed batch. Raises ModelError where they differ by more than noise."""
+        chunks, in one packed batch.
+
+        Raises ModelError if the logits differ by more than noise.
+        """
         tokens = [[(7 * n + 3) % self.vocab_size for n in range(count)] for count in (7, 5)]
         first, second = (array("i", ids) for ids in tokens)
         pages, other = array("i", [3, 1]), array("i", [0, 2])
         sample = SampleParams()
         pool = KVPool(self.kv_shapes, 4, 4, self.module.get_input_embeddings().weight[:0])
         self._paged_logits(pool, BatchRow(first[:4], -1, 0, pages[:1], sample))
-        mine = self._paged_logits(
+        paged = self._paged_logits(
             pool, BatchRow(second, -1, 0, other, sample), BatchRow(first[4:], -1, 4, pages, sample)
         )
         self.module.set_attn_implementation("eager")
-        theirs = [self._eager_logits(ids) for ids in (tokens[1], tokens[0])]
+        expected = torch.stack([self._eager_logits(ids) for ids in (tokens[1], tokens[0])]).float()
         self.module.set_attn_implementation(ATTENTION_NAME)
-        wanted = torch.stack(theirs).float()
-        error = ((mine.float() - wanted).norm() / wanted.norm()).item()
+        error = ((paged.float() - expected).norm() / expected.norm()).item()
         if not error <= TOLERANCE.get(self.module.dtype, 1e-3):
             raise self._unsupported(
-                f"in pages its logits differ by {error:.1%} from what they should be"
+                f"with paged attention its logits differ by {error:.1%} from transformers' own"
             )
 
     def _paged_logits(self, pool: KVPool, *rows: BatchRow) -> Tensor:
@@ -227,9 +237,12 @@ class HfModel:
 
 
 def load(folder: Path, config: Any, dtype: torch.dtype, device: torch.device) -> HfModel:
-    """Raises ModelError, naming the architecture, for what cannot run in pages."""
-    named = (config.architectures or [config.model_type])[0]
-    refusal = f"{folder}: architecture {named} cannot run here: "
+    """Load a checkpoint with transformers.
+
+    Raises ModelError, naming the architecture, if paged attention does not support it.
+    """
+    architecture = (config.architectures or [config.model_type])[0]
+    refusal = f"{folder}: architecture {architecture} cannot run here: "
     if config.is_encoder_decoder:
         raise ModelError(refusal + "it has an encoder")
     AttentionInterface.register(ATTENTION_NAME, _paged_attention)

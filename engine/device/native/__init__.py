@@ -1,1 +1,1 @@
-"""Our own C for the CPU: a whole step of a Llama-family model in one call."""
+"""The native decoder: a whole CPU step of a Llama-family model in one call of our own C."""

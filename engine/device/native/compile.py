@@ -1,5 +1,5 @@
 # pyright: basic
-"""Compiles our C with the machine's C compiler, for its processor, and keeps it in the cache."""
+"""Compile the C sources with the machine's compiler, for its processor, and cache the result."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ COMPILE_S_MAX = 60.0
 
 @cache
 def load_library(source: str, *defines: str) -> ctypes.CDLL | None:
-    """The compiled `source` of this folder; None, and a line in the log, if it cannot be had."""
+    """Compile and load a source file of this folder.
+
+    Returns None, with a warning in the log, if it cannot be compiled or loaded.
+    """
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(compiler[0]) is None:
         log.warning("no C compiler (%s) is installed: models run slower on this CPU", compiler[0])
@@ -41,19 +44,19 @@ def load_library(source: str, *defines: str) -> ctypes.CDLL | None:
             _compile(command, path)
         return ctypes.CDLL(str(path))
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or error
-        log.warning("models run slower on this CPU: %s", str(said).strip()[:500])
+        reason = getattr(error, "stderr", None) or error
+        log.warning("models run slower on this CPU: %s", str(reason).strip()[:500])
         return None
     except OSError as error:
-        place = f"{CACHE_FOLDER} must be writable and let code run; XDG_CACHE_HOME moves it"
-        log.warning("models run slower on this CPU: %s (%s)", error, place)
+        hint = f"{CACHE_FOLDER} must be writable and not noexec; XDG_CACHE_HOME moves it"
+        log.warning("models run slower on this CPU: %s (%s)", error, hint)
         return None
 
 
 def _compile(command: Sequence[str], path: Path) -> None:
-    """Another engine may compile it as well at this moment; theirs is the same."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as made:
-        target = Path(made) / path.name
+    """Compile to `path`, atomically: another engine may compile the same file at the same time."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        target = Path(folder) / path.name
         subprocess.run(
             [*command, "-o", str(target), "-lm"],
             check=True,
@@ -65,19 +68,19 @@ def _compile(command: Sequence[str], path: Path) -> None:
 
 
 def _digest(inputs: Sequence[str]) -> str:
-    """Of all that the compiled file depends on."""
-    here = [platform.machine(), *platform.libc_ver(), _describe_processor()]
-    digest = sha256("\0".join([*inputs, *here]).encode())
+    """Hash everything that the compiled file depends on."""
+    machine = [platform.machine(), *platform.libc_ver(), _describe_processor()]
+    digest = sha256("\0".join([*inputs, *machine]).encode())
     for path in sorted(SOURCE_FOLDER.glob("*.[ch]")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:24]
 
 
 def _describe_processor() -> str:
-    """What `-march=native` depends on, where the system says it."""
+    """Describe the processor as far as `-march=native` depends on it and the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    told = ("model name", "flags", "Features", "CPU part")
-    return " ".join(sorted({line for line in lines if line.startswith(told)}))
+    keys = ("model name", "flags", "Features", "CPU part")
+    return " ".join(sorted({line for line in lines if line.startswith(keys)}))

@@ -1,8 +1,8 @@
 # pyright: basic
-"""A Decoder's step in our C: no operation of torch's, and no GIL, between its layers.
+"""A whole step of a `LlamaDecoder` in C: no torch operation, and no GIL, between its layers.
 
-The structs are those of decoder.c and paged_attention.h, field by field; a step's rows and units
-are packed by hand.
+The structs mirror those of decoder.c and paged_attention.h field by field; the rows (StepRow) and
+attention tiles (AttentionTile) of a step are packed by hand.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from continuo.engine.device.models.llama_decoder import LlamaDecoder
 from continuo.engine.device.native import compile
 
 SIZE_MULTIPLE = 16
-"""All sizes are multiples of it."""
+"""Hidden, intermediate, head and vocabulary sizes are multiples of this."""
 TILE_QUERIES = 32
-"""Of one KV head, computed together: its query heads times tokens."""
+"""Most queries of a KV head computed together: its query heads times tokens."""
 
 
 def _define_struct(name: str, *fields: tuple[str, Any]) -> type[Structure]:
@@ -44,17 +44,17 @@ _Linear = _define_struct(
     "Linear", *_fields_of_type("weight bias", c_void_p), *_fields_of_type("in out", c_int64)
 )
 _LayerKV = _define_struct(
-    "Pool",
+    "LayerKV",
     *_fields_of_type("keys values", c_void_p),
     *_fields_of_type("kv_heads group window", c_int64),
     ("scale", c_float),
 )
 _Layer = _define_struct(
     "Layer",
-    *_fields_of_type("qkv mixed gate_up down", _Linear),
-    *_fields_of_type("before after qk_norm", c_void_p),
-    ("pool", _LayerKV),
-    ("rotated", c_int64),
+    *_fields_of_type("qkv out gate_up down", _Linear),
+    *_fields_of_type("input_norm post_attention_norm qk_norm", c_void_p),
+    ("kv", _LayerKV),
+    ("has_rope", c_int64),
 )
 _Model = _define_struct(
     "Model",
@@ -66,39 +66,41 @@ _Model = _define_struct(
     ("eps", c_float),
 )
 _Step = _define_struct(
-    "Work",
+    "Step",
     ("rows", c_void_p),
-    *_fields_of_type("count threads", c_int64),
-    *_fields_of_type("logits likely scratch units", c_void_p),
-    *_fields_of_type("tokens unit_count", c_int64),
+    *_fields_of_type("row_count threads", c_int64),
+    *_fields_of_type("logits argmax_ids scratch tiles", c_void_p),
+    *_fields_of_type("tokens tile_count", c_int64),
 )
 ROW_FIELDS = 6
-"""int64 fields of a Row, the last of them filled in by the C."""
+"""int64 fields of a StepRow; the C sets the last one."""
 TILE_FIELDS = 2
+"""int64 fields of an AttentionTile."""
 
 
 @dataclass(slots=True)
 class NativeStep:
-    """What the C wants to know of a step."""
+    """A step packed for the C."""
 
     rows: Sequence[BatchRow]
     threads: int
     packed_rows: array[int]
+    """[R * ROW_FIELDS] int64: the StepRows."""
     fed_ids: array[int]
-    """[R] int32: the one id of each row that has none of its own, to be filled in."""
+    """[R] int32: the input of each fed row, set by the runner before the step begins."""
     argmax_ids: array[int]
-    """[S] int64, an answer."""
+    """[S] int64, set by the C: the likeliest id of each sampled row."""
     token_count: int
     tile_count: int
 
 
 class NativeDecoder:
-    """The model and its pool as the C sees them; neither moves in memory."""
+    """A model and its KV pool as structs of the C; neither moves in memory."""
 
     def __init__(
         self, model: LlamaDecoder, pool: KVPool, library: ctypes.CDLL, threads: int
     ) -> None:
-        """`threads`: the most that a step may take."""
+        """`threads`: most threads of a step."""
         self._group_size = model.shape.heads // model.shape.kv_heads
         self._vocab_size = model.shape.vocab_size
         self._position_count, self._page_count = len(model.rope_table), pool.pages
@@ -110,16 +112,16 @@ class NativeDecoder:
         )
         self._keepalive: list[Any] = [model, pool]
         self._buffers: dict[str, Tensor] = {}
-        of = [self._build_layer(layer, model, pool) for layer in model.layers]
-        made = (_Layer * len(of))(*of)
-        self._keepalive.append(made)
+        structs = [self._build_layer(layer, model, pool) for layer in model.layers]
+        layer_array = (_Layer * len(structs))(*structs)
+        self._keepalive.append(layer_array)
         self._model = _Model(
-            len(of),
+            len(structs),
             shape.hidden,
             shape.intermediate,
             shape.heads,
             shape.kv_heads,
-            made,
+            layer_array,
             model.embedding.data_ptr(),
             self._fp32_address(model.norm.weight),
             model.rope_table.data_ptr(),
@@ -138,14 +140,18 @@ class NativeDecoder:
         self._finish = functools.partial(library.steps_finish, steps)
         weakref.finalize(self, library.steps_close, steps)
         self.run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
-        """Works at the step begun, if others do too, and leaves the end of it to them."""
+        """Runs the step in flight together with its threads, until the KV pool has been read for
+        the last time."""
         self._discard = functools.partial(library.steps_discard, steps)
         self._in_flight: tuple[NativeStep, Structure] | None = None
-        """What the C reads and writes until it is finished."""
+        """Memory that the C reads and writes until the step has finished."""
 
     @classmethod
     def try_create(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:
-        """None if it cannot be: another kind of model, sizes the C does not do, no compiler."""
+        """Create a decoder.
+
+        Returns None if the model or its sizes are not supported, or without a C compiler.
+        """
         if not isinstance(model, LlamaDecoder) or not _is_supported(model, pool):
             return None
         bf16 = pool.keys[0].dtype is torch.bfloat16
@@ -158,51 +164,56 @@ class NativeDecoder:
         return None if library is None else cls(model, pool, library, threads)
 
     def pack(self, rows: Sequence[BatchRow], threads: int) -> NativeStep:
-        """A step of these rows, which writes their keys and values to the pool; another one may
-        still be under way. The rows must not change until it is over."""
-        packed, fed = array("q"), array("i", bytes(4 * len(rows)))
-        given = fed.buffer_info()[0]
-        tokens = units = wanted = 0
+        """Pack a step of these rows, while another one may still be in flight.
+
+        The rows must not change until the step has finished.
+        """
+        packed, fed_ids = array("q"), array("i", bytes(4 * len(rows)))
+        fed_address = fed_ids.buffer_info()[0]
+        tokens = tiles = sampled = 0
         for row in rows:
             (ids, count), (pages, _) = row.ids.buffer_info(), row.pages.buffer_info()
             if not count:
-                ids, count = given, 1
-            wants = row.sample is not None
-            packed.extend((ids, pages, count, row.start, wants, 0))
-            given += 4
+                ids, count = fed_address, 1
+            wants_logits = row.sample is not None
+            packed.extend((ids, pages, count, row.start, wants_logits, 0))
+            fed_address += 4
             tokens += count
-            wanted += wants
-            units += -(-count * self._group_size // TILE_QUERIES)
-        return NativeStep(rows, threads, packed, fed, array("q", bytes(8 * wanted)), tokens, units)
+            sampled += wants_logits
+            tiles += -(-count * self._group_size // TILE_QUERIES)
+        argmax_ids = array("q", bytes(8 * sampled))
+        return NativeStep(rows, threads, packed, fed_ids, argmax_ids, tokens, tiles)
 
     def begin(self, step: NativeStep) -> None:
-        """Returns at once; threads other than this one begin. The step before must be finished.
-        Raises IndexError, before anything begins, for a row with an id outside the vocabulary, or
-        one that lies outside the context or the pool."""
-        wanted = len(step.argmax_ids)
+        """Start a step and return at once; threads other than the caller's start computing.
+
+        The previous step must have finished. Raises IndexError, before anything starts, for a row
+        with an id outside the vocabulary, or a position or page out of bounds.
+        """
+        sampled = len(step.argmax_ids)
         scratch = self._buffer(
             "scratch", step.token_count * self._scratch_floats_per_token, torch.float32
         )
-        logits = self._buffer("logits", wanted * self._vocab_size, torch.float32)
-        place = self._buffer("units", step.tile_count * TILE_FIELDS, torch.int64)
-        work = _Step(
+        logits = self._buffer("logits", sampled * self._vocab_size, torch.float32)
+        tiles = self._buffer("tiles", step.tile_count * TILE_FIELDS, torch.int64)
+        struct = _Step(
             step.packed_rows.buffer_info()[0],
             len(step.rows),
             step.threads,
             logits.data_ptr(),
             step.argmax_ids.buffer_info()[0],
             scratch.data_ptr(),
-            place.data_ptr(),
+            tiles.data_ptr(),
         )
-        outside = self._begin(byref(work))
+        outside = self._begin(byref(struct))
         if outside >= 0:
             raise IndexError(
                 f"row {outside} of the step: {self._describe_violation(step, outside)}"
             )
-        self._in_flight = (step, work)
+        self._in_flight = (step, struct)
 
     def _describe_violation(self, step: NativeStep, row_index: int) -> str:
-        """Describe the value of this row that is out of bounds."""
+        """Describe the out-of-bounds value of a row."""
         row = step.rows[row_index]
         ids = row.ids or step.fed_ids[row_index : row_index + 1]
         for id in ids:
@@ -214,11 +225,14 @@ class NativeDecoder:
                 f"positions {row.start} to {end} are outside the {self._position_count} of the "
                 f"model"
             )
-        return f"a page of it is outside the pool of {self._page_count}"
+        return f"one of its pages is outside the pool of {self._page_count}"
 
     def finish(self) -> tuple[list[int], float]:
-        """Works at it, too. Returns, of the S rows that draw, the likeliest id; -1 where a logit is
-        NaN or +inf, or all are -inf; and how many seconds ago it was done."""
+        """Compute the rest of the step, together with its threads.
+
+        Returns the likeliest id of each of the S sampled rows (-1 where a logit is NaN or +inf, or
+        all are -inf), and the seconds since the step's end.
+        """
         assert self._in_flight is not None
         ago_ns = self._finish()
         step, _ = self._in_flight
@@ -226,20 +240,23 @@ class NativeDecoder:
         return step.argmax_ids.tolist(), ago_ns / 1e9
 
     def discard(self) -> None:
-        """Ends the step begun, done or not."""
+        """Cancel the rest of the step in flight."""
         self._discard()
         self._in_flight = None
 
     def read_logits(self, count: int) -> Tensor:
-        """[S, vocab] fp32 of the last step, `wanted` being S. Overwritten by the next one."""
+        """Return the logits [S, vocab] fp32 of the last step, where S is `count`.
+
+        The next step overwrites them.
+        """
         return self._buffers["logits"][: count * self._vocab_size].view(count, self._vocab_size)
 
     def _buffer(self, name: str, size: int, dtype: torch.dtype) -> Tensor:
-        """At least that long, and the same from step to step."""
-        found = self._buffers.get(name)
-        if found is None or len(found) < size:
-            found = self._buffers[name] = torch.empty(size, dtype=dtype)
-        return found
+        """Return the buffer `name`, reused from step to step, with at least `size` elements."""
+        buffer = self._buffers.get(name)
+        if buffer is None or len(buffer) < size:
+            buffer = self._buffers[name] = torch.empty(size, dtype=dtype)
+        return buffer
 
     def _build_layer(
         self, layer: layers.DecoderLayer, model: LlamaDecoder, pool: KVPool
@@ -266,7 +283,7 @@ class NativeDecoder:
         return _Linear(linear.weight.data_ptr(), self._fp32_address(linear.bias), size_in, out)
 
     def _fp32_address(self, weight: Tensor | None) -> int | None:
-        """Where a copy of it in fp32 lies."""
+        """Copy a weight to fp32 and return the address of the copy; None if there is no weight."""
         if weight is None:
             return None
         self._keepalive.append(weight.float().contiguous())

@@ -1,5 +1,5 @@
 # pyright: basic
-"""The runner of models that our own C does: the same batches, the same answers."""
+"""The runner of models that the native decoder supports: same batches, same results."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ from continuo.engine.device.runner import TorchRunner
 from continuo.engine.device.sampling import draw, is_plain_greedy
 
 SINGLE_THREAD_WORK_MAX, WEIGHT_READ_COST = 100_000_000, 4
-"""Multiplications and additions, and bytes of KV, up to which a step runs on one thread: a few
-milliseconds. Fetching a weight from memory counts as four."""
+"""Most work of a step on a single thread, in multiply-adds plus bytes of KV: a few milliseconds.
+Fetching a weight from memory counts as WEIGHT_READ_COST multiply-adds."""
 
 
 @dataclass(slots=True)
 class NativePendingStep:
-    """A step that was begun. `alone`: nobody is at it but who asks for it."""
+    """A step that was launched."""
 
     rows: list[BatchRow]
     is_single_threaded: bool
+    """Whether the thread that collects the step computes all of it."""
     started_s: float
     result: BatchResult | None = None
-    """Once it is done."""
+    """The result, once computed."""
 
 
 class NativeRunner(TorchRunner):
-    """For a CPU, where no step runs ahead: threads of its own begin a step while its caller still
-    has other things to do, then they do it together, and its end is theirs again."""
+    """Runs steps on a CPU, where no step runs ahead.
+
+    The decoder's threads start a step while the caller still does other work; the caller then
+    joins them, and may leave the end of the step to them (`run_until_near_end`).
+    """
 
     def __init__(self, decoder: NativeDecoder, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -40,29 +44,30 @@ class NativeRunner(TorchRunner):
         self._last_step: NativePendingStep | None = None
 
     def launch(self, batch: Batch) -> NativePendingStep:
-        alone = self.threads == 1 or self._is_light(batch.rows)
-        step = self._decoder.pack(batch.rows, 1 if alone else self.threads)
+        is_single_threaded = self.threads == 1 or self._is_light(batch.rows)
+        step = self._decoder.pack(batch.rows, 1 if is_single_threaded else self.threads)
         last, self._last_step = self._last_step, None
-        before = None if last is None else self._finish(last)
-        begun = NativePendingStep(batch.rows, alone, time.perf_counter())
+        previous = None if last is None else self._finish(last)
+        pending = NativePendingStep(batch.rows, is_single_threaded, time.perf_counter())
         if batch.moves:
             self._move(batch.moves)
-        for place, row in enumerate(batch.rows):
+        for index, row in enumerate(batch.rows):
             if row.feed_row >= 0:
-                step.fed_ids[place] = _fed_id(before, row.feed_row)
+                step.fed_ids[index] = _fed_id(previous, row.feed_row)
         self._decoder.begin(step)
-        self._last_step = begun
-        return begun
+        self._last_step = pending
+        return pending
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
-        """Only of ids drawn in our C: others are late, and need a thread for themselves."""
+        """Run most of a step, if its ids are drawn in C: other ids are drawn after the step, on the
+        calling thread."""
         if ticket.is_single_threaded or not all(map(_is_plain_greedy, ticket.rows)):
             return False
         self._decoder.run_until_near_end()
         return True
 
     def collect(self, ticket: NativePendingStep) -> BatchResult:
-        if ticket is self._last_step:  # all that it draws is known when the next one is planned
+        if ticket is self._last_step:  # its ids are known before the next step: no row is fed
             self._last_step = None
         return self._finish(ticket)
 
@@ -74,17 +79,17 @@ class NativeRunner(TorchRunner):
         if ticket.result is None:
             if ticket.is_single_threaded:
                 ticket.started_s = time.perf_counter()
-            likely, ago_s = self._decoder.finish()
+            argmax_ids, ago_s = self._decoder.finish()
             ended_s = time.perf_counter() - ago_s
             samples = [row.sample for row in ticket.rows if row.sample is not None]
-            if min(likely, default=0) >= 0 and all(map(is_plain_greedy, samples)):
-                drawn = [RowResult(id) for id in likely]
+            if min(argmax_ids, default=0) >= 0 and all(map(is_plain_greedy, samples)):
+                drawn = [RowResult(id) for id in argmax_ids]
             else:
                 drawn = self._draw(samples)
                 ended_s = time.perf_counter()
-            found = iter(drawn)
-            answers = [None if row.sample is None else next(found) for row in ticket.rows]
-            ticket.result = BatchResult(answers, ended_s - ticket.started_s)
+            remaining = iter(drawn)
+            results = [None if row.sample is None else next(remaining) for row in ticket.rows]
+            ticket.result = BatchResult(results, ended_s - ticket.started_s)
         return ticket.result
 
     @torch.inference_mode()
@@ -112,7 +117,8 @@ def _is_plain_greedy(row: BatchRow) -> bool:
 
 
 def _fed_id(previous: BatchResult | None, row: int) -> int:
-    """The id that this row has drawn; any at all if it has failed, for then nobody asks."""
+    """Return the id that a row of the previous step drew; if the row failed, a valid id whose
+    results are discarded."""
     drawn = None if previous is None else previous.results[row]
-    assert drawn is not None, "a row is fed, and the step before drew nothing"
+    assert drawn is not None, "a row is fed, but the previous step drew nothing"
     return max(drawn.id, 0)

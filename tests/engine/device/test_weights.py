@@ -78,7 +78,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tensor": (lambda f: lose_tensor(f, UP), f"tensor {UP} is missing"),
     "wrong shape": (
         lambda f: edit_tensor(f, UP, lambda x: x[:3].clone()),
-        f"{UP} has shape [3, 48], the config asks for [80, 48]",
+        f"{UP} has shape [3, 48], but the config requires [80, 48]",
     ),
     "integers": (lambda f: edit_tensor(f, UP, lambda x: x.to(torch.int8)), "quantized"),
     "quantized": (lambda f: edit_config(f, quantization_config={"bits": 4}), "quantized"),
