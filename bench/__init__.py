@@ -1,4 +1,4 @@
-"""Every number we publish has a script here: continuo bench NAME [--json FILE] [its own options].
+"""Benchmarks: the script of every published number. continuo bench NAME [--json FILE] [options]
 
-A bench is a module with `add_options(parser)` and `run(options) -> Report`.
+A benchmark is a module with `add_options(parser)` and `run(options) -> Report`.
 """

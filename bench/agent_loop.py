@@ -1,6 +1,8 @@
-"""An agent's loop over the Responses API: each turn gives the output of a call and wants the next
-step. One agent goes on from its last response, one sends its whole history again: bytes sent,
-tokens computed and milliseconds to the first delta, for the first turns and the last.
+"""An agent loop over the Responses API: each turn sends the output of a tool call and requests the
+next step.
+
+One agent continues from its previous response, one resends its whole history. Measured: bytes sent,
+tokens computed, and milliseconds to the first delta, for the first and the last turns.
 """
 
 import argparse
@@ -14,7 +16,7 @@ import websockets
 from continuo.bench import live_server, session_latency
 from continuo.bench.report import Report, ReportRow, median
 
-STRATEGIES = ("goes on", "sends all")
+STRATEGIES = ("continue", "resend")
 TOOLS = [
     {
         "type": "function",
@@ -27,9 +29,18 @@ TOOLS = [
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
-    parser.add_argument("--turns", type=int, default=40)
-    parser.add_argument("--max-model-len", type=int, default=16_384)
+    parser.add_argument(
+        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=40, help="turns of each agent (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        default=16_384,
+        help="longest context of the server, in tokens (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -40,52 +51,58 @@ async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.resolve_checkpoint(options.model)
     async with live_server.run_server(folder, max_model_len=options.max_model_len) as url:
         address = url.removesuffix("realtime") + "responses"
-        await _run_loop(address, "goes on", 4)
-        runs = {way: await _run_loop(address, way, options.turns) for way in STRATEGIES}
-    rows = [_row(way, part, turns) for way in STRATEGIES for part, turns in _split_turns(runs[way])]
-    return Report(f"An agent's loop of {options.turns} turns", rows)
+        await _run_loop(address, "continue", 4)
+        runs = {
+            strategy: await _run_loop(address, strategy, options.turns) for strategy in STRATEGIES
+        }
+    rows = [
+        _row(strategy, part, turns)
+        for strategy in STRATEGIES
+        for part, turns in _split_turns(runs[strategy])
+    ]
+    return Report(f"An agent loop of {options.turns} turns", rows)
 
 
 def _split_turns(turns: list[ReportRow]) -> list[tuple[str, list[ReportRow]]]:
-    """Without the first, which everybody computes whole."""
+    """Select early and late turns. The first turn is left out: both agents send all of it."""
     return [("turns 2 to 11", turns[1:11]), ("last 10", turns[-10:])]
 
 
 def _row(strategy: str, part: str, turns: list[ReportRow]) -> ReportRow:
     names = ("sent_bytes", "prompt_ids", "computed_ids", "first_delta_ms")
     return {
-        "way": strategy,
+        "strategy": strategy,
         "turns": part,
         **{name: median([float(turn[name] or 0) for turn in turns]) for name in names},
     }
 
 
 async def _run_loop(address: str, strategy: str, turns: int) -> list[ReportRow]:
-    made: list[ReportRow] = []
+    rows: list[ReportRow] = []
     history: list[dict[str, Any]] = []
     last: str | None = None
     async with websockets.connect(address, max_size=None, compression=None) as socket:
         for turn in range(turns):
             new = [_build_input(turn)]
             history += new
-            wish = {"input": history if strategy == "sends all" else new, "tools": TOOLS}
             frame = json.dumps(
                 {
                     "type": "response.create",
-                    # Of its own, so that neither way finds what the other has said.
+                    # Different for each strategy, so that they do not share KV.
                     "instructions": f"{strategy}: " + "You are an agent. " * 20,
                     "tool_choice": "none",
                     "store": False,
-                    "previous_response_id": last if strategy == "goes on" else None,
+                    "previous_response_id": last if strategy == "continue" else None,
                     **live_server.SAMPLING,
-                    **wish,
+                    "input": history if strategy == "resend" else new,
+                    "tools": TOOLS,
                 }
             )
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             await socket.send(frame)
-            first_s, response = await _read_response(socket, began)
+            first_s, response = await _read_response(socket, start_s)
             usage = response["usage"]
-            made.append(
+            rows.append(
                 {
                     "sent_bytes": len(frame),
                     "prompt_ids": usage["input_tokens"],
@@ -95,7 +112,7 @@ async def _run_loop(address: str, strategy: str, turns: int) -> list[ReportRow]:
             )
             last = response["id"]
             history += response["output"]
-    return made
+    return rows
 
 
 def _build_input(turn: int) -> dict[str, Any]:
@@ -106,15 +123,15 @@ def _build_input(turn: int) -> dict[str, Any]:
 
 
 async def _read_response(
-    socket: websockets.ClientConnection, began: float
+    socket: websockets.ClientConnection, start_s: float
 ) -> tuple[float, dict[str, Any]]:
-    """Seconds to the first delta, and the response."""
+    """Read a response to its end. Returns the seconds to its first delta, and the response."""
     first_s = 0.0
     while True:
         event = json.loads(await socket.recv())
         match event["type"]:
             case "response.output_text.delta":
-                first_s = first_s or time.perf_counter() - began
+                first_s = first_s or time.perf_counter() - start_s
             case "response.completed" | "response.incomplete":
                 return first_s, event["response"]
             case "response.failed" | "error":

@@ -1,8 +1,8 @@
-"""From an append to its acknowledgement, by what the acknowledgement means.
+"""Latency of appends until their acknowledgement, by durability.
 
-8 sessions append words and items; each is acknowledged when Redis has it and the engine was told.
-`--durability normal` before a Redis that writes to its disk every second, `strict` before one that
-does so before it answers. The engine is scripted; all of it is on one machine.
+8 sessions append words and items; each append is acknowledged once it is stored in Redis and sent
+to the engine. `--durability normal` with a Redis that syncs its file every second, `strict` with
+one that syncs before it replies. The engine is scripted; everything runs on one machine.
 """
 
 import argparse
@@ -18,7 +18,9 @@ from continuo.bench.report import Report, ReportRow
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of each measurement (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -34,10 +36,10 @@ async def _run(seconds: float) -> Report:
             await redis.start()
             async with gateway.run_gateway(
                 random_checkpoints.ensure_checkpoint("S"), 0, redis.url, durability
-            ) as served:
-                found = await gateway.measure_appends(served, seconds)
+            ) as process:
+                measured = await gateway.measure_appends(process, seconds)
         finally:
             redis.kill()
             shutil.rmtree(folder)
-        rows += [{"durability": durability, "appendfsync": fsync, **row} for row in found]
-    return Report("An append until it is acknowledged", rows, notes=["Milliseconds."])
+        rows += [{"durability": durability, "appendfsync": fsync, **row} for row in measured]
+    return Report("Appends until acknowledged", rows, notes=["Milliseconds."])

@@ -1,5 +1,7 @@
-"""Interrupted: an answer is cancelled at a random id, the log cut to what was heard, the next turn
-asked (16 ids). What must be prefilled, and how long the first id takes, at growing histories.
+"""Barge-in: a turn is cancelled at a random id, the log is truncated to what was played to the
+user, and the next turn is requested (16 ids).
+
+Measured: ids prefilled and time to the first id, for growing histories.
 """
 
 import argparse
@@ -14,9 +16,16 @@ from continuo.engine.client.engine_client import EngineClient
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
-    parser.add_argument("--turns", type=int, default=20, help="interruptions at each history")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=20,
+        help="interruptions for each history (default: %(default)s)",
+    )
+    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -27,7 +36,7 @@ async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.resolve_checkpoint(options.model)
     async with live_engine.run_engine(folder, dtype=options.dtype, max_model_len=16_384) as engine:
         rows = [await _measure(engine, options, history) for history in (500, 2000, 8000)]
-    return Report("Barge-in: cancel, cut to what was heard, next turn of 16 ids", rows)
+    return Report("Barge-in: cancel, truncate to what was played, next turn of 16 ids", rows)
 
 
 async def _measure(engine: EngineClient, options: argparse.Namespace, history: int) -> ReportRow:
@@ -36,18 +45,18 @@ async def _measure(engine: EngineClient, options: argparse.Namespace, history: i
     await engine.append(session, [source.randrange(1, vocabulary) for _ in range(history)])
     for _ in range(options.turns):
         await engine.append(session, [source.randrange(1, vocabulary) for _ in range(16)])
-        asked = (await engine.info(session)).length
+        prompt_length = (await engine.info(session)).length
         turn = await engine.generate(session, live_engine.greedy(64))
         await _interrupt(engine, session, turn.id, turn, source.randint(2, 60))
         assert turn.ended is not None
-        heard = source.randint(1, turn.ended.output_tokens)
-        await engine.rewind(session, asked + heard)
+        played = source.randint(1, turn.ended.output_tokens)
+        await engine.rewind(session, prompt_length + played)
         before = await engine.stats()
         ids = [source.randrange(1, vocabulary) for _ in range(16)]
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         firsts.append(
             await live_engine.time_to_first_id(
-                await live_engine.append_and_generate(engine, session, ids, 1), began
+                await live_engine.append_and_generate(engine, session, ids, 1), start_s
             )
         )
         prefilled.append(live_engine.count_computed_tokens(before, await engine.stats()))
@@ -64,8 +73,8 @@ async def _measure(engine: EngineClient, options: argparse.Namespace, history: i
 async def _interrupt(
     engine: EngineClient, session: str, turn_id: str, turn: live_engine.TurnStream, after: int
 ) -> None:
-    said = 0
+    received = 0
     async for piece in turn:
-        said += len(piece.ids)
-        if said == after:
+        received += len(piece.ids)
+        if received == after:
             await engine.cancel(session, turn_id)

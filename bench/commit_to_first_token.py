@@ -1,8 +1,8 @@
-"""Words prefilled while they are spoken: three ids every 150 ms, one step in five revises the last
-words; then the turn is committed and answered.
+"""Incremental input: words are prefilled as they arrive, three ids every 150 ms, and one step in
+five revises the last word; then the turn is committed and generated.
 
-What is prefilled after the commit, and how long the first id takes; beside it the same words
-appended in one piece at the end, as a client without incremental input would.
+Measured: ids prefilled after the commit, and time to the first id; for comparison, with the same
+words appended at once at the end, as by a client without incremental input.
 """
 
 import argparse
@@ -18,11 +18,19 @@ from continuo.engine.client.engine_client import EngineClient
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
-    parser.add_argument("--turns", type=int, default=20)
-    parser.add_argument("--words", type=int, default=20, help="words spoken in a turn")
-    parser.add_argument("--pause-ms", type=float, default=150.0, help="between words")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=20, help="turns of each measurement (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--words", type=int, default=20, help="words of a turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--pause-ms", type=float, default=150.0, help="between words (default: %(default)s)"
+    )
+    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -32,7 +40,10 @@ def run(options: argparse.Namespace) -> Report:
 async def _run(options: argparse.Namespace) -> Report:
     folder = session_latency.resolve_checkpoint(options.model)
     async with live_engine.run_engine(folder, dtype=options.dtype, max_model_len=8192) as engine:
-        rows = [await _measure(engine, options, spoken) for spoken in (True, False, True, False)]
+        rows = [
+            await _measure(engine, options, is_incremental)
+            for is_incremental in (True, False, True, False)
+        ]
     title = f"Turns of {options.words} words, one every {options.pause_ms:.0f} ms"
     return Report(title, rows)
 
@@ -48,14 +59,14 @@ async def _measure(
             await _append_incrementally(engine, session, words, source, options.pause_ms / 1e3)
         before = await engine.stats()
         ids = [id for word in words for id in word]
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         turn = await live_engine.append_and_generate(
             engine, session, [*ids, 2, 3], 1, "commit" if is_incremental else "firm"
         )
-        firsts.append(await live_engine.time_to_first_id(turn, began))
+        firsts.append(await live_engine.time_to_first_id(turn, start_s))
         prefilled.append(live_engine.count_computed_tokens(before, await engine.stats()))
     return {
-        "words": "while spoken" if is_incremental else "at the end",
+        "words": "incrementally" if is_incremental else "at the end",
         "prefilled_after_commit_median": median(prefilled),
         "prefilled_after_commit_max": max(prefilled),
         "first_id_p50_ms": median(firsts) * 1e3,
@@ -74,10 +85,13 @@ async def _append_incrementally(
     source: random.Random,
     pause_s: float,
 ) -> None:
-    """The last word is unstable: it is held back until the next one has come."""
+    """Append all words but the last provisionally, one more at a time.
+
+    The last word stays unstable until the commit.
+    """
     for count in range(1, len(words)):
-        heard = [list(word) for word in words[:count]]
+        recognized = [list(word) for word in words[:count]]
         if source.random() < 0.2:
-            heard[-1] = _random_word(source)
-        await engine.append(session, [id for word in heard for id in word], "provisional")
+            recognized[-1] = _random_word(source)
+        await engine.append(session, [id for word in recognized for id in word], "provisional")
         await asyncio.sleep(pause_s)

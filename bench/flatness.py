@@ -1,7 +1,7 @@
-"""Whether a turn costs the same whatever its index: 8 sessions x 150 turns, 16 in / 8 out.
+"""Flatness, the cost of a turn by its index: 8 sessions x 150 turns, 16 in / 8 out.
 
-Mean of the last ten turns over that of turns 2 to 11: of the wall clock, in which attention over a
-longer context is included, and of the time outside the model, which must be flat.
+The mean of the last ten turns over that of turns 2 to 11: of the wall clock, which includes
+attention over a longer context, and of the time outside the model, which must be flat.
 """
 
 import argparse
@@ -13,12 +13,20 @@ from continuo.bench.report import Report, median
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
-    parser.add_argument("--sessions", type=int, default=8)
-    parser.add_argument("--turns", type=int, default=150)
-    parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--block-size", type=int, default=16)
+    parser.add_argument(
+        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=8, help="concurrent sessions (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns", type=int, default=150, help="turns of each session (default: %(default)s)"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
+    parser.add_argument(
+        "--block-size", type=int, default=16, help="tokens of a page (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -42,5 +50,5 @@ async def _run(options: argparse.Namespace) -> Report:
     return Report(
         f"Flatness, {options.sessions} sessions x {options.turns} turns",
         [{**row, "wall_last10_over_first": flat}],
-        notes=["The reference asserts at most 1.15 on the wall clock of a GPU."],
+        notes=["SGLang asserts at most 1.15 on the wall clock of a GPU."],
     )

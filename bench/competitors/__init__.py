@@ -1,14 +1,14 @@
-"""Other servers on the workload of session-latency: the same weights, ids, threads and clients.
+"""Competitors on the workload of session-latency: same weights, ids, threads and clients.
 
-    transformers      resend                generate on the whole context, nothing kept
-                      session-cache         generate with one DynamicCache kept for each session
-                      continuous-batching   the whole context sent again, its pages found by prefix
-    llama-cpp-python  resend                Llama.generate on the whole context, prefix kept
-                      resend-slots          a slot for each session, prefix kept, slots batched
-                      slots                 the same, and only the new ids are sent
+    transformers      resend                generate on the whole context, no cache
+                      session-cache         generate with a DynamicCache per session
+                      continuous-batching   the whole context resent, its pages found by prefix
+    llama-cpp-python  resend                Llama.generate on the whole context, prefix cached
+                      resend-slots          a slot per session, prefix cached, slots batched
+                      slots                 the same, but only the new ids are sent
 
-A peer runs in a process of its own, in whatever environment it is installed: that of Continuo,
-`.venv-peers` beside it, or the interpreter named by CONTINUO_PEERS_PYTHON.
+A competitor runs in a process of its own, in the first environment that has its modules: the
+interpreter named by CONTINUO_PEERS_PYTHON, that of Continuo, or `.venv-peers` in its root.
 """
 
 import dataclasses
@@ -27,15 +27,17 @@ from continuo.bench.competitors.workload import Ids, Prompts, Workload, Workload
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 3600.0
-"""A mode that takes longer is stopped and reported as far as it came."""
+"""A mode that takes longer is stopped; its finished turns are reported."""
 GRACE_S = 600.0
-"""For loading, and for the turns in flight when the limit is reached."""
+"""Extra time for loading, and for the turns in flight when the limit is reached."""
 
 Outputs = list[list[Ids]]
-"""[session][turn] -> the ids said."""
+"""[session][turn] -> the ids generated."""
 
 
 class Competitor(NamedTuple):
+    """A mode of another server; `module` is the program of its process."""
+
     name: str
     mode: str
     module: str
@@ -90,15 +92,15 @@ HOW_TO_INSTALL = {
 
 @dataclasses.dataclass(frozen=True)
 class CompetitorResult:
-    """Milliseconds of client wall clock per turn, the first one dropped; None: no figure, and the
-    note says why."""
+    """Client wall clock per turn in milliseconds, without the first turn; None if there is no
+    figure, for the reason in `note`."""
 
     name: str
     mode: str
     mean_all_ms: float | None
     mean_last10_ms: float | None
     has_equal_outputs: bool | None
-    """With the ids expected, or with those of the first peer that ran."""
+    """Whether the ids equal those expected, or those of the first competitor that ran."""
     note: str
     outputs: Outputs | None = dataclasses.field(default=None, repr=False)
 
@@ -117,8 +119,10 @@ def measure(
     expected: Outputs | None = None,
     limit_s: float = LIMIT_S,
 ) -> list[CompetitorResult]:
-    """Plays `prompts[session][turn]` on each peer. `names` picks peers ("transformers") or modes
-    ("transformers resend"); None: all. `dtype` auto: what Continuo takes for this model on a CPU.
+    """Run `prompts[session][turn]` on each competitor.
+
+    `names` selects competitors ("transformers") or modes ("transformers resend"); None: all.
+    `dtype` auto: the dtype that Continuo uses for this model on a CPU.
     """
     assert len(prompts) == sessions, "one list of turns for each session"
     assert all(len(ids) == ids_in for session in prompts for ids in session)
@@ -126,23 +130,25 @@ def measure(
     if dtype == "auto":
         dtype = _auto_dtype(model_folder)
     results: list[CompetitorResult] = []
-    for peer in COMPETITORS:
-        if not peer.is_selected(names):
+    for competitor in COMPETITORS:
+        if not competitor.is_selected(names):
             continue
-        job = Workload(str(model_folder), peer.mode, dtype, threads, ids_out, prompts, limit_s)
-        result = _run(peer, job, expected)
+        job = Workload(
+            str(model_folder), competitor.mode, dtype, threads, ids_out, prompts, limit_s
+        )
+        result = _run(competitor, job, expected)
         results.append(result)
         expected = expected or result.outputs
     return results
 
 
 def find_interpreter(required_modules: Sequence[str]) -> Path | None:
-    """The first environment in which all these modules can be found."""
-    named = os.environ.get("CONTINUO_PEERS_PYTHON")
-    places = [Path(named)] if named else []
+    """Find the first environment that has all these modules. Returns None if there is none."""
+    configured = os.environ.get("CONTINUO_PEERS_PYTHON")
+    preferred = [Path(configured)] if configured else []
     script = "import sys, importlib.util as u; sys.exit(not all(map(u.find_spec, sys.argv[1:])))"
-    for python in [*places, Path(sys.executable), ROOT / ".venv-peers" / "bin" / "python"]:
-        # Not in the root of the tree: a folder there must not pass for a package.
+    for python in [*preferred, Path(sys.executable), ROOT / ".venv-peers" / "bin" / "python"]:
+        # -I: a folder of the current directory must not be taken for a package.
         if (
             python.exists()
             and not subprocess.run(
@@ -153,40 +159,41 @@ def find_interpreter(required_modules: Sequence[str]) -> Path | None:
     return None
 
 
-def _run(peer: Competitor, job: Workload, expected: Outputs | None) -> CompetitorResult:
-    python = find_interpreter(peer.required_modules)
+def _run(competitor: Competitor, job: Workload, expected: Outputs | None) -> CompetitorResult:
+    python = find_interpreter(competitor.required_modules)
     if python is None:
-        return _result_without_figures(peer, f"not installed: {HOW_TO_INSTALL[peer.name]}")
+        reason = f"not installed: {HOW_TO_INSTALL[competitor.name]}"
+        return _result_without_figures(competitor, reason)
     try:
-        played = _run_process(python, peer.module, job)
+        result = _run_process(python, competitor.module, job)
     except _CompetitorError as error:
-        return _result_without_figures(peer, str(error))
-    notes = [played.version, job.dtype, peer.note]
-    turns, done = len(job.prompts[0]), min(len(row) for row in played.seconds)
+        return _result_without_figures(competitor, str(error))
+    notes = [result.version, job.dtype, competitor.note]
+    turns, done = len(job.prompts[0]), min(len(row) for row in result.seconds)
     if done < turns:
         notes.append(f"stopped after {done} of {turns} turns ({job.limit_s:.0f} s)")
     if done < 2:
-        return _result_without_figures(peer, "; ".join(notes))
-    rows = [row[1:] for row in played.seconds]
-    equal = None
+        return _result_without_figures(competitor, "; ".join(notes))
+    rows = [row[1:] for row in result.seconds]
+    has_equal_outputs = None
     if expected is not None:
-        differs = _first_difference(played.outputs, expected)
-        equal = differs is None
-        if differs is not None:
-            notes.append(f"ids differ from turn {differs + 1} on")
+        difference = _first_difference(result.outputs, expected)
+        has_equal_outputs = difference is None
+        if difference is not None:
+            notes.append(f"ids differ from turn {difference + 1} on")
     return CompetitorResult(
-        peer.name,
-        peer.mode,
+        competitor.name,
+        competitor.mode,
         _mean_ms(rows),
         _mean_ms([row[-10:] for row in rows]),
-        equal,
+        has_equal_outputs,
         "; ".join(notes),
-        played.outputs,
+        result.outputs,
     )
 
 
 def _run_process(python: Path, module: str, job: Workload) -> WorkloadResult:
-    """Runs the peer in its own process and group. Raises _PeerFailed."""
+    """Run the competitor in its own process and process group. Raises _CompetitorError."""
     env = dict(os.environ, PYTHONPATH=str(ROOT), TRANSFORMERS_VERBOSITY="error")
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         env[name] = str(job.threads)
@@ -201,7 +208,7 @@ def _run_process(python: Path, module: str, job: Workload) -> WorkloadResult:
             start_new_session=True,
         )
         try:
-            answer, _ = process.communicate(json.dumps(job), timeout=job.limit_s + GRACE_S)
+            output, _ = process.communicate(json.dumps(job), timeout=job.limit_s + GRACE_S)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -212,15 +219,15 @@ def _run_process(python: Path, module: str, job: Workload) -> WorkloadResult:
             errors.seek(0)
             lines = errors.read().strip().splitlines() or ["no message"]
             raise _CompetitorError(f"failed ({process.returncode}): {lines[-1]}")
-    return WorkloadResult(*json.loads(answer.splitlines()[-1]))
+    return WorkloadResult(*json.loads(output.splitlines()[-1]))
 
 
 class _CompetitorError(Exception):
-    pass
+    """A competitor's process that failed or exceeded its time."""
 
 
-def _result_without_figures(peer: Competitor, note: str) -> CompetitorResult:
-    return CompetitorResult(peer.name, peer.mode, None, None, None, note)
+def _result_without_figures(competitor: Competitor, note: str) -> CompetitorResult:
+    return CompetitorResult(competitor.name, competitor.mode, None, None, None, note)
 
 
 def _auto_dtype(folder: Path) -> str:
@@ -230,15 +237,17 @@ def _auto_dtype(folder: Path) -> str:
 
 
 def _mean_ms(rows: Sequence[Sequence[float]]) -> float:
-    every = [seconds for row in rows for seconds in row]
-    return sum(every) / len(every) * 1e3
+    seconds = [each for row in rows for each in row]
+    return sum(seconds) / len(seconds) * 1e3
 
 
-def _first_difference(said: Outputs, expected: Outputs) -> int | None:
-    """The first turn in which any session said something else; turns only one of them has are not
-    compared."""
+def _first_difference(outputs: Outputs, expected: Outputs) -> int | None:
+    """Find the first turn in which the ids of any session differ. Returns None if none does.
+
+    Turns that only one of the two has are not compared.
+    """
     differences = [
         next((turn for turn, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
-        for ours, theirs in zip(said, expected, strict=True)
+        for ours, theirs in zip(outputs, expected, strict=True)
     ]
     return min((turn for turn in differences if turn is not None), default=None)

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's weights with numpy alone: one safetensors file, bf16 included."""
+"""Read the weights of a checkpoint with numpy alone, from one safetensors file, bf16 included."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ NUMPY_TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 
 
 def count_parameters(folder: Path) -> int:
-    """Counts the weights."""
+    """Count the weights."""
     total = 0
     for entry in _read_header(folder)[0].values():
         count = 1
@@ -20,7 +20,7 @@ def count_parameters(folder: Path) -> int:
 
 
 def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":
-    """Each weight with its name, as a numpy array in fp32."""
+    """Yield the name of each tensor and its values as a numpy array in fp32."""
     import numpy as np
 
     header, begin = _read_header(folder)
@@ -34,7 +34,7 @@ def iterate_tensors(folder: Path) -> "Iterator[tuple[str, Any]]":
 
 
 def _read_header(folder: Path) -> tuple[dict[str, Any], int]:
-    """What is in the file, and where its data begin."""
+    """Read the header, and the offset at which the data begins."""
     with (folder / "model.safetensors").open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header: dict[str, Any] = json.loads(file.read(length))

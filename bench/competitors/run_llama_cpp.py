@@ -1,4 +1,4 @@
-"""The process of the llama-cpp-python peer: its Llama class, and slots on the library it wraps."""
+"""The process of competitor llama-cpp-python: its Llama class, and slots on llama.cpp itself."""
 
 import tempfile
 from collections import deque
@@ -19,7 +19,7 @@ from continuo.bench.competitors.workload import (
 
 BATCH_TOKENS_MAX = 512
 FLASH_ATTENTION = 0
-"""Flash attention off: slower on at the lengths we measure."""
+"""Flash attention is off, because it is slower at the measured lengths."""
 
 
 def run(job: Workload) -> WorkloadResult:
@@ -35,8 +35,11 @@ def run(job: Workload) -> WorkloadResult:
 
 
 class _ResendGenerator:
-    """Llama.generate on the whole context. It keeps the KV of the last context it saw and looks for
-    the common prefix: one Llama for each session, or another's turn would take its place."""
+    """Runs Llama.generate on the whole context.
+
+    A Llama keeps the KV of its last context only and reuses the common prefix, so each session has
+    a Llama of its own.
+    """
 
     def __init__(self, path: Path, job: Workload) -> None:
         self._models = [_create_llama(path, job) for _ in job.prompts]
@@ -47,10 +50,10 @@ class _ResendGenerator:
         context = self._contexts[session]
         context += ids
         drawn = self._models[session].generate(context, temp=0.0)
-        said: Ids = [int(next(drawn)) for _ in range(self._ids_out)]
+        output: Ids = [int(next(drawn)) for _ in range(self._ids_out)]
         drawn.close()
-        context += said
-        return said
+        context += output
+        return output
 
 
 def _create_llama(path: Path, job: Workload) -> Any:
@@ -66,7 +69,7 @@ def _create_llama(path: Path, job: Workload) -> Any:
 
 
 class _Slot:
-    """A session's sequence in the KV. `cached` are the ids whose KV is there."""
+    """A session's sequence; `cached` are the ids whose KV is in the context."""
 
     def __init__(self) -> None:
         self.context: Ids = []
@@ -76,7 +79,7 @@ class _Slot:
 
 
 class _SlotBackend:
-    """One context with a sequence for each session; a step decodes what all of them owe."""
+    """A llama.cpp context with a sequence per session; a step computes the owed ids of all."""
 
     def __init__(self, path: Path, job: Workload, resend: bool) -> None:
         self._model = llama_cpp.llama_model_load_from_file(
@@ -84,7 +87,7 @@ class _SlotBackend:
         )
         assert self._model, "llama.cpp did not load the model"
         self._context = llama_cpp.llama_init_from_model(self._model, _context_params(job))
-        assert self._context, "llama.cpp did not make a context"
+        assert self._context, "llama.cpp did not create a context"
         self._sampler = llama_cpp.llama_sampler_init_greedy()
         self._batch = llama_cpp.llama_batch_init(BATCH_TOKENS_MAX, 0, 1)
         self._slots = [_Slot() for _ in job.prompts]
@@ -100,7 +103,8 @@ class _SlotBackend:
             self._keep_prefix(session, list(slot.context))
 
     def _keep_prefix(self, session: int, sent: Ids) -> None:
-        """What a server does that is sent a whole context: finds what of it is in the slot."""
+        """Keep the KV of the slot as far as it is a prefix of the ids sent, as a server does that
+        receives whole contexts."""
         slot = self._slots[session]
         kept = 0
         for old, new in zip(slot.cached, sent, strict=False):
@@ -114,12 +118,12 @@ class _SlotBackend:
         del slot.cached[min(kept, len(sent) - 1) :]
 
     def step(self) -> list[tuple[int, Ids]]:
-        asked = self._fill_batch()
+        sampled = self._fill_batch()
         failed = llama_cpp.llama_decode(self._context, self._batch)
-        assert not failed, f"llama_decode answered {failed}"
+        assert not failed, f"llama_decode returned {failed}"
         ended: list[tuple[int, Ids]] = []
-        while asked:
-            session, row = asked.popleft()
+        while sampled:
+            session, row = sampled.popleft()
             slot = self._slots[session]
             id = int(llama_cpp.llama_sampler_sample(self._sampler, self._context, row))
             slot.output.append(id)
@@ -130,9 +134,9 @@ class _SlotBackend:
         return ended
 
     def _fill_batch(self) -> deque[tuple[int, int]]:
-        """Puts what is owed into the batch. Returns the sessions that draw an id, and their row."""
+        """Fill the batch with owed ids. Returns the sessions that draw an id, with their rows."""
         batch, row = self._batch, 0
-        asked: deque[tuple[int, int]] = deque()
+        sampled: deque[tuple[int, int]] = deque()
         for session, slot in enumerate(self._slots):
             if not slot.is_active:
                 continue
@@ -147,15 +151,15 @@ class _SlotBackend:
                 row += 1
             slot.cached += owed
             if owed and len(slot.cached) == len(slot.context):
-                asked.append((session, row - 1))
+                sampled.append((session, row - 1))
         batch.n_tokens = row
-        return asked
+        return sampled
 
 
 def _context_params(job: Workload) -> Any:
     params = llama_cpp.llama_context_default_params()
-    each = -(-job.context_max // 256) * 256
-    params.n_ctx = each * len(job.prompts)
+    session_context = -(-job.context_max // 256) * 256
+    params.n_ctx = session_context * len(job.prompts)
     params.n_seq_max = len(job.prompts)
     params.n_batch = params.n_ubatch = BATCH_TOKENS_MAX
     params.n_threads = params.n_threads_batch = job.threads

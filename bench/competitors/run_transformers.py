@@ -1,4 +1,4 @@
-"""The process of the transformers peer: `generate`, and continuous batching."""
+"""The process of competitor transformers: `generate`, and continuous batching."""
 
 from typing import Any
 
@@ -18,10 +18,11 @@ from continuo.bench.competitors.workload import (
 )
 
 PAGE_SIZE = 32
-"""Tokens in a page of the continuous batching: what is not on a whole page is computed again."""
+"""Tokens per page of continuous batching; the tail of a context after its last full page is
+computed again."""
 POOL_HEADROOM = 3
-"""Its pool, in times what all sessions need at their end: in a pool that just holds them, pages of
-the prefixes to be found again are given away, and whole contexts are computed again."""
+"""Size of its pool over the need of all sessions at their end. A pool that just holds them evicts
+prefixes that are needed again, and whole contexts are recomputed."""
 BATCH_TOKENS_MAX = 512
 
 
@@ -37,19 +38,19 @@ def run(job: Workload) -> WorkloadResult:
             return run_workload(batched, job, version)
         finally:
             batched.stop()
-    peer: CompetitorBackend = SequentialBackend(
+    backend: CompetitorBackend = SequentialBackend(
         _Generator(model, job, keep_cache=job.mode == "session-cache")
     )
     with torch.inference_mode():
-        return run_workload(peer, job, version)
+        return run_workload(backend, job, version)
 
 
 class _Generator:
-    """generate() on the whole context, with the session's KV if that is kept."""
+    """Runs generate() on the whole context, with the session's KV cache if `keep_cache`."""
 
     def __init__(self, model: Any, job: Workload, keep_cache: bool) -> None:
         self._model = model
-        # Any id but these may end a turn early: none does.
+        # Without a stop id, no turn ends early.
         model.generation_config.eos_token_id = None
         model.generation_config.pad_token_id = 0
         self._ids_out = job.ids_out
@@ -62,20 +63,20 @@ class _Generator:
         context = self._contexts[session]
         context += ids
         inputs = torch.tensor([context])
-        made = self._model.generate(
+        generated = self._model.generate(
             inputs,
             attention_mask=torch.ones_like(inputs),
             past_key_values=self._caches[session],
             max_new_tokens=self._ids_out,
             do_sample=False,
         )
-        said: Ids = made[0, len(context) :].tolist()
-        context += said
-        return said
+        output: Ids = generated[0, len(context) :].tolist()
+        context += output
+        return output
 
 
 class _ContinuousBatching:
-    """Continuous batching. It has no sessions: the context is sent again, full pages are shared."""
+    """Continuous batching; without sessions, so the context is resent and full pages are shared."""
 
     def __init__(self, model: Any, job: Workload) -> None:
         generation = GenerationConfig(
@@ -112,9 +113,9 @@ class _ContinuousBatching:
         if result.error is not None:
             raise RuntimeError(result.error)
         session = int(result.request_id.partition("-")[0])
-        said: Ids = list(result.generated_tokens)
-        self._contexts[session] += said
-        return [(session, said)]
+        output: Ids = list(result.generated_tokens)
+        self._contexts[session] += output
+        return [(session, output)]
 
     def stop(self) -> None:
         self._manager.stop(block=True, timeout=10.0)

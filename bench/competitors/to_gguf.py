@@ -2,8 +2,8 @@
 
 Usage: python -m continuo.bench.competitors.to_gguf IN OUT.
 
-The values are those of the checkpoint: bf16 ones are kept, or widened to fp32. The token list is
-that of the tokenizer; its merges are left out, as only ids matter here.
+The values are those of the checkpoint; bf16 is kept or widened to fp32. The token list is that of
+the tokenizer; its merges are left out, as the benchmark uses ids only.
 """
 
 import json
@@ -36,9 +36,10 @@ LAYER_TENSOR_NAMES = {
 
 
 def convert(folder: Path, path: Path, dtype: str) -> None:
-    """`dtype`: float32 or bfloat16. Vectors (norms) are fp32 in any case, as llama.cpp wants."""
+    """Convert a checkpoint. `dtype`: float32 or bfloat16; vectors (norms) are always fp32, which
+    llama.cpp requires."""
     config = json.loads((folder / "config.json").read_text())
-    assert config["model_type"] == "qwen3", f"no Qwen3 model: {config['model_type']}"
+    assert config["model_type"] == "qwen3", f"not a Qwen3 model: {config['model_type']}"
     kinds = gguf.GGMLQuantizationType
     kind = {"float32": kinds.F32, "bfloat16": kinds.BF16}[dtype]
     writer = gguf.GGUFWriter(path, "qwen3")
@@ -54,7 +55,7 @@ def convert(folder: Path, path: Path, dtype: str) -> None:
 
 
 def tensor_name(name: str) -> str:
-    """model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight"""
+    """Map a tensor's name: model.layers.3.mlp.up_proj.weight -> blk.3.ffn_up.weight."""
     if name in MODEL_TENSOR_NAMES:
         return MODEL_TENSOR_NAMES[name]
     number, _, inner = name.removeprefix("model.layers.").partition(".")
@@ -84,7 +85,7 @@ def _add_tokens(writer: Any, folder: Path, config: dict[str, Any]) -> None:
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens))
-    # A list must not be empty; the pair is none of text.
+    # The list must not be empty; this merge never applies to text.
     writer.add_token_merges([f"{tokens[-2]} {tokens[-1]}"])
     writer.add_eos_token_id(config.get("eos_token_id") or 0)
     writer.add_add_bos_token(False)

@@ -1,7 +1,7 @@
-"""The clients of a peer: one for each session, each sends its next turn when the last is answered.
+"""The clients of a competitor: one per session, each sends a turn when the previous one has ended.
 
-Standard library only: this runs in the peer's process, in whatever environment the peer lives. They
-are one thread: a turn waits in the peer's own queue, so its wall clock is what a client would see.
+Standard library only, as this runs in the competitor's process and environment. The clients share
+one thread: a turn waits in the competitor's own queue, so its wall clock is that of a real client.
 """
 
 import json
@@ -27,7 +27,7 @@ class Workload(NamedTuple):
 
     @property
     def context_max(self) -> int:
-        """Of one session's context at its end."""
+        """Ids of the longest context at the end of a session."""
         return max(sum(len(ids) + self.ids_out for ids in session) for session in self.prompts)
 
 
@@ -40,16 +40,16 @@ class WorkloadResult(NamedTuple):
 
 class CompetitorBackend(Protocol):
     def submit(self, session: int, ids: Ids) -> None:
-        """The session's next turn: the ids to append. Returns at once."""
+        """Begin a session's next turn by appending ids. Returns at once."""
         ...
 
     def step(self) -> list[tuple[int, Ids]]:
-        """Works for a while. Returns the turns that ended: the session, and what was said."""
+        """Work for a while. Returns (session, ids generated) of the turns that ended."""
         ...
 
 
 class SequentialBackend:
-    """A peer that answers one turn at a time, first come, first served."""
+    """A competitor that runs one turn at a time, in FIFO order."""
 
     def __init__(self, generate: Callable[[int, Ids], Ids]) -> None:
         self._generate = generate
@@ -63,31 +63,31 @@ class SequentialBackend:
         return [(session, self._generate(session, ids))]
 
 
-def run_workload(peer: CompetitorBackend, job: Workload, version: str) -> WorkloadResult:
-    """All turns of all sessions; past the limit no new turn is begun."""
+def run_workload(backend: CompetitorBackend, job: Workload, version: str) -> WorkloadResult:
+    """Run all turns of all sessions; no turn begins after the time limit."""
     sessions = range(len(job.prompts))
-    played = WorkloadResult(version, [[] for _ in sessions], [[] for _ in sessions])
-    began: dict[int, float] = {}
-    limit = time.perf_counter() + job.limit_s
+    result = WorkloadResult(version, [[] for _ in sessions], [[] for _ in sessions])
+    start_s: dict[int, float] = {}
+    limit_s = time.perf_counter() + job.limit_s
 
     def begin(session: int) -> None:
-        turn = len(played.outputs[session])
-        if turn < len(job.prompts[session]) and time.perf_counter() < limit:
-            began[session] = time.perf_counter()
-            peer.submit(session, job.prompts[session][turn])
+        turn = len(result.outputs[session])
+        if turn < len(job.prompts[session]) and time.perf_counter() < limit_s:
+            start_s[session] = time.perf_counter()
+            backend.submit(session, job.prompts[session][turn])
 
     for session in sessions:
         begin(session)
-    while began:
-        for session, said in peer.step():
-            played.seconds[session].append(time.perf_counter() - began.pop(session))
-            assert len(said) == job.ids_out, f"{len(said)} ids instead of {job.ids_out}"
-            played.outputs[session].append(said)
+    while start_s:
+        for session, output in backend.step():
+            result.seconds[session].append(time.perf_counter() - start_s.pop(session))
+            assert len(output) == job.ids_out, f"{len(output)} ids instead of {job.ids_out}"
+            result.outputs[session].append(output)
             begin(session)
-    return played
+    return result
 
 
 def serve_stdin(run: Callable[[Workload], WorkloadResult]) -> None:
-    """The peer's process: a job on standard input, the answer as the last line of the output."""
+    """Run the workload on standard input; print the result as the last line of standard output."""
     job = Workload(*json.load(sys.stdin))
     print("\n" + json.dumps(run(job)))
