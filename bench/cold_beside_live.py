@@ -1,7 +1,8 @@
 """Short turns during the prefill of cold prompts: p50 of 7 sessions (16 in / 1 out), alone and
 while prompts of thousands of ids are prefilled, one after another.
 
-SGLang reaches a ratio below 3.0 with 40,000 ids on a GPU; on a CPU, 4,000 take as long.
+The reference engine reaches a ratio below 3.0 with 40,000 ids on a GPU; 4,000 take as long on a
+CPU.
 """
 
 import argparse

@@ -50,5 +50,5 @@ async def _run(options: argparse.Namespace) -> Report:
     return Report(
         f"Flatness, {options.sessions} sessions x {options.turns} turns",
         [{**row, "wall_last10_over_first": flat}],
-        notes=["SGLang asserts at most 1.15 on the wall clock of a GPU."],
+        notes=["The reference engine asserts at most 1.15 on the wall clock of a GPU."],
     )

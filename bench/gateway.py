@@ -1,14 +1,14 @@
-"""The gateway alone: a scripted engine behind it, clients before it, on one machine.
+"""The gateway alone, between a scripted engine and clients on the same machine.
 
-streams     N answers at once, 50 tokens a second each: how late each token reaches its client,
-            counted from the beat of the device; then, while others take short turns beside them,
-            what lies around the engine when one starts: response.create to the engine, and the
-            first token back
-append      words appended to the text buffer, and items: how long until they are acknowledged
-idle        connections held open: how fast they open, bytes each, processor time meanwhile
+streams     N concurrent responses at 50 tokens a second each: the lateness of each token at its
+            client, counted from the device's tick; then the same while other clients take short
+            turns, and of those turns the latency outside the engine: response.create until the
+            engine receives it, plus the first token from the engine to the client
+append      words appended to the text buffer, and items: time until they are acknowledged
+idle        idle connections: rate of opening, bytes each, processor time
 
-All of it includes the link to the engine, and the client, on the same machine; where it has several
-cores the gateway's event loop has the first, and all else the others.
+All figures include the link to the engine, and the client. On a machine with several cores the
+gateway's event loop has the first core to itself.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from continuo.bench.report import Report, ReportRow, median, percentile
 
 TOKENS_PER_S = 50.0
 PROBES = 2
-"""Others that take short turns beside the streams."""
+"""Clients that take short turns beside the streams."""
 APPEND_SESSIONS = 8
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 CORES = sorted(os.sched_getaffinity(0))
@@ -43,13 +43,28 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--streams", type=int, nargs="*", default=[200, 400], metavar="N")
-    parser.add_argument("--idle", type=int, default=10_000, metavar="N", help="connections")
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument(
+        "--streams",
+        type=int,
+        nargs="*",
+        default=[200, 400],
+        metavar="N",
+        help="concurrent responses, one measurement for each N (default: 200 400)",
+    )
+    parser.add_argument(
+        "--idle",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="idle connections (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="of each measurement (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
-    gc.disable()  # of the clients, whose pauses would be taken for the gateway's
+    gc.disable()  # pauses of the clients would be attributed to the gateway
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return uvloop.run(_run(options))
@@ -78,14 +93,15 @@ class GatewayProcess(NamedTuple):
     trace_file: Path
 
     def cpu_s(self) -> float:
-        """Processor time it has used."""
+        """Processor time used so far."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / CLOCK_TICKS_PER_S
 
     def read_trace(self) -> dict[tuple[str, str], float]:
-        """When the engine was `asked` for each turn and has `answered`, by the response's id."""
+        """When the engine received each turn and sent its first id, by ("requested" or
+        "first_sent", response id)."""
         lines = map(str.split, self.trace_file.read_text().splitlines())
-        return {(what, name): float(at) for what, name, at in lines}
+        return {(event, turn): float(at_s) for event, turn, at_s in lines}
 
     def resident_bytes(self) -> int:
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * PAGE_BYTES
@@ -95,11 +111,14 @@ class GatewayProcess(NamedTuple):
 async def run_gateway(
     folder: Path, rate: float, store: str | None = None, durability: str = "normal"
 ) -> AsyncIterator[GatewayProcess]:
-    """`store`: None for a file on disk. Where there are several cores the first is its event loop's
-    alone from now on: a system that packs what runs on few cores lets the loop wait for the next
-    tick, milliseconds away, while another core is idle."""
+    """Run a gateway. `store` None: a SQLite file on disk.
+
+    From now on the first of several cores is reserved for the gateway's event loop: a scheduler
+    that packs threads on few cores may let the loop wait for its next tick, milliseconds away,
+    while another core is idle.
+    """
     os.sched_setaffinity(0, CORES[1:] or CORES)
-    file = Path(tempfile.mkdtemp()) / "told"
+    file = Path(tempfile.mkdtemp()) / "trace"
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "continuo.bench.gateway_server", str(folder), str(rate), str(file)),
         *(store or f"sqlite:///{file.parent}/store.db", durability, str(CORES[0])),
@@ -120,55 +139,57 @@ async def run_gateway(
         shutil.rmtree(file.parent)
 
 
-# ---------------------------------------------------------------- what is measured
+# ---------------------------------------------------------------- measurements
 
 
 async def measure_streams(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
-    """`count` long answers, alone at first; then beside turns of a few tokens."""
+    """Measure `count` long responses, first alone, then beside turns of a few tokens."""
     tokens = int(TOKENS_PER_S * seconds * 2)
-    listeners = [LatenessRecorder(TOKENS_PER_S) for _ in range(count)]
-    wires = [await WebSocketClient.connect(gateway.port, listener) for listener in listeners]
-    for number, wire in enumerate(wires):
-        _add_message(wire, f"stream {number}")
-        _create_response(wire, tokens)
+    recorders = [LatenessRecorder(TOKENS_PER_S) for _ in range(count)]
+    clients = [await WebSocketClient.connect(gateway.port, recorder) for recorder in recorders]
+    for number, client in enumerate(clients):
+        _add_message(client, f"stream {number}")
+        _create_response(client, tokens)
         await asyncio.sleep(0.5 / count)
-    alone, used_alone = await _measure_while(gateway, listeners, asyncio.sleep(seconds))
+    alone, cpu_alone = await _measure_while(gateway, recorders, asyncio.sleep(seconds))
     probing = asyncio.gather(*(_probe(gateway.port, seconds * 0.8) for _ in range(PROBES)))
-    beside, used_beside = await _measure_while(gateway, listeners, probing)
-    turns = [turn for waited in await probing for turn in waited]
-    await asyncio.gather(*(listener.done for listener in listeners))
-    for wire in wires:
-        wire.close()
-    told_s = gateway.read_trace()
-    waits = [
-        told_s["asked", turn] - asked_s + first_s - told_s["answered", turn]
-        for turn, asked_s, first_s in turns
+    beside, cpu_beside = await _measure_while(gateway, recorders, probing)
+    turns = [turn for waits in await probing for turn in waits]
+    await asyncio.gather(*(recorder.done for recorder in recorders))
+    for client in clients:
+        client.close()
+    trace = gateway.read_trace()
+    outside_engine_s = [
+        trace["requested", turn] - requested_s + first_s - trace["first_sent", turn]
+        for turn, requested_s, first_s in turns
     ]
-    said = sum(len(listener.lateness_s) for listener in listeners)
+    received = sum(len(recorder.lateness_s) for recorder in recorders)
     what = f"{count} streams of {TOKENS_PER_S:.0f} tokens/s"
     return [
-        _row(f"{what}: token late", alone)
-        | {"cpu_percent": used_alone * 100, "missing": count * tokens - said},
-        _row(f"{what}: token late, with short turns beside", beside)
-        | {"cpu_percent": used_beside * 100},
-        _row(f"{what}: another's first token, on both ways", waits),
+        _row(f"{what}: lateness of tokens", alone)
+        | {"cpu_percent": cpu_alone * 100, "missing": count * tokens - received},
+        _row(f"{what}: lateness of tokens, beside short turns", beside)
+        | {"cpu_percent": cpu_beside * 100},
+        _row(f"{what}: first token of a short turn, outside the engine", outside_engine_s),
     ]
 
 
 async def _measure_while(
-    gateway: GatewayProcess, listeners: Sequence[LatenessRecorder], awaited: Awaitable[Any]
+    gateway: GatewayProcess, recorders: Sequence[LatenessRecorder], awaited: Awaitable[Any]
 ) -> tuple[list[float], float]:
-    """How late the tokens were that came until then, and the gateway's part of a core."""
-    before = [len(listener.lateness_s) for listener in listeners]
-    began_s, cpu_s = time.monotonic(), gateway.cpu_s()
+    """Measure until `awaited` is done. Returns the lateness of the tokens that arrived meanwhile,
+    and the gateway's share of a core."""
+    before = [len(recorder.lateness_s) for recorder in recorders]
+    start_s, cpu_s = time.monotonic(), gateway.cpu_s()
     await awaited
-    used = (gateway.cpu_s() - cpu_s) / (time.monotonic() - began_s)
-    came = zip(listeners, before, strict=True)
-    return [late for listener, count in came for late in listener.lateness_s[count:]], used
+    cpu_share = (gateway.cpu_s() - cpu_s) / (time.monotonic() - start_s)
+    counted = zip(recorders, before, strict=True)
+    lateness_s = [late for recorder, count in counted for late in recorder.lateness_s[count:]]
+    return lateness_s, cpu_share
 
 
 class _FirstTokenWait(NamedTuple):
-    """By the client's clock, which is the engine's too."""
+    """Times of a turn by the client's clock, which is also the engine's."""
 
     response_id: str
     requested_s: float
@@ -176,31 +197,31 @@ class _FirstTokenWait(NamedTuple):
 
 
 async def _probe(port: int, seconds: float) -> list[_FirstTokenWait]:
-    """Short turns, asked for when their question is in the engine."""
-    asker, waited = EventWaiter(), list[_FirstTokenWait]()
-    wire = await WebSocketClient.connect(port, asker)
+    """Take short turns, each requested once its user message is in the engine."""
+    events, waits = EventWaiter(), list[_FirstTokenWait]()
+    client = await WebSocketClient.connect(port, events)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
-        _add_message(wire, "and now?")
-        await asker.wait_for("conversation.item.added")
+        _add_message(client, "and now?")
+        await events.wait_for("conversation.item.added")
         await asyncio.sleep(random.uniform(0.02, 0.06))
-        asked_s = time.monotonic()
-        _create_response(wire, 3)
-        payload, first_s = await asker.wait_for("response.output_text.delta")
+        requested_s = time.monotonic()
+        _create_response(client, 3)
+        payload, first_s = await events.wait_for("response.output_text.delta")
         turn = json.loads(payload)["response_id"]
-        waited.append(_FirstTokenWait(turn, asked_s, first_s))
-        await asker.wait_for("response.done")
-    wire.close()
-    return waited
+        waits.append(_FirstTokenWait(turn, requested_s, first_s))
+        await events.wait_for("response.done")
+    client.close()
+    return waits
 
 
 async def measure_appends(gateway: GatewayProcess, seconds: float) -> list[ReportRow]:
-    """8 sessions, words every 20 ms or so, a turn's worth at a time."""
-    spent = await asyncio.gather(
+    """Measure 8 sessions that append a word every 20 ms or so, and an item every 20 words."""
+    by_session = await asyncio.gather(
         *(_run_appends(gateway.port, seconds) for _ in range(APPEND_SESSIONS))
     )
-    words = [took for took, _ in spent for took in took]
-    items = [took for _, took in spent for took in took]
+    words = [latency_s for words, _ in by_session for latency_s in words]
+    items = [latency_s for _, items in by_session for latency_s in items]
     return [
         _row("input_text_buffer.append to .appended", words),
         _row("conversation.item.create to .added", items),
@@ -208,62 +229,62 @@ async def measure_appends(gateway: GatewayProcess, seconds: float) -> list[Repor
 
 
 async def _run_appends(port: int, seconds: float) -> tuple[list[float], list[float]]:
-    asker, words, items = EventWaiter(), list[float](), list[float]()
-    wire = await WebSocketClient.connect(port, asker)
+    events, words, items = EventWaiter(), list[float](), list[float]()
+    client = await WebSocketClient.connect(port, events)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
         for _ in range(20):
             await asyncio.sleep(random.uniform(0, 0.04))
             words.append(
                 await _time_until(
-                    asker,
+                    events,
                     "input_text_buffer.appended",
-                    lambda: wire.send(type="input_text_buffer.append", text="word "),
+                    lambda: client.send(type="input_text_buffer.append", text="word "),
                 )
             )
-        wire.send(type="input_text_buffer.clear")
-        await asker.wait_for("input_text_buffer.cleared")
+        client.send(type="input_text_buffer.clear")
+        await events.wait_for("input_text_buffer.cleared")
         items.append(
             await _time_until(
-                asker, "conversation.item.added", lambda: _add_message(wire, "and now?")
+                events, "conversation.item.added", lambda: _add_message(client, "and now?")
             )
         )
-    wire.close()
+    client.close()
     return words, items
 
 
-async def _time_until(asker: EventWaiter, kind: str, send: Any) -> float:
-    began_s = time.monotonic()
+async def _time_until(events: EventWaiter, kind: str, send: Any) -> float:
+    start_s = time.monotonic()
     send()
-    return (await asker.wait_for(kind))[1] - began_s
+    return (await events.wait_for(kind))[1] - start_s
 
 
 async def measure_idle(gateway: GatewayProcess, count: int, seconds: float) -> list[ReportRow]:
-    """Connections that say nothing, pinged as ever."""
-    at_once = asyncio.Semaphore(64)
+    """Measure connections that send nothing but pongs."""
+    open_limit = asyncio.Semaphore(64)
     before_bytes = gateway.resident_bytes()
 
     async def open_one() -> WebSocketClient:
-        async with at_once:
+        async with open_limit:
             return await WebSocketClient.connect(gateway.port, lambda payload, now: None)
 
-    began_s = time.monotonic()
-    wires = await asyncio.gather(*(open_one() for _ in range(count)))
-    opened_s = time.monotonic() - began_s
+    start_s = time.monotonic()
+    clients = await asyncio.gather(*(open_one() for _ in range(count)))
+    opening_s = time.monotonic() - start_s
     await asyncio.sleep(2)
-    each = (gateway.resident_bytes() - before_bytes) / count
-    cpu_s, began_s = gateway.cpu_s(), time.monotonic()
-    await asyncio.sleep(max(seconds, 41))  # two pings and more
-    used = (gateway.cpu_s() - cpu_s) / (time.monotonic() - began_s)
-    for wire in wires:
-        wire.close()
+    bytes_each = (gateway.resident_bytes() - before_bytes) / count
+    cpu_s, start_s = gateway.cpu_s(), time.monotonic()
+    await asyncio.sleep(max(seconds, 41))  # at least two pings
+    cpu_share = (gateway.cpu_s() - cpu_s) / (time.monotonic() - start_s)
+    for client in clients:
+        client.close()
     return [
         {
             "what": f"{count} idle connections",
             "count": count,
-            "kib_each": each / 1024,
-            "opened_per_s": count / opened_s,
-            "cpu_percent": used * 100,
+            "kib_each": bytes_each / 1024,
+            "opened_per_s": count / opening_s,
+            "cpu_percent": cpu_share * 100,
         }
     ]
 
@@ -278,12 +299,12 @@ def _row(what: str, spent: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _add_message(wire: WebSocketClient, text: str) -> None:
+def _add_message(client: WebSocketClient, text: str) -> None:
     content = [{"type": "input_text", "text": text}]
     item = {"type": "message", "role": "user", "content": content}
-    wire.send(type="conversation.item.create", item=item)
+    client.send(type="conversation.item.create", item=item)
 
 
-def _create_response(wire: WebSocketClient, tokens: int) -> None:
+def _create_response(client: WebSocketClient, tokens: int) -> None:
     response = {"max_output_tokens": tokens, "ignore_eos": True}
-    wire.send(type="response.create", response=response)
+    client.send(type="response.create", response=response)

@@ -1,10 +1,10 @@
-"""Run the gateway before a scripted engine.
+"""Run a gateway with a scripted engine, like `continuo serve`, in a process of its own.
 
-Usage: python -m continuo.bench.gateway_server FOLDER RATE TOLD STORE DURABILITY CORE
+Usage: python -m continuo.bench.gateway_server FOLDER RATE TRACE STORE DURABILITY CORE
 
-As `continuo serve` runs it, in a process of its own; its event loop runs on the core CORE, its
-store's thread and the engine where they were started. When it listens it prints its port and its
-process id.
+The gateway's event loop runs on core CORE; the store's thread and the engine keep the cores they
+started on. Prints the port and the process id once the gateway is listening. For RATE and TRACE see
+`scripted_engine`.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ async def main(
         with theirs:
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "continuo.bench.scripted_engine"),
-                *("beats", str(theirs.fileno()), folder, rate, trace_file),
+                *("ticks", str(theirs.fileno()), folder, rate, trace_file),
                 pass_fds=(theirs.fileno(),),
             )
         return ours
@@ -69,6 +69,6 @@ async def main(
 if __name__ == "__main__":
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    folder, rate, told, store, durability, core = sys.argv[1:]
-    kept = msgspec.convert(durability, Durability)
-    uvloop.run(main(folder, rate, told, store, kept, int(core)))
+    folder, rate, trace_file, store, durability_name, core = sys.argv[1:]
+    durability = msgspec.convert(durability_name, Durability)
+    uvloop.run(main(folder, rate, trace_file, store, durability, int(core)))

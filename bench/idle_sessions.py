@@ -1,7 +1,7 @@
-"""Many more open sessions than fit: N sessions have KV for 10 times the page pool; some wake.
+"""Many more open sessions than fit: N sessions with 10 times the KV of the page pool; some wake.
 
-Time to the first id of a woken session (16 ids in), by where its KV was: hot, host (spilled and
-brought back) or recomputed (prefilled again). With and without a host tier. Nothing may fail.
+Measured: time to the first id of a woken session (16 ids in), by residency of its KV: hot, host
+(spilled and recalled) or recomputed; with and without a host tier. No turn may fail.
 """
 
 import argparse
@@ -19,11 +19,20 @@ CONTEXT = 512
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
-    parser.add_argument("--sessions", type=int, default=40)
-    parser.add_argument("--wakes", type=int, default=200)
-    parser.add_argument("--times", type=int, default=10, help="KV held over the size of the pool")
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--sessions", type=int, default=40, help="open sessions (default: %(default)s)"
+    )
+    parser.add_argument("--wakes", type=int, default=200, help="turns (default: %(default)s)")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=10,
+        help="KV of all sessions over the size of the pool (default: %(default)s)",
+    )
+    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -40,7 +49,7 @@ async def _run(options: argparse.Namespace) -> Report:
 async def _measure_wakes(
     options: argparse.Namespace, folder: Path, host_gib: float
 ) -> list[ReportRow]:
-    found: dict[str, list[float]] = defaultdict(list)
+    by_residency: dict[str, list[float]] = defaultdict(list)
     source = random.Random(0)
     pages = options.sessions * CONTEXT // 16 // options.times
     async with live_engine.run_engine(
@@ -57,17 +66,17 @@ async def _measure_wakes(
             await engine.append(session, ids)
             await live_engine.read_ids(await engine.generate(session, live_engine.greedy(1)))
         for _ in range(options.wakes):
-            # most wakes come from a few sessions, as in life
+            # A few sessions wake most often, as in production.
             index = min(int(source.expovariate(4 / options.sessions)), options.sessions - 1)
             session = sessions[index]
             length = (await engine.info(session)).length
             await engine.rewind(session, min(length, CONTEXT))
             ids = [source.randrange(1, vocabulary) for _ in range(16)]
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             turn = await live_engine.append_and_generate(engine, session, ids, 1)
-            seconds = await live_engine.time_to_first_id(turn, began)
+            seconds = await live_engine.time_to_first_id(turn, start_s)
             assert turn.ended is not None
-            found[turn.ended.residency].append(seconds)
+            by_residency[turn.ended.residency].append(seconds)
         stats = await engine.stats()
     return [
         {
@@ -79,5 +88,5 @@ async def _measure_wakes(
             "pages": pages,
             "evicted_pages": stats.evicted_pages,
         }
-        for residency, spent in sorted(found.items())
+        for residency, spent in sorted(by_residency.items())
     ]

@@ -1,4 +1,4 @@
-"""A real engine to measure, and the clients that load it."""
+"""A real engine under measurement, and functions to load it."""
 
 import asyncio
 import contextlib
@@ -19,12 +19,12 @@ Prompts = list[list[list[int]]]
 
 @contextlib.asynccontextmanager
 async def run_engine(folder: Path | str, **config: Any) -> AsyncIterator[EngineClient]:
-    """The engine in a process of its own, as `continuo serve` runs it."""
-    made = await EngineClient.start(EngineConfig(model=str(folder), **config))
+    """Run an engine in a process of its own, like `continuo serve`."""
+    engine = await EngineClient.start(EngineConfig(model=str(folder), **config))
     try:
-        yield made
+        yield engine
     finally:
-        await made.stop()
+        await engine.stop()
 
 
 def random_prompts(
@@ -44,7 +44,7 @@ def greedy(count: int) -> Sampling:
 async def append_and_generate(
     engine: EngineClient, session: str, ids: list[int], count: int, span: AppendSpan = "firm"
 ) -> TurnStream:
-    """Append and generate in one go, as a client does."""
+    """Append and generate without waiting in between, like the gateway."""
     _, turn = await asyncio.gather(
         engine.append(session, ids, span), engine.generate(session, greedy(count))
     )
@@ -55,17 +55,17 @@ async def read_ids(turn: TurnStream) -> list[int]:
     return [id async for piece in turn for id in piece.ids]
 
 
-async def time_to_first_id(turn: TurnStream, began: float) -> float:
-    """Seconds from `began` until the first id arrives; the rest is read too."""
+async def time_to_first_id(turn: TurnStream, start_s: float) -> float:
+    """Read a turn to its end. Returns the seconds from `start_s` to its first id."""
     first = 0.0
     async for piece in turn:
         if piece.ids and not first:
-            first = time.perf_counter() - began
+            first = time.perf_counter() - start_s
     return first
 
 
 async def wait_until_prefilled(engine: EngineClient, sessions: Sequence[str]) -> None:
-    """Until all that was appended is prefilled."""
+    """Wait until all appended ids are prefilled."""
     for session in sessions:
         while True:
             info = await engine.info(session)
@@ -75,5 +75,5 @@ async def wait_until_prefilled(engine: EngineClient, sessions: Sequence[str]) ->
 
 
 def count_computed_tokens(before: EngineStats, after: EngineStats) -> int:
-    """Tokens the device has computed in between."""
+    """Count the tokens that the device computed between two statistics."""
     return after.tokens_computed - before.tokens_computed

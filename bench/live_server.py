@@ -22,7 +22,7 @@ SAMPLING = {"temperature": 0, "max_output_tokens": 8, "ignore_eos": True}
 
 @contextlib.asynccontextmanager
 async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncIterator[str]:
-    """A server on a free port of the loopback; yields its WebSocket address."""
+    """Run a server on a free port of the loopback interface. Yields its WebSocket URL."""
     flags = [
         part
         for name, value in config.items()
@@ -53,23 +53,30 @@ async def run_server(folder: Path | str, *options: str, **config: Any) -> AsyncI
 
 
 async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) -> TurnTimings:
-    """How long each turn took; and how long the device did nothing in a turn of the first session,
-    as the mean over turns 2 to 11, over the last ten, and over those between. A turn says itself
-    how long the device worked since it was asked for, but a client has waited before. `scope`, with
-    which every conversation begins, keeps runs from sharing KV."""
-    looks = [1, *({11, turns - 10} if turns > 21 else ()), turns]
-    lives = await asyncio.gather(
-        *(_run_session(url, mode, n, turns, scope, () if n else looks) for n in range(sessions))
+    """Measure the wall clock of each turn, and the idle time of the device per turn of the first
+    session: means over turns 2 to 11, over the last ten, and over those between.
+
+    The device time that a turn itself reports is not enough: a client has waited before the turn
+    is requested. `scope` begins every conversation and keeps runs from sharing KV.
+    """
+    reading_turns = [1, *({11, turns - 10} if turns > 21 else ()), turns]
+    runs = await asyncio.gather(
+        *(
+            _run_session(url, mode, n, turns, scope, () if n else reading_turns)
+            for n in range(sessions)
+        )
     )
-    seen = lives[0].readings
+    readings = runs[0].readings
     idle = [
-        (later.at_s - seen[n].at_s - (later.device_busy_s - seen[n].device_busy_s))
-        / (looks[n + 1] - looks[n])
-        for n, later in enumerate(seen[1:])
+        (later.at_s - readings[n].at_s - (later.device_busy_s - readings[n].device_busy_s))
+        / (reading_turns[n + 1] - reading_turns[n])
+        for n, later in enumerate(readings[1:])
     ]
-    spread = [s for n, s in enumerate(idle) for _ in range(looks[n], looks[n + 1])]
+    idle_by_turn = [
+        s for n, s in enumerate(idle) for _ in range(reading_turns[n], reading_turns[n + 1])
+    ]
     return TurnTimings(
-        [life.wall_s[1:] for life in lives], [spread], [life.outputs for life in lives]
+        [run.wall_s[1:] for run in runs], [idle_by_turn], [run.outputs for run in runs]
     )
 
 
@@ -77,7 +84,7 @@ async def measure(url: str, mode: str, sessions: int, turns: int, scope: str) ->
 class _DeviceReading:
     at_s: float
     device_busy_s: float
-    """Of the device, since it was started."""
+    """Busy time of the device since the engine started."""
 
 
 @dataclass
@@ -91,18 +98,19 @@ async def _read_device(url: str) -> _DeviceReading:
     http = url.replace("ws://", "http://").replace("/realtime", "/stats")
 
     def read() -> float:
-        with urllib.request.urlopen(http, timeout=30) as answer:
-            return json.load(answer)["engine"]["model_s"]
+        with urllib.request.urlopen(http, timeout=30) as response:
+            return json.load(response)["engine"]["model_s"]
 
-    worked_s = await asyncio.to_thread(read)
-    return _DeviceReading(time.perf_counter(), worked_s)
+    device_busy_s = await asyncio.to_thread(read)
+    return _DeviceReading(time.perf_counter(), device_busy_s)
 
 
 async def _run_session(
     url: str, mode: str, number: int, turns: int, scope: str, reading_turns: Collection[int]
 ) -> _SessionRun:
-    """Looks at what the device has done before these turns; `turns`: after the last."""
-    life = _SessionRun()
+    """Run a session. Reads the device's busy time before each of `reading_turns`; the number
+    `turns` means after the last turn."""
+    run = _SessionRun()
     history: list[dict[str, Any]] = []
     async with websockets.connect(url, max_size=None, compression=None) as socket:
         await _receive_until(socket, "session.created")
@@ -116,10 +124,10 @@ async def _run_session(
         await _receive_until(socket, "session.updated")
         for turn in range(turns):
             if turn in reading_turns:
-                life.readings.append(await _read_device(url))
+                run.readings.append(await _read_device(url))
             start = (number * 7 + turn * 3) % len(WORDS)
             item = _message("user", (WORDS + WORDS)[start : start + 13])
-            began = time.perf_counter()
+            start_s = time.perf_counter()
             if mode == "streaming":
                 await _send(socket, {"type": "conversation.item.create", "item": item})
                 await _send(socket, {"type": "response.create"})
@@ -128,13 +136,13 @@ async def _run_session(
                 response = {"conversation": "none", "input": history}
                 await _send(socket, {"type": "response.create", "response": response})
             done = (await _receive_until(socket, "response.done"))["response"]
-            life.wall_s.append(time.perf_counter() - began)
+            run.wall_s.append(time.perf_counter() - start_s)
             text = "".join(p["text"] for x in done["output"] for p in x["content"])
             history.append(_message("assistant", text))
-            life.outputs.append(text)
+            run.outputs.append(text)
         if turns in reading_turns:
-            life.readings.append(await _read_device(url))
-    return life
+            run.readings.append(await _read_device(url))
+    return run
 
 
 def _message(role: str, text: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""continuo bench NAME: finds the bench, runs it, prints its table, writes its JSON."""
+"""continuo bench NAME: run a benchmark, print its table, write its JSON."""
 
 import argparse
 import importlib
@@ -8,26 +8,26 @@ from pathlib import Path
 from continuo.bench.report import Report
 
 BENCHES = {
-    "agent-loop": "an agent that goes on from its responses, and one that sends all again",
-    "session-latency": "turns of long sessions: no_session, regular, streaming; peers",
-    "flatness": "whether a turn costs the same whatever its index",
-    "cold-beside-live": "short turns beside long cold prompts",
-    "commit-to-first-token": "words prefilled while they are spoken",
-    "append-acknowledged": "appends until they are acknowledged, durability normal and strict",
-    "barge-in": "an answer interrupted, cut to what was heard, and the next turn",
-    "gateway": "token streams, idle connections and appends before a scripted engine",
+    "agent-loop": "agents that continue from the previous response, or resend the whole history",
+    "session-latency": "turns of long sessions: no_session, regular, streaming; competitors",
+    "flatness": "cost of a turn by its index",
+    "cold-beside-live": "short turns during the prefill of long cold prompts",
+    "commit-to-first-token": "words prefilled as they arrive, until the first token",
+    "append-acknowledged": "latency of appends until acknowledged, durability normal and strict",
+    "barge-in": "a response interrupted and truncated to what was played, and the next turn",
+    "gateway": "token streams, idle connections and appends with a scripted engine",
     "idle-sessions": "ten times more open sessions than fit",
-    "masked-step": "what following a grammar costs a step",
-    "parked-sessions": "sessions without a client in Redis: bytes each, how late they are removed",
-    "recovery": "an engine, a gateway or Redis killed, until all goes on",
-    "resume-storm": "a gateway killed under 2,000 answers, until all go on at another one",
+    "masked-step": "cost of a grammar per step",
+    "parked-sessions": "parked sessions in Redis: bytes each, lateness of their removal",
+    "recovery": "an engine, a gateway or Redis killed: time to recovery",
+    "resume-storm": "a gateway killed under 2,000 responses: time until all are resumed",
     "step-overhead": "scheduler, cache and batch building per step, on a null device",
 }
 
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="continuo bench", description="Measures Continuo on this machine."
+        prog="continuo bench", description="Measure Continuo on this machine."
     )
     commands = parser.add_subparsers(dest="name", required=True, metavar="NAME")
     modules = {
@@ -35,8 +35,15 @@ def main(argv: Sequence[str]) -> int:
         for name in BENCHES
     }
     for name, text in BENCHES.items():
-        command = commands.add_parser(name, help=text, description=modules[name].__doc__)
-        command.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=modules[name].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_argument(
+            "--json", type=Path, metavar="FILE", help="write the figures to FILE (default: none)"
+        )
         modules[name].add_options(command)
     options = parser.parse_args(argv)
     report: Report = modules[options.name].run(options)

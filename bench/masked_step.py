@@ -1,7 +1,8 @@
-"""What following a grammar costs a step: the mask of one row, told the id it drew, and applied.
+"""The cost of a grammar per step: to compute the mask of a row, to accept the id drawn, and to
+apply masks to logits.
 
-The walk is a JSON object with strings, numbers and a list, its ids drawn at random from what is
-allowed. One vocabulary is the bundled model's, the other made up, as large as Qwen's.
+The walk is a JSON object with strings, numbers and a list; its ids are drawn at random from those
+allowed. One vocabulary is the bundled model's, the other synthetic, as large as Qwen's.
 """
 
 import argparse
@@ -41,62 +42,64 @@ SCHEMA = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ids", type=int, default=500, help="ids drawn in one walk")
+    parser.add_argument(
+        "--ids", type=int, default=500, help="ids drawn in a walk (default: %(default)s)"
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
     torch.set_num_threads(1)
     bundled = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
-    made_up = Tokenizer(_make_synthetic_tokenizer(LARGE_VOCAB_SIZE))
+    synthetic = Tokenizer(_make_synthetic_tokenizer(LARGE_VOCAB_SIZE))
     rows: list[ReportRow] = []
     vocabularies: dict[int, Callable[[], GrammarCompiler]] = {
         bundled.vocab_size: lambda: bundled.create_grammar_compiler(
             bundled.vocab_size, lambda: None
         ),
         LARGE_VOCAB_SIZE: lambda: GrammarCompiler(
-            made_up, LARGE_VOCAB_SIZE, (END_ID,), lambda: None
+            synthetic, LARGE_VOCAB_SIZE, (END_ID,), lambda: None
         ),
     }
     for size, make in vocabularies.items():
-        began = time.perf_counter()
-        grammars = make()
-        rows.append(_row(f"vocabulary of {size:,} read", [time.perf_counter() - began]))
-        rows += _measure_walk(grammars, size, options.ids)
+        start_s = time.perf_counter()
+        compiler = make()
+        rows.append(_row(f"vocabulary of {size:,} read", [time.perf_counter() - start_s]))
+        rows += _measure_walk(compiler, size, options.ids)
         rows += [_measure_application(count, size) for count in (1, 8, 64)]
     notes = ["Microseconds. The vocabulary is read when the engine starts."]
-    return Report("Turns that follow a grammar", rows, notes=notes)
+    return Report("Turns with a grammar", rows, notes=notes)
 
 
-def _measure_walk(grammars: GrammarCompiler, vocab: int, ids: int) -> list[ReportRow]:
+def _measure_walk(compiler: GrammarCompiler, vocab: int, ids: int) -> list[ReportRow]:
     grammar = Grammar("json_schema", json.dumps(SCHEMA))
-    compiled = _time_call(lambda: grammars.create_matcher(grammar, (END_ID,)))
-    matcher, source = grammars.create_matcher(grammar, (END_ID,)), random.Random(1)
-    masks, told = list[float](), list[float]()
+    compile_s = _time_call(lambda: compiler.create_matcher(grammar, (END_ID,)))
+    matcher, source = compiler.create_matcher(grammar, (END_ID,)), random.Random(1)
+    mask_s, accept_s = list[float](), list[float]()
     for _ in range(ids):
-        began = time.perf_counter()
+        mask_start_s = time.perf_counter()
         mask = matcher.compute_bitmask()
-        asked = time.perf_counter()
+        mask_end_s = time.perf_counter()
         id = _pick_allowed_id(mask, source)
-        drawn = time.perf_counter()
+        accept_start_s = time.perf_counter()
         matcher.accept(id)
-        masks.append(asked - began)
-        told.append(time.perf_counter() - drawn)
+        mask_s.append(mask_end_s - mask_start_s)
+        accept_s.append(time.perf_counter() - accept_start_s)
     return [
-        _row(f"compiled, vocabulary {vocab:,}", [compiled]),
-        _row(f"mask of one row, {vocab:,}", masks),
-        _row(f"told an id, {vocab:,}", told),
+        _row(f"grammar compiled, vocabulary {vocab:,}", [compile_s]),
+        _row(f"mask of one row computed, {vocab:,}", mask_s),
+        _row(f"id accepted, {vocab:,}", accept_s),
     ]
 
 
 def _pick_allowed_id(mask: bytes, source: random.Random) -> int:
-    """An allowed id, looked for from a random one on."""
+    """Pick the first allowed id from a random one on."""
     begin = source.randrange(8 * len(mask))
-    places = ((begin + n) % (8 * len(mask)) for n in range(8 * len(mask)))
-    return next(id for id in places if mask[id >> 3] >> (id & 7) & 1)
+    candidates = ((begin + n) % (8 * len(mask)) for n in range(8 * len(mask)))
+    return next(id for id in candidates if mask[id >> 3] >> (id & 7) & 1)
 
 
 class _EveryOtherIdMask:
-    """Allows every other id."""
+    """A mask that allows every other id."""
 
     def __init__(self, vocab: int) -> None:
         self._bytes = b"\x55" * (vocab // 8 + 1)
@@ -106,17 +109,18 @@ class _EveryOtherIdMask:
 
 
 def _measure_application(count: int, vocab: int) -> ReportRow:
-    """Greedy rows with a mask against the same without."""
+    """Measure greedy draws with a mask, less the median of those without."""
     logits = torch.randn(count, vocab, generator=torch.Generator().manual_seed(0))
-    free, masked = [SampleParams()] * count, [SampleParams(mask=_EveryOtherIdMask(vocab))] * count
+    plain, masked = [SampleParams()] * count, [SampleParams(mask=_EveryOtherIdMask(vocab))] * count
     draw(logits, masked)
-    plain = [_time_call(lambda: draw(logits, free)) for _ in range(30)]
-    spent = [_time_call(lambda: draw(logits, masked)) - median(plain) for _ in range(30)]
-    return _row(f"masks of {count} rows applied, {vocab:,}", spent)
+    plain_s = [_time_call(lambda: draw(logits, plain)) for _ in range(30)]
+    mask_s = [_time_call(lambda: draw(logits, masked)) - median(plain_s) for _ in range(30)]
+    return _row(f"masks of {count} rows applied, {vocab:,}", mask_s)
 
 
 def _make_synthetic_tokenizer(size: int) -> RawTokenizer:
-    """Bytes, then words of syllables, half of them behind a space, as byte-level BPE has them."""
+    """Make a vocabulary like that of a byte-level BPE: bytes, then words of syllables, half of them
+    after a space."""
     names = sorted(Bytes.alphabet())
     source, seen = random.Random(0), set(names)
     syllables = [a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "er", "on")]
@@ -132,9 +136,9 @@ def _make_synthetic_tokenizer(size: int) -> RawTokenizer:
 
 
 def _time_call(act: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    start_s = time.perf_counter()
     act()
-    return time.perf_counter() - began
+    return time.perf_counter() - start_s
 
 
 def _row(what: str, spent: list[float]) -> ReportRow:

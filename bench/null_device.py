@@ -1,4 +1,4 @@
-"""A device that does nothing, at once: what is left is our own work."""
+"""A null device: steps take no time, so that only the work outside the device is measured."""
 
 import itertools
 

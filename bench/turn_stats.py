@@ -1,4 +1,4 @@
-"""What a run of many turns gave: seconds, and words."""
+"""Timings and outputs of a run of many turns."""
 
 import itertools
 import statistics
@@ -8,18 +8,18 @@ from typing import Any
 
 @dataclass
 class TurnTimings:
-    """Seconds of each turn but the first, [session][turn], and all that was said, [session]."""
+    """Seconds of each turn except the first, [session][turn], and all outputs, [session]."""
 
     wall_s: list[list[float]]
     outside_model_s: list[list[float]]
-    """Less the time the device worked while the turn lasted; perhaps of some sessions only."""
+    """Wall clock less the device's busy time during the turn; may cover only some sessions."""
     outputs: list[list[Any]]
 
     @classmethod
     def from_sessions(
         cls, sessions: "list[tuple[list[float], list[float], list[Any]]]"
     ) -> "TurnTimings":
-        """From (wall, outside, said) of each session; the first turn is dropped."""
+        """Build from (wall, outside model, outputs) of each session, without the first turn."""
         return cls(
             [x[0][1:] for x in sessions], [x[1][1:] for x in sessions], [x[2] for x in sessions]
         )
@@ -29,5 +29,5 @@ class TurnTimings:
         return statistics.fmean(itertools.chain.from_iterable(kept)) * 1e3
 
     def flatness(self, rows: list[list[float]]) -> float:
-        """Mean of the last ten turns over that of turns 2 to 11."""
+        """Return the mean of the last ten turns over that of turns 2 to 11."""
         return self.mean_ms(rows, 10) / self.mean_ms([row[:10] for row in rows])
