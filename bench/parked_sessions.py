@@ -1,10 +1,10 @@
-"""Sessions without a client, waiting in Redis: bytes each, and how late they are removed.
+"""Parked sessions in Redis: bytes each, and lateness of their removal.
 
-One real conversation is held with the bundled model. What the store has of it is written again and
-again, under other ids, and parked for `--ttl` seconds; a sweep runs as a gateway's does. Bytes are
-those of Redis's memory over the sessions that are there when all are written; how late a session is
-removed counts from its deadline. Choose a time to live longer than the writing takes, so that none
-is gone before the memory is read.
+A real conversation takes place with the bundled model. Its stored copy is written many times under
+other ids, and parked for `--ttl` seconds, while a sweep runs like a gateway's. Bytes: Redis's
+memory over the sessions present once all are written. Lateness: counted from each session's
+deadline. Choose a TTL longer than the writing takes, so that no session is removed before the
+memory is read.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from continuo.realtime.store import (
 
 WRITERS = 24
 STABLE_READINGS = 6
-"""Looks at the memory within a KiB of each other, a quarter of a second apart."""
+"""Readings of the memory, a quarter of a second apart, that must lie within a KiB."""
 QUESTIONS = (
     "Tell me a short story.",
     "What is 3 plus 4?",
@@ -45,9 +45,23 @@ QUESTIONS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sessions", type=int, default=100_000, metavar="N")
-    parser.add_argument("--turns", type=int, default=20, help="of the conversation (default 20)")
-    parser.add_argument("--ttl", type=float, default=120.0, metavar="SECONDS", help="parked for")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="parked sessions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--turns", type=int, default=20, help="turns of the conversation (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--ttl",
+        type=float,
+        default=120.0,
+        metavar="SECONDS",
+        help="time to live of a parked session (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -59,38 +73,37 @@ async def _run(sessions: int, turns: int, ttl_s: float) -> Report:
     redis = RedisProcess(folder)
     try:
         await redis.start()
-        real, real_bytes = await _store_conversation(folder, redis, turns)
+        template, template_bytes = await _store_conversation(folder, redis, turns)
         store = await open_store(redis.url)
-        await _ParkingLoad(store, real, ttl_s).park(
-            WRITERS
-        )  # connections and scripts are no session's
-        parking = _ParkingLoad(store, real, ttl_s)
+        # Connections and scripts take memory, too: a warm-up keeps them out of the figure.
+        await _ParkingLoad(store, template, ttl_s).park(WRITERS)
+        parking = _ParkingLoad(store, template, ttl_s)
         before_bytes = await _read_settled_memory(redis)
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         sweeping = asyncio.create_task(parking.sweep(sessions))
         await parking.park(sessions)
-        wrote_s = time.monotonic() - began_s
-        held = sessions - len(parking.lateness_s)
-        each = (await _read_settled_memory(redis) - before_bytes) / max(held, 1)
+        write_s = time.monotonic() - start_s
+        present = sessions - len(parking.lateness_s)
+        bytes_each = (await _read_settled_memory(redis) - before_bytes) / max(present, 1)
         async with asyncio.timeout(ttl_s + 120):
             await sweeping
         await store.aclose()
     finally:
         redis.kill()
         shutil.rmtree(folder)
-    tokens = sum(len(entry.ids) for entry in real.entries)
+    tokens = sum(len(entry.ids) for entry in template.entries)
     row = {
-        "sessions": held,
+        "sessions": present,
         "turns": turns,
         "tokens": tokens,
-        "bytes_each": round(each),
-        "bytes_of_the_real_one": real_bytes,
+        "bytes_each": round(bytes_each),
+        "bytes_of_the_real_one": template_bytes,
         "target_bytes": 2048 + 8 * tokens,
         "removed": len(parking.lateness_s),
         "late_p50_s": median(parking.lateness_s),
         "late_p99_s": percentile(parking.lateness_s, 99),
         "late_max_s": max(parking.lateness_s),
-        "written_per_s": round(sessions / wrote_s),
+        "written_per_s": round(sessions / write_s),
     }
     return Report(f"{sessions} parked sessions in Redis", [row])
 
@@ -98,7 +111,8 @@ async def _run(sessions: int, turns: int, ttl_s: float) -> Report:
 async def _store_conversation(
     folder: Path, redis: RedisProcess, turns: int
 ) -> tuple[Snapshot, int]:
-    """As the store has it when its client has dropped, and its bytes there."""
+    """Store a real conversation. Returns its copy in the store once it is parked, and its size in
+    bytes."""
     server = start_continuo(folder, "serve", "--port", "0", "--no-web", "--store", redis.url)
     try:
         url = await server.wait_for_output(r"Listening on +(\S+)")
@@ -108,43 +122,46 @@ async def _store_conversation(
             await client.create_response(max_output_tokens=24)
             await client.receive_until("response.done")
         await client.abort()
-        async with redis.client() as asked:
+        async with redis.client() as redis_client:
             store = await open_store(redis.url)
             async with asyncio.timeout(10):
                 while (
-                    not (found := await store.load(client.session_id))
-                    or not found.metadata.is_parked
+                    not (stored := await store.load(client.session_id))
+                    or not stored.metadata.is_parked
                 ):
                     await asyncio.sleep(0.05)
             await store.aclose()
             names = keys.session_keys(client.session_id)
-            sizes = [await asked.memory_usage(name, samples=0) or 0 for name in names]
-            return found, sum(sizes)
+            sizes = [await redis_client.memory_usage(name, samples=0) or 0 for name in names]
+            return stored, sum(sizes)
     finally:
         server.stop()
 
 
 async def _read_settled_memory(redis: RedisProcess) -> int:
-    """Bytes of its memory once it has given back what the writing needed."""
-    seen: list[int] = []
+    """Read Redis's memory in bytes once the buffers of the writes are released."""
+    readings: list[int] = []
     async with redis.client() as client:
         while (
-            len(seen) < STABLE_READINGS
-            or max(seen[-STABLE_READINGS:]) - min(seen[-STABLE_READINGS:]) > 1024
+            len(readings) < STABLE_READINGS
+            or max(readings[-STABLE_READINGS:]) - min(readings[-STABLE_READINGS:]) > 1024
         ):
             await asyncio.sleep(0.25)
             info: Any = await client.info("memory")
-            seen.append(info["used_memory"] - info["mem_clients_normal"] - info["mem_aof_buffer"])
-    return seen[-1]
+            used: int = info["used_memory"]
+            readings.append(used - info["mem_clients_normal"] - info["mem_aof_buffer"])
+    return readings[-1]
 
 
 class _ParkingLoad:
+    """Parks copies of a session, and sweeps them when their deadline has passed."""
+
     def __init__(self, store: Store, template: Snapshot, ttl_s: float) -> None:
         self._store = store
         self._template = template
         self._ttl_s = ttl_s
         self._deadlines: dict[str, float] = {}
-        """By session, when its time is over."""
+        """Deadline by session id, on the monotonic clock."""
         self.lateness_s: list[float] = []
 
     async def park(self, count: int) -> None:
@@ -157,12 +174,12 @@ class _ParkingLoad:
         await asyncio.gather(*(write() for _ in range(WRITERS)))
 
     async def _park_one(self) -> None:
-        card, store = self._template.metadata, self._store
+        metadata, store = self._template.metadata, self._store
         new = NewSession(
-            id="sess_" + secrets.token_hex(len(card.id.removeprefix("sess_")) // 2),
-            owner=card.owner,
-            tenant=card.tenant,
-            secret=secrets.token_bytes(len(card.secret)),
+            id="sess_" + secrets.token_hex(len(metadata.id.removeprefix("sess_")) // 2),
+            owner=metadata.owner,
+            tenant=metadata.tenant,
+            secret=secrets.token_bytes(len(metadata.secret)),
             state=self._template.state,
             ttl_s=3600,
         )
@@ -175,11 +192,11 @@ class _ParkingLoad:
         self._deadlines[new.id] = time.monotonic() + self._ttl_s
 
     async def sweep(self, count: int) -> None:
-        """As a gateway does, until so many are gone."""
+        """Sweep like a gateway until `count` sessions are removed."""
         while len(self.lateness_s) < count:
             await asyncio.sleep(Limits().sweep_interval_s)
-            async for gone in sweep_overdue(self._store):
+            async for removed in sweep_overdue(self._store):
                 now_s = time.monotonic()
                 self.lateness_s += [
-                    now_s - self._deadlines.pop(name) for name in gone if name in self._deadlines
+                    now_s - self._deadlines.pop(id) for id in removed if id in self._deadlines
                 ]

@@ -1,4 +1,4 @@
-"""Processes a bench starts, kills and starts again: `continuo COMMAND …`, and a redis-server."""
+"""Processes that a benchmark starts, kills and restarts: `continuo COMMAND …` and redis-server."""
 
 import asyncio
 import itertools
@@ -19,13 +19,13 @@ from redis.exceptions import RedisError
 
 START_S_MAX = 120
 FSYNC_OF_DURABILITY = {"normal": "everysec", "strict": "always"}
-"""Of Redis's append-only file, by what `--durability` asks of it."""
+"""Redis's `appendfsync` for each value of `--durability`."""
 
 _output_numbers = itertools.count()
 
 
 class Process:
-    """What it prints goes into a file beside others of its folder."""
+    """A child process whose output goes to a file of its own in `folder`."""
 
     def __init__(self, folder: Path, *command: str, pass_fds: Sequence[int] = ()) -> None:
         self._command = command
@@ -40,7 +40,10 @@ class Process:
         return self._process.pid
 
     async def wait_for_output(self, pattern: str) -> str:
-        """The first group of what matches in its output, once it is there."""
+        """Wait until the output matches `pattern`. Returns the first group.
+
+        Raises RuntimeError if the process ends before, TimeoutError after START_S_MAX.
+        """
         async with asyncio.timeout(START_S_MAX):
             while (found := re.search(pattern, self._output.read_text())) is None:
                 if self._process.poll() is not None:
@@ -58,7 +61,7 @@ class Process:
         self._process.wait()
 
     def stop(self) -> None:
-        """Gently, if it is still there."""
+        """Stop the process with SIGINT, then SIGKILL after 10 s; nothing if it has ended."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -72,7 +75,7 @@ def start_continuo(folder: Path, command: str, *options: str) -> Process:
 
 
 class RedisProcess:
-    """On a free port, with an append-only file; may be started again over it."""
+    """A redis-server on a free port, with an append-only file that survives a restart."""
 
     def __init__(self, folder: Path, fsync: str = "everysec") -> None:
         program = shutil.which("redis-server")
@@ -95,7 +98,7 @@ class RedisProcess:
         return Redis(host="127.0.0.1", port=self.port, retry=Retry(NoBackoff(), 0))
 
     async def start(self) -> None:
-        """Returns when it answers, its file read."""
+        """Start the server and wait until its file is loaded and it replies."""
         self._process = Process(self._folder, *self._command)
         async with asyncio.timeout(START_S_MAX), self.client() as client:
             while not await _is_responding(client):

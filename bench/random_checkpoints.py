@@ -1,11 +1,11 @@
-"""Models to measure with: random weights in the Qwen3 layout, made once, kept in the cache folder.
+"""Models for benchmarks: random weights in the Qwen3 layout, generated once and cached on disk.
 
     S   6.8 M parameters   hidden 256,  6 layers,  8 query and 4 KV heads of 32
     M   100 M parameters   hidden 768, 10 layers, 12 query and 4 KV heads of 64
 
-The text never matters here, only the ids: each is one character, so that what was said is the same
-ids when it is read again. What they say greedily varies, so that two ways to serve them can be
-compared by their ids: a tied head or small weights would make a random model repeat one id.
+Only ids matter here, not text. Each id is one character, so that decoded output encodes to the same
+ids. Greedy output varies, so that two ways of serving the models can be compared by their ids; with
+a tied head or small weights a random model would repeat one id.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ VOCAB_SIZE = 4096
 WEIGHT_STDDEV = 0.05
 """Standard deviation of the weights."""
 RECIPE_VERSION = 3
-"""Counts the ways these were made: a checkpoint made another way is not taken for this one."""
+"""Part of a cached checkpoint's name; increment it with every change of the recipe."""
 
 _OTHER_LETTERS = [chr(ord("\u4e00") + n) for n in range(VOCAB_SIZE - 96)]
 ID_OF_LETTER = {
@@ -30,7 +30,7 @@ ID_OF_LETTER = {
         (_OTHER_LETTERS[0], "\n", *map(chr, range(32, 127)), *_OTHER_LETTERS[1:])
     )
 }
-"""What each character is. The first one ends a turn."""
+"""Id of each character. The first one ends a turn."""
 
 MODEL_SIZES: dict[str, dict[str, int]] = {
     "S": {
@@ -53,20 +53,20 @@ MODEL_SIZES: dict[str, dict[str, int]] = {
 
 
 def ensure_checkpoint(name: str) -> Path:
-    """The checkpoint `S` or `M`, made if it is not there yet."""
+    """Return the folder of checkpoint `S` or `M`, and generate it unless it is cached."""
     path = CACHE_FOLDER / f"{name}-{RECIPE_VERSION}"
     if not path.exists():
         CACHE_FOLDER.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=CACHE_FOLDER, ignore_cleanup_errors=True) as made:
-            save_checkpoint(MODEL_SIZES[name], Path(made))
-            # Another bench may have made it meanwhile; theirs is the same.
+        with tempfile.TemporaryDirectory(dir=CACHE_FOLDER, ignore_cleanup_errors=True) as folder:
+            save_checkpoint(MODEL_SIZES[name], Path(folder))
+            # Another benchmark may have generated the same checkpoint meanwhile.
             with contextlib.suppress(OSError):
-                Path(made).rename(path)
+                Path(folder).rename(path)
     return path
 
 
 def save_checkpoint(shape: Mapping[str, int], path: Path) -> None:
-    """A checkpoint of this shape in the folder; the same one each time."""
+    """Save a checkpoint of this shape; deterministic."""
     save_tokenizer(path)
     _save_weights(shape, path)
 
@@ -90,7 +90,7 @@ def _save_weights(shape: Mapping[str, int], path: Path) -> None:
 
 
 def save_tokenizer(path: Path) -> None:
-    """With its chat template."""
+    """Save the tokenizer and its chat template."""
     from tokenizers import Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import BPE

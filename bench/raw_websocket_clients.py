@@ -1,6 +1,6 @@
-"""Clients that cost little: they share the machine with what they measure.
+"""Cheap WebSocket clients, as they share the machine with the server under measurement.
 
-A frame is looked into only as far as a figure needs it.
+A frame is parsed only as far as a figure needs it.
 """
 
 import asyncio
@@ -15,14 +15,14 @@ from continuo.bench.gateway_server import API_KEY
 from continuo.bench.scripted_engine import FIRST_TICK_ID, lateness_s
 
 OnFrame = Callable[[bytes, float], None]
-"""(payload, when it arrived by the monotonic clock)"""
+"""Called with (payload, time of arrival on the monotonic clock)."""
 
 _DELTA = re.compile(rb'"delta":"([^"]*)"')
 _TEXT, _PING, _PONG = 0x81, 0x89, 0x8A
 
 
 class WebSocketClient(asyncio.Protocol):
-    """One WebSocket. Masks with zeros, which costs nothing."""
+    """A minimal WebSocket client. Its masking key is zero, so that masking costs nothing."""
 
     def __init__(self, on_frame: OnFrame, query: str = "") -> None:
         self.on_frame = on_frame
@@ -35,11 +35,11 @@ class WebSocketClient(asyncio.Protocol):
 
     @classmethod
     async def connect(cls, port: int, on_frame: OnFrame, query: str = "") -> "WebSocketClient":
-        """Returns when the first frame is there. Raises OSError."""
+        """Connect and wait for the first frame. Raises OSError."""
         loop = asyncio.get_running_loop()
-        _, wire = await loop.create_connection(lambda: cls(on_frame, query), "127.0.0.1", port)
-        await wire.connected
-        return wire
+        _, client = await loop.create_connection(lambda: cls(on_frame, query), "127.0.0.1", port)
+        await client.connected
+        return client
 
     def send(self, **event: Any) -> None:
         self._send(_TEXT, json.dumps(event).encode())
@@ -85,7 +85,7 @@ class WebSocketClient(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.disconnected.set()
         if not self.connected.done():
-            self.connected.set_exception(exc or ConnectionError("closed before it opened"))
+            self.connected.set_exception(exc or ConnectionError("closed before the handshake"))
 
     def _receive(self, payload: bytes, now: float) -> None:
         if not self.connected.done():
@@ -102,17 +102,17 @@ class WebSocketClient(asyncio.Protocol):
 
 
 def token_lateness_s(delta: bytes, rate: float, now_s: float) -> list[float]:
-    """Of each token in a delta, how late it came."""
+    """Compute the lateness of each token in a delta."""
     found = _DELTA.search(delta)
     assert found is not None, delta
-    beats = [
+    ticks = [
         random_checkpoints.ID_OF_LETTER[letter] - FIRST_TICK_ID for letter in found[1].decode()
     ]
-    return [lateness_s(beat, rate, now_s) for beat in beats]
+    return [lateness_s(tick, rate, now_s) for tick in ticks]
 
 
 class LatenessRecorder:
-    """Reads one long answer: how late each token of it came."""
+    """Receives one long response and records the lateness of its tokens."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -129,7 +129,7 @@ class LatenessRecorder:
 
 
 class EventWaiter:
-    """Asks, and waits for an event of a kind among those that have come since."""
+    """Receives events and waits for the next one of a given type."""
 
     def __init__(self) -> None:
         self._received: asyncio.Queue[tuple[bytes, float]] = asyncio.Queue()
@@ -138,11 +138,12 @@ class EventWaiter:
         self._received.put_nowait((payload, now))
 
     async def wait_for(self, kind: str) -> tuple[bytes, float]:
-        """The next of its kind, and when it came."""
-        wanted = b'{"type":"' + kind.encode() + b'"'
+        """Return the next event of type `kind`, and its time of arrival. Earlier events are
+        discarded; an error event raises RuntimeError."""
+        prefix = b'{"type":"' + kind.encode() + b'"'
         while True:
             payload, at_s = await self._received.get()
-            if payload.startswith(wanted):
+            if payload.startswith(prefix):
                 return payload, at_s
             if payload.startswith(b'{"type":"error"'):
                 raise RuntimeError(payload.decode())

@@ -1,4 +1,4 @@
-"""A Realtime client that talks to a real server, drops, and comes back."""
+"""A Realtime client of a real server that can lose its connection and resume."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ class RealtimeClient:
         self.socket = socket
         self.session_id = ""
         self.response_text = ""
-        """Of the answer that is being heard."""
+        """Text of the current response so far."""
         self._last_event_id = ""
 
     @classmethod
@@ -25,13 +25,15 @@ class RealtimeClient:
         return client
 
     async def abort(self) -> None:
-        """Without a farewell."""
+        """Disconnect without a closing handshake."""
         self.socket.transport.abort()
         await self.socket.wait_closed()
 
     async def resume(self, url: str) -> EventDict:
-        """What it is told: `resumed`, and more. Raises OSError and WebSocketException while nobody
-        is there."""
+        """Resume the session. Returns `session.resume` of the server's event.
+
+        Raises OSError or WebSocketException while no gateway accepts the connection.
+        """
         query = f"session_id={self.session_id}&last_event_id={self._last_event_id}"
         self.socket = await connect(f"{url}?{query}", max_size=None, compression=None)
         return (await self.receive_until("session.updated"))["session"]["resume"]
@@ -43,7 +45,7 @@ class RealtimeClient:
         await self.receive_until("conversation.item.added")
 
     async def create_response(self, **response: Any) -> None:
-        """Begins an answer; `text` will be it."""
+        """Request a response; its text is collected in `response_text`."""
         self.response_text = ""
         await self.send(type="response.create", response=response)
 
@@ -59,7 +61,7 @@ class RealtimeClient:
         return event
 
     async def receive_until(self, kind: str) -> EventDict:
-        """Raises RuntimeError for an error."""
+        """Receive until the next event of type `kind`. An error event raises RuntimeError."""
         while (event := await self.receive())["type"] != kind:
             if event["type"] == "error":
                 raise RuntimeError(event["error"]["message"])

@@ -1,14 +1,14 @@
-"""How long it takes until all is well again, with the bundled model; each `--times` times.
+"""Time to recovery after a fault, with the bundled model; each fault `--times` times.
 
-engine kill     the engine's process is killed in the middle of an answer: until the next token. It
-                loads its model again, and reads the conversation again
-gateway kill    the gateway is killed in the middle of an answer: until its client has come back to
-                another one. In the end the answer is what it is without a fault
-Redis restart   Redis is killed and started again: from its first answer until an append is taken
+engine-kill     the engine's process is killed during a response: until the next token. The engine
+                loads its model and prefills the conversation again
+gateway-kill    the gateway is killed during a response: until its client has resumed on another
+                one. The finished response equals that without a fault
+redis-restart   Redis is killed and restarted: from its first reply until an append is accepted
 
-And, to compare the first with, how long each start of an engine took.
+For comparison with the first, the startup time of each engine.
 
-Clients try again every 20 ms. All of it is on one machine.
+Clients retry every 20 ms. Everything runs on one machine.
 """
 
 import argparse
@@ -33,18 +33,27 @@ from continuo.bench.report import Report, ReportRow, median
 STORY = "Tell me a short story."
 LONG_RESPONSE = {"max_output_tokens": 300, "ignore_eos": True}
 DELTAS_BEFORE_FAULT = 20
-"""Deltas heard before the fault."""
+"""Deltas received before the fault."""
 RETRY_S = 0.02
 DOWNTIME_S = 1.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--times", type=int, default=10, metavar="N", help="each fault (default 10)"
+        "--times",
+        type=int,
+        default=10,
+        metavar="N",
+        help="repetitions of each fault (default: %(default)s)",
     )
     faults = ", ".join(FAULTS)
     parser.add_argument(
-        "--faults", nargs="*", choices=FAULTS, default=[*FAULTS], help=f"of {faults}", metavar="F"
+        "--faults",
+        nargs="*",
+        choices=FAULTS,
+        default=[*FAULTS],
+        help=f"some of {faults} (default: all)",
+        metavar="F",
     )
 
 
@@ -53,29 +62,29 @@ def run(options: argparse.Namespace) -> Report:
 
 
 class Stack:
-    """An engine, gateways, and a Redis."""
+    """An engine, gateways and a Redis server."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.redis = RedisProcess(folder)
         self._engine: Process
         self.startup_s = 0.0
-        """From the start of the engine until gateways are taken."""
+        """From the start of the engine until it accepts gateways."""
         self.load_s = 0.0
-        """Of that, what it says it needed for its model; its imports come before."""
+        """The part of it that the engine reports for its model; imports come before."""
         self._gateways: dict[str, Process] = {}
 
     async def start(self) -> None:
         await self.redis.start()
         store = ("--store", self.redis.url)
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         self._engine = start_continuo(self._folder, "engine", "--listen", "127.0.0.1:0", *store)
         self.address = await self._engine.wait_for_output(r"Gateways +(\S+)")
-        self.startup_s = time.monotonic() - began_s
+        self.startup_s = time.monotonic() - start_s
         self.load_s = float(await self._engine.wait_for_output(r"Ready after ([\d.]+) s"))
 
     async def start_gateway(self) -> str:
-        """A new one; its URL."""
+        """Start a gateway. Returns its URL."""
         options = ("--port", "0", "--no-web", "--store", self.redis.url, "--engine", self.address)
         process = start_continuo(self._folder, "gateway", *options)
         url = await process.wait_for_output(r"Listening on +(\S+)")
@@ -86,7 +95,7 @@ class Stack:
         self._gateways.pop(url).kill()
 
     def kill_engine(self) -> None:
-        """The process with the model; its parent starts another one."""
+        """Kill the process with the model; its parent restarts it."""
         (child,) = self._engine.children()
         os.kill(child, signal.SIGKILL)
 
@@ -110,19 +119,19 @@ async def _run_stack() -> AsyncIterator[Stack]:
 
 async def measure_engine_kill(stack: Stack, times: int) -> list[float]:
     client = await _connect_with_question(await stack.start_gateway())
-    whole = await _get_undisturbed_text(client)
+    expected = await _get_undisturbed_text(client)
     spent: list[float] = []
     for _ in range(times):
         await _begin_response(client)
         stack.kill_engine()
         killed_s = time.monotonic()
-        heard_s = [killed_s]
+        received_s = [killed_s]
         while (await client.receive())["type"] != "response.done":
-            heard_s.append(time.monotonic())
-        # what was on its way still comes; then there is silence until the next token
-        _, next_s = max(pairwise(heard_s), key=lambda pair: pair[1] - pair[0])
+            received_s.append(time.monotonic())
+        # Events in flight still arrive; the longest gap ends with the next token.
+        _, next_s = max(pairwise(received_s), key=lambda pair: pair[1] - pair[0])
         spent.append(next_s - killed_s)
-        _check_same_text(client.response_text, whole)
+        _check_same_text(client.response_text, expected)
     return spent
 
 
@@ -131,7 +140,7 @@ async def measure_gateway_kill(stack: Stack, times: int) -> list[float]:
     spent: list[float] = []
     for _ in range(times):
         client = await _connect_with_question(here)
-        whole = await _get_undisturbed_text(client)
+        expected = await _get_undisturbed_text(client)
         await _begin_response(client, conversation="auto")
         stack.kill_gateway(here)
         killed_s = time.monotonic()
@@ -139,7 +148,7 @@ async def measure_gateway_kill(stack: Stack, times: int) -> list[float]:
         await _retry_until_accepted(lambda client=client, there=there: client.resume(there))
         spent.append(time.monotonic() - killed_s)
         await client.receive_until("response.done")
-        _check_same_text(client.response_text, whole)
+        _check_same_text(client.response_text, expected)
         await client.abort()
         here, there = there, await stack.start_gateway()
     return spent
@@ -152,38 +161,38 @@ async def measure_redis_restart(stack: Stack, times: int) -> list[float]:
         stack.redis.kill()
         await asyncio.sleep(DOWNTIME_S)
         await stack.redis.start()
-        back_s = time.monotonic()
+        restarted_s = time.monotonic()
         await _retry_until_accepted(lambda: client.add_message("Are you there?"))
-        spent.append(time.monotonic() - back_s)
+        spent.append(time.monotonic() - restarted_s)
     return spent
 
 
 FAULTS = {
     "engine-kill": ("engine killed, until the next token", measure_engine_kill),
     "gateway-kill": ("gateway killed, until resumed on another", measure_gateway_kill),
-    "redis-restart": ("Redis answers again, until an append is taken", measure_redis_restart),
+    "redis-restart": ("Redis restarted, until an append is accepted", measure_redis_restart),
 }
 
 
 async def _run(times: int, faults: list[str]) -> Report:
     rows: list[ReportRow] = []
-    started_s: list[float] = []
+    startup_s: list[float] = []
     load_s: list[float] = []
     for fault in faults:
         what, measure = FAULTS[fault]
         async with _run_stack() as stack:
             spent = await measure(stack, times)
-            started_s.append(stack.startup_s)
+            startup_s.append(stack.startup_s)
             load_s.append(stack.load_s)
         row = {"what": what, "times": times, "median_s": median(spent), "worst_s": max(spent)}
         rows.append(row)
     starts = {
-        "engine started, until it takes gateways": started_s,
-        "of that, its model loaded, as it says": load_s,
+        "engine started, until it accepts gateways": startup_s,
+        "of that, loading the model (reported)": load_s,
     }
     rows += [
-        {"what": what, "times": len(took), "median_s": median(took), "worst_s": max(took)}
-        for what, took in starts.items()
+        {"what": what, "times": len(spent), "median_s": median(spent), "worst_s": max(spent)}
+        for what, spent in starts.items()
     ]
     return Report("Recovery, seconds", rows)
 
@@ -198,7 +207,7 @@ async def _connect_with_question(url: str) -> RealtimeClient:
 
 
 async def _get_undisturbed_text(client: RealtimeClient) -> str:
-    """The answer without a fault."""
+    """Return the text of the response without a fault."""
     await client.create_response(conversation="none", **LONG_RESPONSE)
     await client.receive_until("response.done")
     return client.response_text
@@ -221,4 +230,4 @@ async def _retry_until_accepted(request: Callable[[], Awaitable[object]]) -> Non
 
 def _check_same_text(text: str, expected: str) -> None:
     if text != expected:
-        raise RuntimeError(f"the answer is not the one without a fault:\n{text}\n{expected}")
+        raise RuntimeError(f"the response differs from that without a fault:\n{text}\n{expected}")

@@ -1,4 +1,4 @@
-"""What a bench answers: a table to read and the same as JSON."""
+"""The report of a benchmark: a table to read, and the same as JSON."""
 
 import json
 import os
@@ -14,7 +14,7 @@ ReportRow = Mapping[str, Cell]
 
 @dataclass
 class Report:
-    """`rows` become a table; `facts` stand beside it in the JSON."""
+    """Figures of a benchmark: `rows` become a table; the JSON also has the `facts`."""
 
     title: str
     rows: Sequence[ReportRow]
@@ -31,12 +31,12 @@ class Report:
             for column, name in enumerate(names)
         ]
 
-        def line(values: Sequence[str]) -> str:
+        def render_row(values: Sequence[str]) -> str:
             padded = (value.rjust(width) for value, width in zip(values, widths, strict=True))
             return "| " + " | ".join(padded) + " |"
 
-        rule = line(["-" * width for width in widths])
-        table = [line(names), rule, *(line(row) for row in cells)]
+        rule = render_row(["-" * width for width in widths])
+        table = [render_row(names), rule, *(render_row(row) for row in cells)]
         return "\n".join([self.title, "", *table, "", *self.notes, describe_machine()])
 
     def save(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class Report:
 
 
 def describe_machine() -> str:
-    """The machine and versions a figure was taken on, in one line."""
+    """Describe the machine and the versions of Python and torch in one line."""
     import torch
 
     model = platform.processor() or platform.machine()
@@ -70,7 +70,7 @@ def median(values: Sequence[float]) -> float:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Nearest rank."""
+    """Return the percentile by nearest rank."""
     ordered = sorted(values)
     return ordered[min(int(len(ordered) * percent / 100), len(ordered) - 1)]
 

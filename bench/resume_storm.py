@@ -1,12 +1,12 @@
-"""A gateway is killed under many live sessions; all of them come back to another one.
+"""A gateway with many live sessions is killed; all of them resume on another gateway.
 
-Each session has asked one question. Those that were opened last are in the middle of its answer
-when their gateway is killed (`in_an_answer` says how many); the others have heard it out, for
-opening takes its time, and an answer ends after --tokens at --rate. Each client tries again at
-once, and every 100 ms or so. How long until each has heard that it was resumed, and whether its
-text is, to the letter, what the same question is answered on the other gateway, undisturbed. The
-engine is scripted: each id it draws is a digest of all that was before it, so that anything lost,
-doubled or mixed up changes the text. Redis, engine, gateways and clients share one machine.
+Each session requests one response. When the gateway is killed, the sessions opened last are in the
+middle of it (`in_an_answer` is their number); those of the others have ended, as opening takes time
+and a response ends after --tokens at --rate. Each client reconnects at once, then every 100 ms or
+so. Measured: time until each session is resumed, and whether its text equals that of the same
+request on the other gateway, without a fault. The engine is scripted: each id it draws is a digest
+of all ids before it, so that a lost, duplicated or misplaced id changes the text. Redis, engine,
+gateways and clients share one machine.
 """
 
 import argparse
@@ -31,18 +31,35 @@ from continuo.bench.raw_websocket_clients import WebSocketClient
 from continuo.bench.report import Report, median, percentile
 
 QUESTION_COUNT = 20
-"""Different ones, each asked once more of the other gateway, as a witness."""
+"""Different questions; each is also asked on the other gateway, for the expected text."""
 CONCURRENT_OPENS = 32
-"""Clients that open at the same time."""
+"""Sessions opened at the same time."""
 RETRY_S = 0.1
 RESUME_S_MAX = 60.0
 CONNECTION_ERRORS = (OSError, TimeoutError)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sessions", type=int, default=2000, metavar="N")
-    parser.add_argument("--tokens", type=int, default=60, metavar="N", help="of each answer")
-    parser.add_argument("--rate", type=float, default=1.0, help="tokens a second of each answer")
+    parser.add_argument(
+        "--sessions",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="live sessions (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--tokens",
+        type=int,
+        default=60,
+        metavar="N",
+        help="tokens of each response (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=1.0,
+        help="tokens a second of each response (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -76,21 +93,13 @@ async def _run(sessions: int, tokens: int, rate: float) -> Report:
 def _start_engine(folder: Path, rate: float) -> tuple[Process, str]:
     with socket.create_server(("127.0.0.1", 0)) as sock:
         sock.set_inheritable(True)
-        words = (
-            "context",
-            str(sock.fileno()),
-            str(random_checkpoints.ensure_checkpoint("S")),
-            str(rate),
-        )
-        line = (
-            sys.executable,
-            "-m",
-            "continuo.bench.scripted_engine",
-            *words,
-            str(folder / "asked"),
+        checkpoint = random_checkpoints.ensure_checkpoint("S")
+        command = (
+            *(sys.executable, "-m", "continuo.bench.scripted_engine"),
+            *("context", str(sock.fileno()), str(checkpoint), str(rate), str(folder / "trace")),
         )
         address = f"127.0.0.1:{sock.getsockname()[1]}"
-        return Process(folder, *line, pass_fds=(sock.fileno(),)), address
+        return Process(folder, *command, pass_fds=(sock.fileno(),)), address
 
 
 def _start_gateway(folder: Path, redis: RedisProcess, engine: str) -> Process:
@@ -102,45 +111,45 @@ async def _measure_storm(
     ports: list[int], gateway: Process, sessions: int, tokens: int, rate: float
 ) -> dict[str, Any]:
     here, there = ports
-    witnesses = [ResumingClient(number, tokens) for number in range(QUESTION_COUNT)]
-    callers = [ResumingClient(number % QUESTION_COUNT, tokens) for number in range(sessions)]
-    opening = asyncio.Semaphore(CONCURRENT_OPENS)
-    await asyncio.gather(*(caller.open(there, opening) for caller in witnesses))
-    await asyncio.gather(*(caller.open(here, opening) for caller in callers))
+    undisturbed = [ResumingClient(number, tokens) for number in range(QUESTION_COUNT)]
+    clients = [ResumingClient(number % QUESTION_COUNT, tokens) for number in range(sessions)]
+    open_limit = asyncio.Semaphore(CONCURRENT_OPENS)
+    await asyncio.gather(*(client.open(there, open_limit) for client in undisturbed))
+    await asyncio.gather(*(client.open(here, open_limit) for client in clients))
     await asyncio.sleep(2 / rate)
-    live = sum(not caller.done.done() for caller in callers)
-    resuming = [asyncio.create_task(caller.resume(there)) for caller in callers]
+    live = sum(not client.done.done() for client in clients)
+    resuming = [asyncio.create_task(client.resume(there)) for client in clients]
     gateway.kill()
     killed_s = time.monotonic()
     await asyncio.gather(*resuming)
-    spent = [caller.resumed_s - killed_s for caller in callers if caller.resume_mode]
+    spent = [client.resumed_s - killed_s for client in clients if client.resume_mode]
     async with asyncio.timeout(RESUME_S_MAX + 2 * tokens / rate):
-        await asyncio.gather(*(caller.done for caller in (*witnesses, *callers)))
-    whole = [caller.text for caller in witnesses]
-    hows = Counter(caller.resume_mode for caller in callers)
-    differ = sum(caller.text != whole[caller.question] for caller in callers)
+        await asyncio.gather(*(client.done for client in (*undisturbed, *clients)))
+    expected = [client.text for client in undisturbed]
+    modes = Counter(client.resume_mode for client in clients)
+    different = sum(client.text != expected[client.question] for client in clients)
     return {
         "sessions": sessions,
         "in_an_answer": live,
         "all_s": max(spent),
         "p50_s": median(spent),
         "p99_s": percentile(spent, 99),
-        "exact": hows["exact"],
-        "snapshot": hows["snapshot"],
+        "exact": modes["exact"],
+        "snapshot": modes["snapshot"],
         "not_resumed": sessions - len(spent),
-        "lost_or_doubled": differ,
-        "different_answers": len({*whole}),
+        "lost_or_doubled": different,
+        "different_answers": len({*expected}),
     }
 
 
 class ResumingClient:
-    """Asks one question, and hears the answer out, whatever becomes of the gateway."""
+    """Requests one response and receives all of it, resuming if its gateway is lost."""
 
     def __init__(self, question: int, tokens: int) -> None:
         self.question = question
         self.text = ""
         self.resume_mode = ""
-        """It was resumed: `exact` or `snapshot`."""
+        """How the session was resumed: `exact` or `snapshot`; "" until then."""
         self.resumed_s = 0.0
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tokens = tokens
@@ -150,7 +159,7 @@ class ResumingClient:
         self._item_added, self._response_created = asyncio.Event(), asyncio.Event()
 
     async def open(self, port: int, open_limit: asyncio.Semaphore) -> None:
-        """Returns when its answer has begun."""
+        """Open a session and wait until its response has begun."""
         async with open_limit:
             self._socket = await WebSocketClient.connect(port, self._receive)
             part = {"type": "input_text", "text": f"Tell me story number {self.question}."}
@@ -162,7 +171,7 @@ class ResumingClient:
             await self._response_created.wait()
 
     async def resume(self, port: int) -> None:
-        """When the connection is lost. Gives up after RESUME_S_MAX."""
+        """Wait until the connection is lost, then resume. Stops retrying after RESUME_S_MAX."""
         await self._socket.disconnected.wait()
         until_s = time.monotonic() + RESUME_S_MAX
         while not self.resume_mode and time.monotonic() < until_s:
@@ -184,7 +193,7 @@ class ResumingClient:
             case "session.updated" if "resume" in event["session"]:
                 self.resume_mode, self.resumed_s = event["session"]["resume"]["resumed"], now_s
                 if self.resume_mode == "snapshot":
-                    self.text = ""  # what was said is told again
+                    self.text = ""  # deltas are sent again from the beginning
             case "conversation.item.added":
                 self._item_added.set()
             case "response.created":

@@ -1,16 +1,16 @@
-"""Run the engine on a device without a model.
+"""Run an engine on a device without a model.
 
-Usage: python -m continuo.bench.scripted_engine DRAWS FD FOLDER RATE TOLD
+Usage: python -m continuo.bench.scripted_engine SCHEME FD FOLDER RATE TRACE
 
-All of the engine is real but the device: it computes nothing, answers each step at its next beat,
-RATE a second by the monotonic clock. At rate 0 it answers at once. When each turn was asked for,
-and when its first id was sent, is written to the file TOLD. DRAWS says what an id tells, and where
-the fronts are:
+The engine is real except for its device, which computes nothing and ends each step at its next
+tick, RATE ticks a second of the monotonic clock; at rate 0, at once. SCHEME is the meaning of the
+ids drawn, and of the socket FD:
 
-beats     which beat it was drawn at, so that whoever reads the text knows how late it came; the
-          front is at the other end of the connected socket FD
-context   a digest of all ids before it, so that anything lost, doubled or mixed up changes the
-          text; fronts come and go at the listening socket FD
+ticks     the number of the tick at which the id was drawn, from which a client can compute the
+          lateness of each token; FD is a connected socket with the only client. When each turn was
+          received, and when its first id was sent, is written to the file TRACE
+context   a digest of all ids before, so that a lost, duplicated or misplaced id changes the text;
+          FD is a listening socket for any number of clients
 """
 
 import asyncio
@@ -47,18 +47,18 @@ PAGE_COUNT, PAGE_SIZE = 65_536, 16
 CONTEXT = 8192
 ROWS_MAX = 4096
 FIRST_TICK_ID, TICK_ID_COUNT = 256, 3840
-"""Ids that are no letters of ASCII in the models of bench/, and stand for a beat."""
+"""Ids that encode a tick; in the models of bench/ they are not ASCII characters."""
 
 
 class TimedStep(NamedTuple):
-    """A step, and the beat at which it is done."""
+    """A step, and the tick at which it ends."""
 
     result: BatchResult
     tick: int
 
 
 class TimedRunner(Runner[TimedStep]):
-    """Draws the beat. Works beside the loop as a GPU does: the engine hears at any time."""
+    """Draws the number of the tick. Runs one step ahead like a GPU, beside the engine's loop."""
 
     steps_ahead = 1
 
@@ -75,11 +75,11 @@ class TimedRunner(Runner[TimedStep]):
     def launch(self, batch: Batch) -> TimedStep:
         if self._rate:
             self._tick = max(self._tick + 1, math.ceil(time.monotonic() * self._rate))
-        named = self._number_rows(batch)
-        drawn = (RowResult(FIRST_TICK_ID + number % TICK_ID_COUNT) for number in named)
+        numbers = self._number_rows(batch)
+        drawn = (RowResult(FIRST_TICK_ID + number % TICK_ID_COUNT) for number in numbers)
         rows = zip(batch.rows, drawn, strict=True)
-        sampled = BatchResult([one if row.sample else None for row, one in rows], 0.0)
-        return TimedStep(sampled, self._tick)
+        result = BatchResult([drawn if row.sample else None for row, drawn in rows], 0.0)
+        return TimedStep(result, self._tick)
 
     def collect(self, ticket: TimedStep) -> BatchResult:
         if self._rate:
@@ -87,14 +87,14 @@ class TimedRunner(Runner[TimedStep]):
         return ticket.result
 
     def _number_rows(self, batch: Batch) -> Iterable[int]:
-        """One number for each row."""
+        """Return a number for each row, from which its id is derived."""
         return itertools.repeat(self._tick, len(batch.rows))
 
 
 class TimedDigestRunner(TimedRunner):
-    """Draws what the whole past names: in place of KV it keeps digests."""
+    """Draws a digest of all ids before; keeps digests in place of KV."""
 
-    steps_ahead = 0  # each needs the ids that the one before has drawn
+    steps_ahead = 0  # a step needs the ids of the previous one
 
     def __init__(self, rate: float) -> None:
         super().__init__(rate)
@@ -102,8 +102,8 @@ class TimedDigestRunner(TimedRunner):
 
     def _number_rows(self, batch: Batch) -> Iterable[int]:
         for _, source, target in batch.moves:
-            kept = self._digests[source * PAGE_SIZE : (source + 1) * PAGE_SIZE]
-            self._digests[target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = kept
+            page = self._digests[source * PAGE_SIZE : (source + 1) * PAGE_SIZE]
+            self._digests[target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = page
         return map(self._digest, batch.rows)
 
     def _digest(self, row: BatchRow) -> int:
@@ -119,7 +119,7 @@ class TimedDigestRunner(TimedRunner):
 
 
 def lateness_s(tick: int, rate: float, now_s: float) -> float:
-    """How long ago the beat was, that is known by its remainder."""
+    """Return the time since the last tick whose number has the remainder `tick`."""
     last = math.floor(now_s * rate)
     return now_s - (last - (last - tick) % TICK_ID_COUNT) / rate
 
@@ -151,30 +151,30 @@ async def serve(id_scheme: str, fd: int, folder: str, rate: float, trace: TextIO
 async def _serve_client(
     clients: Clients, ready: EngineReady, fd: int, trace: TextIO, on_disconnect: Callable[[], None]
 ) -> None:
-    def hear(commands: list[EngineCommand]) -> None:
+    def receive(commands: list[EngineCommand]) -> None:
         now_s = time.monotonic()
         for command in commands:
             if isinstance(command, Generate):
-                trace.write(f"asked {command.turn} {now_s}\n")
-        clients.receive(front, commands)
+                trace.write(f"requested {command.turn} {now_s}\n")
+        clients.receive(client, commands)
 
     def send(events: list[EngineEvent]) -> None:
         link.send_now(events)
         now_s = time.monotonic()
         for event in events:
             if isinstance(event, TurnTokens) and not event.first:
-                trace.write(f"answered {event.turn} {now_s}\n")
+                trace.write(f"first_sent {event.turn} {now_s}\n")
 
     link: Link[EngineEvent, EngineCommand] = Link(
-        msgspec.msgpack.Decoder(list[EngineCommand]), hear, on_disconnect
+        msgspec.msgpack.Decoder(list[EngineCommand]), receive, on_disconnect
     )
-    front = clients.add(send)
+    client = clients.add(send)
     sock = socket.socket(fileno=fd)
     await asyncio.get_running_loop().create_connection(lambda: link, sock=sock)
     link.send(ready)
 
 
 if __name__ == "__main__":
-    draws, fd, folder, rate, file = sys.argv[1:]
-    with open(file, "w", buffering=1) as told:
-        uvloop.run(serve(draws, int(fd), folder, float(rate), told))
+    id_scheme, fd, folder, rate, file = sys.argv[1:]
+    with open(file, "w", buffering=1) as trace:
+        uvloop.run(serve(id_scheme, int(fd), folder, float(rate), trace))

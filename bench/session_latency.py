@@ -1,13 +1,13 @@
 """Turn latency of long sessions: 4 sessions x 300 turns, 16 ids in and 8 out, greedy, three modes.
 
-    no_session   the whole context is sent again each turn, its KV found in the radix tree
+    no_session   the whole context is resent each turn, its KV found in the radix tree
     regular      a session that can be edited: only the new ids are sent, every turn is published
     streaming    a session that owns its pages: only the new ids, no tree walk, nothing published
 
-Client wall clock per turn. The first turn of each session is dropped; `all` is the mean over the
+Client wall clock per turn. The first turn of each session is left out; `all` is the mean over the
 others, `last10` over the last ten of each session. "Outside the model" is the wall clock less the
-time the device worked while the turn lasted, for whomever. Modes take turns, run by run; figures
-are medians over the runs.
+device's busy time during the turn, for any session. The modes alternate, run by run; figures are
+medians over the runs.
 """
 
 import argparse
@@ -30,19 +30,37 @@ IDS_IN, IDS_OUT = 16, 8
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="S", help="S, M, or a checkpoint folder (default S)")
-    parser.add_argument("--sessions", type=int, default=4)
-    parser.add_argument("--turns", type=int, default=300)
-    parser.add_argument("--runs", type=int, default=5, help="alternating runs of each mode")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument(
-        "--peers", nargs="*", help="measure peers as well: these, as 'llama-cpp-python', or all"
+        "--model", default="S", help="S, M, or a checkpoint folder (default: %(default)s)"
     )
     parser.add_argument(
-        "--peer-limit-s", type=float, default=600.0, help="a slower peer stops and says so"
+        "--sessions", type=int, default=4, help="concurrent sessions (default: %(default)s)"
     )
-    parser.add_argument("--no-wire", action="store_true", help="leave the WebSocket out")
+    parser.add_argument(
+        "--turns", type=int, default=300, help="turns of each session (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--runs", type=int, default=5, help="alternating runs of each mode (default: %(default)s)"
+    )
+    parser.add_argument("--dtype", default="auto", help="of the engine (default: %(default)s)")
+    parser.add_argument(
+        "--block-size", type=int, default=16, help="tokens of a page (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        help="also measure these competitors, such as 'llama-cpp-python'; without a name, all of "
+        "them (default: none)",
+    )
+    parser.add_argument(
+        "--peer-limit-s",
+        type=float,
+        default=600.0,
+        help="seconds after which a competitor is stopped (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-wire", action="store_true", help="do not measure the WebSocket (default: measure it)"
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -58,7 +76,7 @@ def resolve_checkpoint(name: str) -> Path:
 
 
 def make_engine_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Room for every session twice over, so that nothing is evicted in a run."""
+    """Make settings with twice the pages that all sessions need, so that none are evicted."""
     context = options.turns * (IDS_IN + IDS_OUT) + 64
     return {
         "dtype": options.dtype,
@@ -73,9 +91,8 @@ async def _run(options: argparse.Namespace) -> Report:
     runs: dict[str, list[TurnTimings]] = {mode: [] for mode in MODES}
     prompts: live_engine.Prompts = []
     for number, mode in itertools.product(range(options.runs), MODES):
-        async with live_engine.run_engine(
-            folder, **settings
-        ) as engine:  # what others published is gone
+        # A new engine for each run, whose radix tree is empty.
+        async with live_engine.run_engine(folder, **settings) as engine:
             vocabulary = engine.ready.vocab_size
             prompts = live_engine.random_prompts(
                 options.sessions, options.turns, IDS_IN, vocabulary
@@ -86,10 +103,10 @@ async def _run(options: argparse.Namespace) -> Report:
     rows = [summarize(mode, "Engine", runs[mode]) for mode in MODES]
     facts: dict[str, Any] = {"outputs_equal": _have_equal_outputs(runs)}
     if not options.no_wire:
-        wired = await _measure_websocket(options, folder, settings)
-        rows += [summarize(mode, "WebSocket", found) for mode, found in wired.items()]
+        websocket_runs = await _measure_websocket(options, folder, settings)
+        rows += [summarize(mode, "WebSocket", timings) for mode, timings in websocket_runs.items()]
         facts["outputs_equal_over_the_wire"] = all(
-            _have_equal_outputs({mode: [found[n]] for mode, found in wired.items()})
+            _have_equal_outputs({mode: [timings[n]] for mode, timings in websocket_runs.items()})
             for n in range(options.runs)
         )
     if options.peers is not None:
@@ -103,41 +120,42 @@ async def _run(options: argparse.Namespace) -> Report:
 async def measure(
     engine: EngineClient, mode: str, prompts: live_engine.Prompts, scope: str
 ) -> TurnTimings:
-    """All sessions at once, each with a client of its own; `scope` keeps runs from sharing."""
-    lives = await asyncio.gather(*(_run_session(engine, mode, p, scope) for p in prompts))
-    return TurnTimings.from_sessions(list(lives))
+    """Run sessions concurrently, one client each; `scope` keeps runs from sharing KV."""
+    sessions = await asyncio.gather(*(_run_session(engine, mode, p, scope) for p in prompts))
+    return TurnTimings.from_sessions(list(sessions))
 
 
 async def _run_session(
     engine: EngineClient, mode: str, prompts: Sequence[list[int]], scope: str
 ) -> tuple[list[float], list[float], list[Any]]:
-    wall, outside, log, said = list[float](), list[float](), list[int](), list[Any]()
+    wall, outside, log, outputs = list[float](), list[float](), list[int](), list[Any]()
     session = ""
     if mode != "no_session":
         session = await engine.open(streaming=mode == "streaming", cache_scope=scope)
     for ids in prompts:
-        began = time.perf_counter()
+        start_s = time.perf_counter()
         if mode == "no_session":
             turn = await engine.complete(log + ids, live_engine.greedy(IDS_OUT), cache_scope=scope)
         else:
             turn = await live_engine.append_and_generate(engine, session, ids, IDS_OUT)
-        answer = await live_engine.read_ids(turn)
-        wall.append(time.perf_counter() - began)
+        output = await live_engine.read_ids(turn)
+        wall.append(time.perf_counter() - start_s)
         assert turn.ended is not None
         outside.append(wall[-1] - turn.ended.model_s)
         if mode == "no_session":
-            log += ids + answer
-        said.append(answer)
+            log += ids + output
+        outputs.append(output)
     if session:
         await engine.close(session, keep_prefix=False)
-    return wall, outside, said
+    return wall, outside, outputs
 
 
 async def _measure_websocket(
     options: argparse.Namespace, folder: Path, settings: dict[str, Any]
 ) -> dict[str, list[TurnTimings]]:
-    """The same through `continuo serve` and its Realtime WebSocket, with texts of 13 characters;
-    the bench models' template makes them 31 ids. Over the wire a session is streaming."""
+    """Measure through `continuo serve` and its Realtime WebSocket, with texts of 13 characters,
+    which are 31 ids with the template of the benchmark models. The server's sessions are
+    streaming."""
     settings = settings | {
         name: 2 * settings[name] for name in ("max_model_len", "num_gpu_blocks_override")
     }
@@ -146,8 +164,8 @@ async def _measure_websocket(
         await live_server.measure(url, "streaming", options.sessions, 5, "warm-up")
         for number, mode in itertools.product(range(options.runs), runs):
             scope = f"run {number}"
-            found = await live_server.measure(url, mode, options.sessions, options.turns, scope)
-            runs[mode].append(found)
+            timings = await live_server.measure(url, mode, options.sessions, options.turns, scope)
+            runs[mode].append(timings)
             print(f"{mode} over the WebSocket, run {number + 1} of {options.runs}", flush=True)
     return runs
 
@@ -166,18 +184,18 @@ def summarize(mode: str, through: str, runs: list[TurnTimings]) -> ReportRow:
 
 
 def compute_ratios(rows: list[ReportRow]) -> dict[str, float]:
-    """How many times streaming is faster, on the time outside the model and on the wall clock."""
-    found: dict[str, float] = {}
-    by_place = {(r["through"], r["mode"]): r for r in rows}
-    for (through, mode), slow in by_place.items():
-        fast = by_place.get((through, "streaming"))
-        if fast is None or fast is slow:
+    """Divide the figures of each mode by those of streaming."""
+    ratios: dict[str, float] = {}
+    row_of = {(r["through"], r["mode"]): r for r in rows}
+    for (through, mode), row in row_of.items():
+        streaming = row_of.get((through, "streaming"))
+        if streaming is None or streaming is row:
             continue
-        for figure, value in slow.items():
-            under = fast[figure]
-            if figure.endswith("_ms") and isinstance(value, float) and isinstance(under, float):
-                found[f"{through}, {mode} over streaming, {figure}"] = round(value / under, 2)
-    return found
+        for figure, value in row.items():
+            divisor = streaming[figure]
+            if figure.endswith("_ms") and isinstance(value, float) and isinstance(divisor, float):
+                ratios[f"{through}, {mode} over streaming, {figure}"] = round(value / divisor, 2)
+    return ratios
 
 
 def _format_range(values: list[float]) -> str:
@@ -186,7 +204,7 @@ def _format_range(values: list[float]) -> str:
 
 def _have_equal_outputs(runs: dict[str, list[TurnTimings]]) -> bool:
     first = runs["streaming"][0].outputs
-    return all(found.outputs == first for each in runs.values() for found in each)
+    return all(timings.outputs == first for each in runs.values() for timings in each)
 
 
 def _measure_competitors(
@@ -197,7 +215,7 @@ def _measure_competitors(
 ) -> list[ReportRow]:
     from continuo.bench import competitors
 
-    found = competitors.measure(
+    results = competitors.measure(
         folder,
         sessions=options.sessions,
         turns=options.turns,
@@ -218,5 +236,5 @@ def _measure_competitors(
             "same_ids": str(result.has_equal_outputs),
             "note": result.note,
         }
-        for result in found
+        for result in results
     ]

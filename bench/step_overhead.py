@@ -1,8 +1,8 @@
-"""Time per decode step of scheduler, cache and batch building, on a device that does nothing.
+"""Time per decode step of scheduler, cache and batch building, on a null device.
 
-Two tables in one: steps of N sequences, and one turn (16 ids in, 8 out) on a history of H ids, of a
-streaming session, whose cost must not depend on H, and of a regular one, which publishes each turn.
-The two take turns, one by one.
+Two tables in one: decode steps of N sequences; and turns (16 ids in, 8 out) with a history of H
+ids, of a streaming session, whose cost must not depend on H, and of a regular one, which publishes
+each turn. Turns of the two alternate.
 """
 
 import argparse
@@ -23,8 +23,15 @@ TEXT = ModelText(str(Path(engine.__file__).parent / "bundled" / BUNDLED_MODEL))
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=2000, help="steps timed for each row")
-    parser.add_argument("--turns", type=int, default=200, help="turns timed for each history")
+    parser.add_argument(
+        "--steps", type=int, default=2000, help="steps timed for each row (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--turns",
+        type=int,
+        default=200,
+        help="turns timed for each history (default: %(default)s)",
+    )
 
 
 def run(options: argparse.Namespace) -> Report:
@@ -38,7 +45,7 @@ def run(options: argparse.Namespace) -> Report:
 
 
 class _EngineHarness:
-    """Everything of an engine but the device and the border."""
+    """An engine core on a null device, without link and process."""
 
     def __init__(self, pages: int, rows: int) -> None:
         geometry = Geometry(pages, PAGE_SIZE, pages * PAGE_SIZE, 4096, 8192, 0)
@@ -48,21 +55,21 @@ class _EngineHarness:
         self.steps = 0
 
     def step(self) -> float:
-        """Runs one step; returns the seconds of it that are ours, 0 if there was nothing to do."""
-        began = time.perf_counter()
-        order = self.loop.prepare_step()
-        if order is None:
+        """Run one step. Returns the seconds outside the device; 0 if no step was needed."""
+        start_s = time.perf_counter()
+        plan = self.loop.prepare_step()
+        if plan is None:
             return 0.0
-        ordered = time.perf_counter()
-        sampled = self.runner.launch(order.batch)
-        answered = time.perf_counter()
-        self.loop.apply_result(order, sampled, self.sessions)
+        launch_s = time.perf_counter()
+        result = self.runner.launch(plan.batch)
+        collected_s = time.perf_counter()
+        self.loop.apply_result(plan, result, self.sessions)
         self.loop.take_events()
         self.steps += 1
-        return ordered - began + time.perf_counter() - answered
+        return launch_s - start_s + time.perf_counter() - collected_s
 
     def drain(self) -> float:
-        """Runs steps until nothing is owed; returns the seconds that are ours."""
+        """Run steps until no ids are owed. Returns the seconds outside the device."""
         total = 0.0
         while spent := self.step():
             total += spent
@@ -70,15 +77,15 @@ class _EngineHarness:
 
 
 def _measure_decode(sequences: int, steps: int) -> ReportRow:
-    rig = _EngineHarness(pages=sequences * (steps // PAGE_SIZE + 80), rows=256)
+    harness = _EngineHarness(pages=sequences * (steps // PAGE_SIZE + 80), rows=256)
     for n in range(sequences):
-        rig.sessions.apply(OpenSession(0, f"s{n}"))
-        rig.sessions.apply(AppendIds(0, f"s{n}", [n % 4000] * 1024))
-    rig.drain()
+        harness.sessions.apply(OpenSession(0, f"s{n}"))
+        harness.sessions.apply(AppendIds(0, f"s{n}", [n % 4000] * 1024))
+    harness.drain()
     for n in range(sequences):
-        rig.sessions.apply(Generate(0, f"s{n}", "t", Sampling(max_tokens=steps)))
-    rig.step()
-    spent = [rig.step() for _ in range(steps - 2)]
+        harness.sessions.apply(Generate(0, f"s{n}", "t", Sampling(max_tokens=steps)))
+    harness.step()
+    spent = [harness.step() for _ in range(steps - 2)]
     return {
         "what": f"decode step, {sequences} sequences",
         "median_us": median(spent) * 1e6,
@@ -93,8 +100,8 @@ def _measure_turns(history: int, turns: int) -> list[ReportRow]:
     }
     spent: dict[str, list[float]] = {kind: [] for kind in kinds}
     for number in range(turns):
-        for kind, rig in kinds.items():
-            spent[kind].append(_time_turn(rig, f"t{number}"))
+        for kind, harness in kinds.items():
+            spent[kind].append(_time_turn(harness, f"t{number}"))
     return [
         {
             "what": f"{kind} turn, {history} ids of history",
@@ -106,17 +113,17 @@ def _measure_turns(history: int, turns: int) -> list[ReportRow]:
 
 
 def _open_session(history: int, turns: int, streaming: bool) -> _EngineHarness:
-    rig = _EngineHarness(pages=(history + turns * 24) // PAGE_SIZE + 10, rows=64)
-    rig.sessions.apply(OpenSession(0, "s", streaming))
-    rig.sessions.apply(AppendIds(0, "s", [7] * history))
-    rig.drain()
-    return rig
+    harness = _EngineHarness(pages=(history + turns * 24) // PAGE_SIZE + 10, rows=64)
+    harness.sessions.apply(OpenSession(0, "s", streaming))
+    harness.sessions.apply(AppendIds(0, "s", [7] * history))
+    harness.drain()
+    return harness
 
 
-def _time_turn(rig: _EngineHarness, name: str) -> float:
-    steps, began = rig.steps, time.perf_counter()
-    rig.sessions.apply(AppendIds(0, "s", list(range(16))))
-    rig.sessions.apply(Generate(0, "s", name, Sampling(max_tokens=8)))
-    spent = time.perf_counter() - began + rig.drain()
-    assert rig.steps == steps + 8, "it was not refused"
+def _time_turn(harness: _EngineHarness, name: str) -> float:
+    steps, began = harness.steps, time.perf_counter()
+    harness.sessions.apply(AppendIds(0, "s", list(range(16))))
+    harness.sessions.apply(Generate(0, "s", name, Sampling(max_tokens=8)))
+    spent = time.perf_counter() - began + harness.drain()
+    assert harness.steps == steps + 8, "the turn was refused"
     return spent
