@@ -1,5 +1,5 @@
-# Two commands are all a newcomer needs:   make demo   ·   make test
-# Everything lives in .venv; a change of pyproject.toml installs again.
+# To start:   make demo   ·   make test
+# Everything is installed in .venv, and again whenever pyproject.toml changes.
 
 .PHONY: help setup web demo test fuzz attack faults frozen check format clean
 .DEFAULT_GOAL := help
@@ -10,17 +10,17 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
 
 help:
-	@echo "make demo     set up, start the server with the bundled model"
-	@echo "make test     set up, run the tests            (make test ARGS='-k resume')"
-	@echo "make fuzz     throw a million spoilt frames at it  (make fuzz ARGS='--frames 20000 --seed 7')"
-	@echo "make attack   attack a server for half an hour, beside bystanders  (make attack ARGS='--minutes 5')"
-	@echo "make faults   do each fault as often as makes it proven  (make faults ROW=F3 ARGS='--minutes 5')"
+	@echo "make demo     set up, then start the server with the bundled model"
+	@echo "make test     set up, then run the tests           (make test ARGS='-k resume')"
+	@echo "make fuzz     send a million malformed frames to a server  (make fuzz ARGS='--frames 20000 --seed 7')"
+	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
+	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
-	@echo "make check    format, lint, types, layers"
-	@echo "make format   rewrite the code as the formatter wants it"
-	@echo "make web      build the page into the package (Node.js 20)"
-	@echo "make setup    only prepare $(VENV), with $(BIN)/continuo"
-	@echo "make clean    remove what these made"
+	@echo "make check    check format, lint, types and layers"
+	@echo "make format   format the code and fix lint"
+	@echo "make web      build the web page into the package (Node.js 20)"
+	@echo "make setup    only set up $(VENV), with $(BIN)/continuo"
+	@echo "make clean    remove everything that these targets create"
 
 setup: $(VENV)/ready
 
@@ -73,11 +73,11 @@ $(VENV)/ready: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/ready-dev: pyproject.toml $(VENV)/ready
-	@echo "Installing what the tests and checks need."
+	@echo "Installing the requirements of tests and checks."
 	@$(PIP) -e '.[test,dev]'
 	@touch $@
 
-# The openai SDK pins an old websockets, so it lives apart.
+# The openai SDK pins an old version of websockets, so it has an environment of its own.
 .venv-openai/ready: tests/clients/requirements.txt
 	@sh tools/make_venv.sh .venv-openai
 	@.venv-openai/bin/python -m pip --disable-pip-version-check install --quiet -r $<

@@ -1,17 +1,17 @@
 #!/bin/sh
-# Builds the page into the package, if it is older than its sources: needs Node.js 20 and its npm.
-# Without them, or without a network the first time, the server still serves the API.
+# Build the web page into the package if it is older than its sources. Needs Node.js 20 with npm, and
+# a network the first time; without them the server still serves the API.
 set -eu
 cd "$(dirname "$0")/../web"
 page=../realtime/server/assets/index.html
 
 major=$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)
 if [ "$major" -lt 20 ] || ! command -v npm >/dev/null 2>&1; then
-    echo "Node.js 20 or newer is not here: the page is not built, everything else works." >&2
+    echo "Node.js 20 or newer is not installed: the page is not built, everything else works." >&2
     exit 1
 fi
 if [ ! node_modules/.package-lock.json -nt package-lock.json ]; then
-    echo "Fetching what the page is built with."
+    echo "Installing the packages that build the page."
     if ! npm ci --silent --no-progress; then
         echo "npm ci failed: the page is not built, everything else works." >&2
         exit 1

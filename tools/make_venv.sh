@@ -1,5 +1,5 @@
 #!/bin/sh
-# make_venv.sh FOLDER: a virtual environment with the first Python on the PATH that is new enough.
+# make_venv.sh FOLDER: create a virtual environment with the first Python on PATH that is new enough.
 set -eu
 folder=$1
 for python in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
@@ -7,11 +7,11 @@ for python in ${PYTHON:-} python3 python3.13 python3.12 python3.11 python; do
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
     if ! "$python" -m venv "$folder" 2>/dev/null; then
         rm -rf "$folder"
-        echo "$python cannot make virtual environments (on Debian: apt-get install python3-venv)." >&2
+        echo "$python cannot create virtual environments (on Debian: apt-get install python3-venv)." >&2
         exit 1
     fi
     exit 0
 done
 found=$(python3 --version 2>/dev/null || echo "no Python at all")
-echo "Continuo needs Python 3.11 or newer; found $found. Name another with: make PYTHON=/path/to/python3.12 ..." >&2
+echo "Continuo needs Python 3.11 or newer; found $found. Choose another with: make PYTHON=/path/to/python3.12 ..." >&2
 exit 1

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Programs of the system that some tests start. Where they cannot be installed, those tests skip and
-# say why.
+# Install the system programs that some tests start. Where that is not possible, those tests skip and
+# give the reason.
 set -eu
 
 missing=""

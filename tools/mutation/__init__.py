@@ -1,2 +1,2 @@
-"""Mutation check: bugs planted in engine/cache and engine/schedule, one at a time; the tests must
-catch each. `python -m tools.mutation --help`."""
+"""Mutation testing of the engine core: bugs are planted one at a time, and the tests must catch
+each. `python -m tools.mutation --help`."""

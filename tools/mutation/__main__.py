@@ -1,8 +1,8 @@
-"""python -m tools.mutation: plants each bug in a copy of the tree and sees which test catches it.
+"""python -m tools.mutation: plant each bug in a copy of the tree and find the test that catches it.
 
-The unchanged copy must pass first. Each bug gets one run that ends at the first failing test; what
-is found is kept after each, so that a check that was interrupted goes on where it was. A bug whose
-file has not changed since, and which was caught, is not tried again without --again.
+The unchanged copy must pass first. Each bug gets one test run, which ends at the first failure. The
+results are saved after each run, so that an interrupted check resumes where it stopped. A bug that
+was caught, and whose file has not changed since, is tried again only with --again.
 """
 
 import argparse
@@ -43,39 +43,48 @@ TESTS = (
     "tests/reference/test_stress_kit.py",
     "tests/machines/test_door_machine.py",
 )
-"""The quick ones first."""
+"""Tests to run, the fastest first."""
 EXAMPLES = 60
-"""Of each state machine."""
+"""Examples of each state machine."""
 TIMING_SENSITIVE = (
     "engine/test_door",
     "engine/test_idle_audit",
     "reference/test_stress_kit",
     "machines/",
 )
-"""Tests with a real loop and real time: one of them that fails must fail again to be believed."""
+"""Tests with a real loop in real time; a failure of one must repeat to count."""
 TEST_S_MAX = 30
-"""A test that takes longer hangs: the bug is caught by that."""
+"""A test that takes longer counts as a hang, which catches the bug."""
 RUN_S_MAX = 600
 
 
 class MutantResult(TypedDict):
     digest: str
-    """Of the file with the bug in it."""
+    """Digest of the file with the bug in it."""
     caught_by: str | None
+    """The first test that failed; None if all passed."""
     seconds: float
     on: str
-    """The day it was tried."""
+    """Date of the run."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.mutation",
         description=(__doc__ or "").split("\n\n")[1],
-        epilog=f"Writes {TABLE.relative_to(ROOT)}. Ends with 1 if a bug was not caught.",
+        epilog=f"Writes {TABLE.relative_to(ROOT)}. Exits with 1 if a bug was not caught.",
     )
-    parser.add_argument("names", nargs="*", help="only bugs whose name contains one of these")
-    parser.add_argument("--again", action="store_true", help="also those that were caught before")
-    parser.add_argument("--list", action="store_true", help="only name the bugs")
+    parser.add_argument(
+        "names", nargs="*", help="only bugs whose name contains one of these (default: all)"
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="also bugs that were caught before (default: skip them)",
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="list the bugs and exit (default: try them)"
+    )
     options = parser.parse_args()
     chosen = [m for m in MUTANTS if not options.names or any(x in m.name for x in options.names)]
     if options.list:
@@ -111,8 +120,8 @@ def copy_tree(folder: Path) -> Path:
 
 
 def digest_mutated_file(tree: Path, mutant: Mutant) -> str:
-    planted = mutant.planted((tree / mutant.path).read_text())
-    return hashlib.blake2b(planted.encode(), digest_size=8).hexdigest()
+    mutated = mutant.mutate((tree / mutant.path).read_text())
+    return hashlib.blake2b(mutated.encode(), digest_size=8).hexdigest()
 
 
 def is_up_to_date(tree: Path, mutant: Mutant, results: dict[str, MutantResult]) -> bool:
@@ -124,23 +133,23 @@ def is_up_to_date(tree: Path, mutant: Mutant, results: dict[str, MutantResult]) 
 
 def check_baseline(tree: Path) -> None:
     print("  the unchanged tree …", end=" ", flush=True)
-    began = time.monotonic()
-    caught_by = first_failure(tree)
-    if caught_by is not None:
-        sys.exit(f"fails without any bug: {caught_by}")
-    print(f"passes in {time.monotonic() - began:.1f} s")
+    start_s = time.monotonic()
+    failed = first_failure(tree)
+    if failed is not None:
+        sys.exit(f"fails without any bug: {failed}")
+    print(f"passes in {time.monotonic() - start_s:.1f} s")
 
 
 def run_mutant(tree: Path, mutant: Mutant) -> MutantResult:
     file = tree / mutant.path
     original = file.read_text()
-    mutant.plant(tree)
-    began = time.monotonic()
+    mutant.mutate_file(tree)
+    start_s = time.monotonic()
     try:
         caught_by = first_failure(tree)
     finally:
         file.write_text(original)
-    seconds = round(time.monotonic() - began, 1)
+    seconds = round(time.monotonic() - start_s, 1)
     digest, today = digest_mutated_file(tree, mutant), time.strftime("%Y-%m-%d")
     return MutantResult(digest=digest, caught_by=caught_by, seconds=seconds, on=today)
 
@@ -153,7 +162,7 @@ def first_failure(tree: Path) -> str | None:
 
 
 def run_tests(tree: Path, *tests: str) -> str | None:
-    """The first test that failed; None: all passed."""
+    """Run tests. Returns the first that failed, or None if all passed."""
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += ["-p", "tools.mutation.quick", "--hypothesis-seed=1", "-W", "ignore"]
     command += [f"--timeout={TEST_S_MAX}", "--tb=no", "--show-capture=no", *(tests or TESTS)]
@@ -163,14 +172,14 @@ def run_tests(tree: Path, *tests: str) -> str | None:
             command, cwd=tree, env=environment, capture_output=True, text=True, timeout=RUN_S_MAX
         )
     except subprocess.TimeoutExpired:
-        return f"nothing ended in {RUN_S_MAX} s"
+        return f"a run of more than {RUN_S_MAX} s"
     if run.returncode == 0:
         return None
     failed = re.search(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
     if failed:
         return failed[1].removeprefix("tests/")
-    slow = re.search(r"(?m)^.*(tests/\S+\.py).*Timeout", run.stdout)
-    if slow or "Timeout" in run.stdout + run.stderr:
+    timed_out = re.search(r"(?m)^.*(tests/\S+\.py).*Timeout", run.stdout)
+    if timed_out or "Timeout" in run.stdout + run.stderr:
         return "a test that hangs"
     sys.exit(f"the tests could not be run:\n{run.stdout[-2000:]}\n{run.stderr[-2000:]}")
 
@@ -187,20 +196,18 @@ def render_table(results: dict[str, MutantResult]) -> str:
     lines = [
         "# Planted bugs",
         "",
-        "`python -m tools.mutation` plants each of these bugs, one at a time, in a copy of the tree",
-        "and runs the tests of cache, scheduler, sessions and public interface until one fails.",
-        "The seconds are those of the whole run, including the start of pytest. The command",
-        "generates this page.",
-        "",
-        f"{len(tried)} bugs planted, {caught} caught; last run on {' and '.join(days)}.",
+        "`python -m tools.mutation` plants each of these bugs alone in a copy of the tree and runs",
+        "the tests of cache, scheduler, sessions and engine client until the first failure. Seconds",
+        "are those of the whole run, the start of pytest included. This page is its last result:",
+        f"{len(tried)} bugs planted, {caught} caught, tried on {' and '.join(days)}.",
         "",
         "| in | bug | caught by | seconds |",
         "|---|---|---|---:|",
     ]
     for mutant, result in tried:
         test = f"`{result['caught_by']}`" if result["caught_by"] else "**nothing**"
-        place = mutant.path.removeprefix("engine/")
-        lines.append(f"| {place} | {mutant.name} | {test} | {result['seconds']:.1f} |")
+        path = mutant.path.removeprefix("engine/")
+        lines.append(f"| {path} | {mutant.name} | {test} | {result['seconds']:.1f} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,5 +1,7 @@
-"""The bugs. Each is a few textual replacements that must apply exactly once, or the code has moved
-on and the bug must be planted anew."""
+"""The planted bugs, as textual replacements.
+
+Each must apply exactly once; where the code has changed so that it does not, it must be updated.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -17,12 +19,14 @@ LOOP = "engine/core/loop.py"
 
 
 class Mutant(NamedTuple):
+    """A planted bug: what it breaks, its file, and (old, new) texts."""
+
     name: str
     path: str
     changes: tuple[tuple[str, str], ...]
 
     def mutate(self, text: str) -> str:
-        """The text of its file with the bug in it. Raises ValueError where it does not apply."""
+        """Return the file's text with the bug in it. Raises ValueError if it does not apply."""
         for old, new in self.changes:
             if text.count(old) != 1:
                 places = f"{self.path} has {text.count(old)} places for this bug, not one"
@@ -40,9 +44,9 @@ def _bug(name: str, path: str, *changes: tuple[str, str]) -> Mutant:
 
 
 MUTANTS = [
-    # ---- who owns a page
+    # ---- ownership of pages
     _bug(
-        "pages let go are not freed",
+        "released pages are not freed",
         CACHE,
         (
             "        self.pool.release(private)\n        self._leased_pages -=",
@@ -50,7 +54,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "the tail rule keeps a page too many",
+        "trim keeps a page too many",
         CACHE,
         (
             "keep = self._pages_for(lease.launched)\n",
@@ -58,7 +62,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "the tail rule gives nothing back",
+        "trim releases nothing",
         CACHE,
         (
             "        if keep < len(lease.pages):\n            self._release(lease, keep)",
@@ -66,7 +70,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "no tail rule at rewind",
+        "rewind does not trim",
         CACHE,
         (
             "            lease.committed = to\n            self._trim(lease)",
@@ -74,7 +78,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "what a matching lease takes is held twice",
+        "matched nodes are acquired twice",
         CACHE,
         (
             "        self.tree.acquire(path)\n",
@@ -82,22 +86,22 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "what is published is not held",
+        "published nodes are not acquired",
         CACHE,
         ("            self.tree.acquire([node])\n", ""),
     ),
     _bug(
-        "shared pages are not dropped at rewind",
+        "rewind does not release shared nodes",
         CACHE,
         ("            self.tree.release(lease.path[keep:])\n", ""),
     ),
     _bug(
-        "a fork does not hold what it shares",
+        "a fork does not acquire shared nodes",
         CACHE,
         ("        self.tree.acquire(child.path)\n", ""),
     ),
     _bug(
-        "a page that was copied stays held",
+        "the node of a copied page is not released",
         CACHE,
         (
             "lease.pages[len(lease.path)] = page\n        self.tree.release([node])",
@@ -105,7 +109,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a published double is not freed",
+        "a duplicate page is not freed on publish",
         CACHE,
         (
             "                self.pool.release([page])\n        lease.pages = pages",
@@ -113,7 +117,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a fork's copy is not counted",
+        "the page that a fork copies is not counted",
         CACHE,
         (
             "page = self.pool.allocate()\n            self._leased_pages += 1\n            "
@@ -121,14 +125,14 @@ MUTANTS = [
             "page = self.pool.allocate()\n            self._moves",
         ),
     ),
-    # ---- what is in a page
+    # ---- contents of pages
     _bug(
         "a shared page is written without a copy",
         CACHE,
         ("copy = len(lease.path) * size > reach", "copy = False"),
     ),
     _bug(
-        "a full shared page is copied too",
+        "a full shared page is also copied",
         CACHE,
         (
             "copy = len(lease.path) * size > reach",
@@ -136,17 +140,17 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "the copy of a shared page is forgotten",
+        "the copy of a shared page is omitted",
         CACHE,
         ('        self._moves.append(PageMove("copy", node.page, page))\n', ""),
     ),
     _bug(
-        "the copy of a shared page goes the wrong way",
+        "the copy of a shared page is reversed",
         CACHE,
         ('PageMove("copy", node.page, page)', 'PageMove("copy", page, node.page)'),
     ),
     _bug(
-        "a fork's copy goes the wrong way",
+        "the copy of a fork is reversed",
         CACHE,
         (
             'PageMove("copy", lease.pages[len(child.path)], page)',
@@ -154,7 +158,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a fork copies the page after its last",
+        "a fork copies the wrong page",
         CACHE,
         (
             'PageMove("copy", lease.pages[len(child.path)], page)',
@@ -162,18 +166,18 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "moves are carried out again in the next step",
+        "page moves are repeated in the next step",
         CACHE,
         ("        self._moves.clear()\n        return moves", "        return moves"),
     ),
-    # ---- how far KV reaches
+    # ---- extent of KV
     _bug(
-        "grow is a token short",
+        "grow reserves a token too few",
         CACHE,
         ("self._pages_for(reach + count) -", "self._pages_for(reach + count - 1) -"),
     ),
     _bug(
-        "what a step wrote past the end is believed",
+        "tokens written past the end count as committed",
         CACHE,
         (
             "        lease.reserved -= count\n",
@@ -186,12 +190,12 @@ MUTANTS = [
         ("        lease.reserved -= count\n", ""),
     ),
     _bug(
-        "a match may reach past its limit",
+        "a match may exceed its limit",
         RADIX,
         ("range(0, limit - size + 1, size)", "range(0, limit, size)"),
     ),
     _bug(
-        "a match forgets a page it found",
+        "a match omits its last page",
         CACHE,
         (
             "        path = self.tree.match(lease.scope, ids, limit)\n",
@@ -199,12 +203,12 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a match looks into any scope",
+        "a match ignores the cache scope",
         RADIX,
         ("node = self._roots.get(scope)", "node = next(iter(self._roots.values()), None)"),
     ),
     _bug(
-        "a match disregards what is on the host",
+        "a match ignores pages on the host",
         CACHE,
         (
             "<= lease.resident_tokens:\n            return lease.committed",
@@ -218,18 +222,18 @@ MUTANTS = [
     ),
     # ---- eviction
     _bug(
-        "a held page is evicted",
+        "a referenced page is evicted",
         RADIX,
         ("            and not node.ref_count\n", ""),
         ("            node.last_used = self._tick\n\n    def release", "\n    def release"),
     ),
     _bug(
-        "a page is evicted below its continuation",
+        "a page with children is evicted",
         RADIX,
         ("            and not node.children\n", ""),
     ),
     _bug(
-        "a page is never evicted once it had a continuation",
+        "a page that had children is never evicted",
         RADIX,
         (
             "            if parent.parent is not None and not parent.ref_count:",
@@ -237,7 +241,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "held pages still count as evictable",
+        "referenced pages count as evictable",
         RADIX,
         ("            if node.ref_count == 0:\n                self.unreferenced -= 1\n", ""),
     ),
@@ -253,7 +257,7 @@ MUTANTS = [
         ("self._evict_tail(next(iter(self._idle))", "self._evict_tail(next(reversed(self._idle))"),
     ),
     _bug(
-        "a session that wakes may still be evicted",
+        "a busy session may be evicted",
         CACHE,
         (
             "    def mark_busy(self, lease: Lease) -> None:\n        self._idle.pop(lease, None)\n",
@@ -261,13 +265,13 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a session that rests is never evicted",
+        "an idle session is never evicted",
         CACHE,
         ("        if lease.pages:\n            self._idle[lease] = None", ""),
     ),
     # ---- the host tier
     _bug(
-        "recalled pages come back in reverse",
+        "pages are recalled in reverse",
         HOST,
         (
             "in zip(lease.host_pages, pages, strict=True)",
@@ -275,7 +279,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "pages spilled later go behind those before",
+        "later spilled pages are appended instead of prepended",
         HOST,
         (
             "lease.host_pages = slots + lease.host_pages",
@@ -283,7 +287,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a spilled last page counts as full",
+        "a partial page counts as full once spilled",
         HOST,
         ("lease.host_end = lease.committed", "lease.host_end = len(lease.pages) * self._page_size"),
     ),
@@ -310,12 +314,12 @@ MUTANTS = [
         ("        self.pool.release(lease.host_pages[keep:])\n", ""),
     ),
     _bug(
-        "rewind does not reach the host",
+        "rewind does not trim the host tier",
         CACHE,
         ("        self.host_tier.trim(lease, to)\n", ""),
     ),
     _bug(
-        "a closed session stays on the host",
+        "host pages of a closed session are not discarded",
         CACHE,
         (
             "        self.publish(lease, ids, limit)\n        self.host_tier.discard(lease)\n",
@@ -323,7 +327,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "what is being recalled may be pushed out",
+        "pages being recalled may be evicted",
         HOST,
         (
             'discarded for others."""\n        self._holders.pop(lease, None)',
@@ -331,7 +335,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "the host forgets the latest first",
+        "the host tier evicts the most recent session first",
         HOST,
         ("next((x for x in self._holders if", "next((x for x in reversed(self._holders) if"),
     ),
@@ -371,7 +375,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a cached history leaves nothing to draw from",
+        "a fully cached prompt leaves no token to compute",
         SCHEDULER,
         ("        cache.rewind(lease, prompt - 1)\n", ""),
     ),
@@ -381,17 +385,17 @@ MUTANTS = [
         ("and sequence.can_draw\n", "or sequence.can_draw\n"),
     ),
     _bug(
-        "a turn goes on past its limit",
+        "a turn exceeds its token limit",
         SCHEDULER,
         ("                and turn.launched_tokens < turn.max_output_tokens\n", ""),
     ),
     _bug(
-        "admission does not ask for room",
+        "admission ignores free memory",
         SCHEDULER,
         ("if not self._is_oldest(sequence) and pages > cache.available_pages():", "if False:"),
     ),
     _bug(
-        "admission asks for free pages, not for those that could be",
+        "admission ignores evictable pages",
         CACHE,
         (
             "return self.pool.total - sum(lease.private_pages for lease in self._busy)",
@@ -399,12 +403,12 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "an append that found no room is not idle",
+        "an append without memory is not marked idle",
         SCHEDULER,
         ("                cache.mark_idle(lease)\n                del", "                del"),
     ),
     _bug(
-        "who waits longest is not remembered",
+        "the longest waiting sequence is not recorded",
         SCHEDULER,
         (
             "self._overdue = None if any(row.sequence is oldest for row in rows) else oldest",
@@ -412,7 +416,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a full pool is not made do with",
+        "a full pool does not rewind to a page boundary",
         SCHEDULER,
         (
             "self.cache.rewind(sequence.lease, sequence.committed // size * size)",
@@ -420,12 +424,12 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "every turn walks the tree",
+        "every turn walks the radix tree",
         SCHEDULER,
         ("match_shared=sequence.turn_count == 1)", "match_shared=True)"),
     ),
     _bug(
-        "after a loss the tree still knows what was in it",
+        "the radix tree is kept after a loss of the device",
         CACHE,
         (
             "        while (page := self.tree.evict()) is not None:\n"
@@ -435,7 +439,7 @@ MUTANTS = [
     ),
     # ---- the budget
     _bug(
-        "long prompts: the oldest takes all",
+        "the oldest long prompt takes all tokens of a step",
         BUDGET,
         ("share = max(tokens // len(demands), 1)", "share = tokens"),
     ),
@@ -453,12 +457,12 @@ MUTANTS = [
         ("        self.remaining_rows -= 1\n", ""),
     ),
     _bug(
-        "attention over the context costs nothing",
+        "the cost of attention over the context is ignored",
         BUDGET,
         ("over = tokens * start + tokens * tokens // 2", "over = tokens * tokens // 2"),
     ),
     _bug(
-        "a token more than fits",
+        "a step gets a token more than fits",
         STEP_TIME,
         ("        return low\n", "        return min(low + 1, tokens_max)\n"),
     ),
@@ -474,53 +478,53 @@ MUTANTS = [
     ),
     # ---- the turns of a regular session
     _bug(
-        "a fork has none of the turns before it",
+        "a fork has no earlier turns",
         LOG,
         ("            child.turn_tree = self.turn_tree.fork(at)\n", "            pass\n"),
     ),
     _bug(
-        "a fork has a turn that it has cut",
+        "a fork keeps a turn that it has truncated",
         HISTORY,
         ("if self._finished.get(past.turn_id) is past:", "if past.turn_id in self._finished:"),
     ),
     _bug(
-        "a rewind into an answer forgets its turn",
+        "a rewind into a turn's output drops the turn",
         HISTORY,
         ("while turn is not None and turn.prompt_tokens > to:", "while turn and turn.length > to:"),
     ),
     _bug(
-        "what was appended behind an answer is dropped with it",
+        "ids appended after a turn's output are dropped with it",
         HISTORY,
         ("ids = ids[: past.prompt_tokens] + ids[past.length :]", "ids = ids[: past.prompt_tokens]"),
     ),
     _bug(
-        "an answer that was dropped is dropped again, with what stands there now",
+        "a dropped output is dropped again, with the ids in its place",
         HISTORY,
         ("            past = _truncate(past, past.prompt_tokens)\n", ""),
     ),
     _bug(
-        "a turn takes the name of a finished one",
+        "a turn may reuse the id of a finished one",
         SESSIONS,
         ("                sequence.log.check_turn_unused(command.turn)\n", ""),
     ),
     _bug(
-        "a turn nobody heard of keeps its name",
+        "the id of an unreported turn is not cleared",
         SESSIONS,
         ("        log.clear_turns()\n", ""),
     ),
-    # ---- a step that is planned before the one before is done
+    # ---- steps planned while the previous one is in flight
     _bug(
         "pages of a step in flight are changed",
         CACHE,
         ("lease.pages = lease.pages + array(", "lease.pages += array("),
     ),
     _bug(
-        "a step that nobody wants is not abandoned",
+        "an unneeded step is not discarded",
         LOOP,
         ("            self._discard_unneeded_step(sessions)\n", ""),
     ),
     _bug(
-        "what an abandoned step would have written is believed",
+        "KV of a discarded step counts as committed",
         LOOP,
         (
             "        self._roll_back(step.rows)\n        self._advance_idle(step.rows, sessions)",
@@ -529,12 +533,12 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "what is to be read waits while some of it is in flight",
+        "an append waits while a part of it is in flight",
         SCHEDULER,
         ("if sequence.in_flight and sequence.deferred:", "if sequence.in_flight:"),
     ),
     _bug(
-        "what is asked of a session waits until all of it is read",
+        "a deferred command waits until an append is complete",
         SCHEDULER,
         (
             "            if sequence.in_flight and sequence.deferred:\n                continue\n",
@@ -542,16 +546,16 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "an abandoned step keeps its pages",
+        "a discarded step keeps its pages",
         LOOP,
         (
             "        self._roll_back(step.rows)\n        self._advance_idle(",
             "        self._advance_idle(",
         ),
     ),
-    # ---- what is left of a session, and the books of an idle engine
+    # ---- closed sessions, and the audit of an idle engine
     _bug(
-        "a closed session always leaves its prefix",
+        "a closed session always publishes its prefix",
         SESSIONS,
         (
             "shared = sequence.log.length if command.keep_prefix else 0",
@@ -559,17 +563,17 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a closed session never leaves its prefix",
+        "a closed session never publishes its prefix",
         SESSIONS,
         ("shared = sequence.log.length if command.keep_prefix else 0", "shared = 0"),
     ),
     _bug(
-        "an idle engine does not prove its books",
+        "an idle engine is not audited",
         LOOP,
         ("                self._audit_idle()\n", ""),
     ),
     _bug(
-        "an engine proves its books while a turn runs",
+        "an engine is audited as idle while a turn runs",
         LOOP,
         (
             "            if self._audit_every_step:\n                self._cache.audit()",
@@ -577,7 +581,7 @@ MUTANTS = [
         ),
     ),
     _bug(
-        "a fault in the books is not counted",
+        "a failed audit is not counted",
         LOOP,
         ("            self._counters.failed_audits += 1\n", ""),
     ),

@@ -1,4 +1,4 @@
-"""A pytest plugin: state machines look for a failure, and do not shrink what they have found."""
+"""A pytest plugin: state machines search for a failure, but do not shrink it."""
 
 from hypothesis import Phase, settings
 
