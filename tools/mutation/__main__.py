@@ -197,7 +197,7 @@ def render_table(results: dict[str, MutantResult]) -> str:
         "# Planted bugs",
         "",
         "`python -m tools.mutation` plants each of these bugs alone in a copy of the tree and runs",
-        "the tests of cache, scheduler, sessions and engine client until the first failure. Seconds",
+        "the tests of cache, scheduler, sessions and engine client until the first failure. Times",
         "are those of the whole run, the start of pytest included. This page is its last result:",
         f"{len(tried)} bugs planted, {caught} caught, tried on {' and '.join(days)}.",
         "",
