@@ -119,7 +119,7 @@ class TimedDigestRunner(TimedRunner):
 
 
 def lateness_s(tick: int, rate: float, now_s: float) -> float:
-    """Return the time since the last tick whose number has the remainder `tick`."""
+    """Return the time since the latest tick whose number is `tick` modulo TICK_ID_COUNT."""
     last = math.floor(now_s * rate)
     return now_s - (last - (last - tick) % TICK_ID_COUNT) / rate
 

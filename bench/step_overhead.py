@@ -105,10 +105,10 @@ def _measure_turns(history: int, turns: int) -> list[ReportRow]:
     return [
         {
             "what": f"{kind} turn, {history} ids of history",
-            "median_us": median(found[1:]) * 1e6,
-            "p99_us": percentile(found[1:], 99) * 1e6,
+            "median_us": median(seconds[1:]) * 1e6,
+            "p99_us": percentile(seconds[1:], 99) * 1e6,
         }
-        for kind, found in spent.items()
+        for kind, seconds in spent.items()
     ]
 
 
@@ -121,9 +121,9 @@ def _open_session(history: int, turns: int, streaming: bool) -> _EngineHarness:
 
 
 def _time_turn(harness: _EngineHarness, name: str) -> float:
-    steps, began = harness.steps, time.perf_counter()
+    steps, start_s = harness.steps, time.perf_counter()
     harness.sessions.apply(AppendIds(0, "s", list(range(16))))
     harness.sessions.apply(Generate(0, "s", name, Sampling(max_tokens=8)))
-    spent = time.perf_counter() - began + harness.drain()
+    spent = time.perf_counter() - start_s + harness.drain()
     assert harness.steps == steps + 8, "the turn was refused"
     return spent

@@ -59,15 +59,18 @@ class NativeRunner(TorchRunner):
         return pending
 
     def run_until_near_end(self, ticket: NativePendingStep) -> bool:
-        """Run most of a step, if its ids are drawn in C: other ids are drawn after the step, on the
-        calling thread."""
+        """Run a step together with the decoder's threads, and leave the end of it to them.
+
+        Returns False if there are no such threads, or if some ids are not drawn in C: those are
+        drawn after the step, by the thread that collects it.
+        """
         if ticket.is_single_threaded or not all(map(_is_plain_greedy, ticket.rows)):
             return False
         self._decoder.run_until_near_end()
         return True
 
     def collect(self, ticket: NativePendingStep) -> BatchResult:
-        if ticket is self._last_step:  # its ids are known before the next step: no row is fed
+        if ticket is self._last_step:  # Collected before the next launch, so it feeds no row.
             self._last_step = None
         return self._finish(ticket)
 
