@@ -16,7 +16,7 @@ help:
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
 	@echo "make frozen   compare 10,000 simulated lives with the frozen ones  (make frozen ARGS='--jobs 4')"
-	@echo "make check    check format, lint, types and layers"
+	@echo "make check    check format, lint, types, imports and prose"
 	@echo "make format   format the code and fix lint"
 	@echo "make web      build the web page into the package (Node.js 20)"
 	@echo "make setup    only set up $(VENV), with $(BIN)/continuo"
@@ -54,6 +54,7 @@ check: $(VENV)/ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python tools/check_prose.py
 	@! sh tools/build_web.sh || npm --prefix web run --silent check
 
 format: $(VENV)/ready-dev

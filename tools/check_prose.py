@@ -1,4 +1,4 @@
-"""Check the prose of docstrings, comments and commit subjects against docs/glossary.md's rules.
+"""Check the prose of docstrings and comments of product code, and the subjects of commits.
 
 Usage: python tools/check_prose.py [FILE ...]
 
@@ -20,9 +20,10 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 EXCEPTIONS = ROOT / "tools" / "prose_exceptions.txt"
-CHECKED = ("engine", "realtime", "bench", "tests", "tools")
+CHECKED = ("engine", "realtime", "bench", "tools")
 UNCHECKED = ("tools/check_prose.py", "tools/demo_model/")
-BASE = "c807a009"
+"""The rules themselves, and the training recipe."""
+BASE = "c807a00f5d84"
 """Subjects of older commits are as they are."""
 SUBJECT_CHARS_MAX = 72
 
