@@ -58,7 +58,8 @@ class TimedStep(NamedTuple):
 
 
 class TimedRunner(Runner[TimedStep]):
-    """Draws the number of the tick. Runs one step ahead like a GPU, beside the engine's loop."""
+    """Returns the number of the present tick as the id of each row. Runs one step ahead like a GPU,
+    beside the engine's loop."""
 
     steps_ahead = 1
 

@@ -69,7 +69,8 @@ class _EngineHarness:
         return launch_s - start_s + time.perf_counter() - collected_s
 
     def drain(self) -> float:
-        """Run steps until no ids are owed. Returns the seconds outside the device."""
+        """Run steps until every turn has its tokens. Returns the seconds not spent in the
+        device."""
         total = 0.0
         while spent := self.step():
             total += spent

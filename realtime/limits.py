@@ -46,7 +46,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     outbox_over_limit_s_max: float = 10.0
     off_loop_chars_min: int = 4 * 1024
     """Longer texts are tokenized on a thread, not on the event loop, and so are texts added to a
-    conversation of more tokens. The worst text takes about 6 us per character, several times."""
+    conversation of more tokens. The worst text takes about 6 us per character, and may be tokenized
+    several times."""
     out_of_band_responses_max: int = 8
     """Concurrent out-of-band responses of one session; more are refused."""
     command_timeout_s: float = 15.0

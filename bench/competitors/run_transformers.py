@@ -21,8 +21,9 @@ PAGE_SIZE = 32
 """Tokens per page of continuous batching; the tail of a context after its last full page is
 computed again."""
 POOL_HEADROOM = 3
-"""Size of its pool over the need of all sessions at their end. A pool that just holds them evicts
-prefixes that are needed again, and whole contexts are recomputed."""
+"""Size of the page pool of continuous batching, as a multiple of what all sessions need at their
+end. A pool that just holds them evicts prefixes that are needed again, and whole contexts are
+recomputed."""
 BATCH_TOKENS_MAX = 512
 
 

@@ -539,7 +539,7 @@ even if the model's context is tiny."""
 
 
 def _text_tokens_max(ready: EngineReady) -> int:
-    """Return the maximum tokens of one text: two adjacent texts may be encoded together."""
+    """Return the maximum tokens of one encode call: two adjacent texts may be encoded in one."""
     return max(2 * ready.max_model_len, _TEXT_TOKENS_MIN)
 
 

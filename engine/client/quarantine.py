@@ -40,7 +40,7 @@ class EngineLoss(NamedTuple):
 
 
 class CrashEvidence:
-    """The evidence against one session."""
+    """Engine deaths with one session in the last step, and the ids sampled for it since."""
 
     __slots__ = ("deaths", "ids_drawn")
 
@@ -48,7 +48,7 @@ class CrashEvidence:
         self.deaths: dict[str, float] = {}
         """Times of death, in seconds, by incarnation."""
         self.ids_drawn = 0
-        """Ids drawn since the last death."""
+        """Ids sampled for the session since an engine last died with it."""
 
     def add_death(self, incarnation: str, now: float) -> None:
         self.deaths = {name: at for name, at in self.deaths.items() if now - at < EVIDENCE_WINDOW_S}

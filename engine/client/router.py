@@ -66,8 +66,8 @@ log = logging.getLogger(__name__)
 RECONNECT_GRACE_S = 0.5
 """Seconds that the sessions of a lost engine wait for its return before they move to others."""
 RECORD_WAIT_S = 30.0
-"""Seconds that a suspect waits for the record of a dead engine, which the next process reports and
-which shows whether the suspect was alone in the last step."""
+"""Seconds that a session suspected of an engine's death waits for the flight record of that engine,
+which the next process reports and which shows whether the session was alone in the last step."""
 LOCATE_TIMEOUT_S = 1.0
 """Limit for locating or inspecting a session on all engines."""
 QUARANTINED_MESSAGE = (
@@ -138,7 +138,7 @@ class Router:
         """Sessions, with their fences, that moved away from a disconnected engine and must be
         closed there."""
         self._preferred: dict[str, str] = {}
-        """Incarnations that probably have the sessions that are being attached."""
+        """By session being attached: the incarnation that probably holds its KV."""
         self._pending: dict[int, PendingCommand] = {}
         self._last_number = 0
 
@@ -623,7 +623,8 @@ class Router:
         )
 
     def _redispatch(self) -> None:
-        """Attach running turns and send pending commands whose link is lost, wherever possible."""
+        """Attach sessions with running turns again, and resend commands whose link was lost, where
+        an engine is available."""
         if self.failure is not None:
             return
         for session in self.replicas.list_generating():

@@ -30,8 +30,8 @@ class DeferredCommands(deque[DeferrableCommand]):
         return sum(isinstance(command, Generate) for command in self)
 
     def pop_superseded_span(self, command: DeferrableCommand) -> AppendIds | None:
-        """Remove and return the deferred provisional span that `command` supersedes: the only
-        deferred command, if both are provisional spans. Else returns None."""
+        """Remove and return the only deferred command if it and `command` both append a provisional
+        span, which replaces the first. Else returns None."""
         if len(self) == 1 and _is_provisional(command) and _is_provisional(last := self[-1]):
             self.clear()
             return last

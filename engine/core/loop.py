@@ -44,7 +44,7 @@ SendEvents = Callable[[list[EngineEvent]], None]
 
 
 class PreparedStep(NamedTuple):
-    """A batch for the device, with the scheduled row of each of its rows."""
+    """A batch for the device, and the scheduled rows it was built from, in the same order."""
 
     batch: Batch
     rows: list[ScheduledRow]
@@ -151,8 +151,8 @@ class EngineLoop(Generic[TicketT]):
         sessions.expire_idle()
 
     def _launch(self) -> bool:
-        """Launch the next step. Returns False if no tokens are owed, or a bad row is searched for,
-        one step at a time."""
+        """Launch the next step. Returns False if no tokens are owed, or if a step is in flight
+        while a bad row is searched for."""
         if self._steps_in_flight and self._scheduler.is_isolating_fault:
             return False
         step = self.prepare_step()

@@ -68,7 +68,8 @@ class Sequence:
         """End of the last turn; of a paused one, its state when it was paused."""
         self.is_paused = False
         self.turn_count = 0
-        """Turns begun. A streaming session publishes the prompt of the first one."""
+        """Turns begun. A streaming session puts the prompt of its first turn into the radix
+        tree."""
         self.publish_to = 0
         """Publish ids[:publish_to] once they are committed; 0: nothing to publish."""
         self.deferred_span: array[int] = array("i")

@@ -68,7 +68,7 @@ class Turn:
         self.prompt_tokens = 0
         """Length of the log when the turn began."""
         self.launched_tokens = 0
-        """Output ids of launched steps, including promised ones."""
+        """Output ids of launched steps, those not collected yet included."""
         self.output_tokens = 0
         """Output ids in the log."""
         self.is_admitted = False
@@ -85,7 +85,7 @@ class Turn:
 
     @property
     def can_run_ahead(self) -> bool:
-        """Whether the next row may be launched while the last id is still promised. Penalties and
+        """Whether the next row may be launched before the last id has been collected. Penalties and
         grammars depend on that id."""
         return self.penalties is None and self.matcher is None
 

@@ -23,7 +23,8 @@ from continuo.engine.batch import Logprobs, RowResult, SampleParams
 from continuo.engine.device.step_inputs import upload
 
 PARTIAL_SORT_SIZE = 512
-"""Likeliest candidates that a CPU sorts first; the whole vocabulary only if they do not suffice."""
+"""Number of likeliest candidates that are sorted first on a CPU; the whole vocabulary is sorted
+only if these do not suffice."""
 
 
 @dataclass(slots=True)

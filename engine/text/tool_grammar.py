@@ -75,7 +75,8 @@ def build_tool_grammar(
 def _build_call_rules(
     format: ToolFormat, tools: Sequence[CallableTool], lookup: TokenLookup
 ) -> tuple[str, str]:
-    """Build the right-hand sides after the marker: (of one call, of one or more calls)."""
+    """Build the right-hand sides of two grammar rules for what follows a tool-call marker: one
+    call, and one or more calls."""
     marker, quoted = _marker_term(format.marker, lookup), json.dumps
     if format.args_marker:
         between = _marker_term(format.args_marker, lookup)

@@ -332,7 +332,7 @@ class _JsonScanner:
         self._in_string = False
         self._escaped = False
         self.is_fresh = True
-        """No text was fed yet."""
+        """Whether no text was fed yet."""
         self.has_ended = False
         self.is_broken = False
         """The value ended with a bracket that does not match."""

@@ -25,7 +25,8 @@ class TokenLog:
         self.provisional_start: int | None = None
         """Start of the provisional span ids[provisional_start:]; None if there is none."""
         self.turn_tree = None if streaming else TurnTree()
-        """The finished turns of a regular session; a streaming one is append-only."""
+        """The finished turns of a regular session; None for a streaming session, which is
+        append-only."""
 
     @property
     def length(self) -> int:
@@ -125,8 +126,8 @@ class TokenLog:
             self.turn_tree = TurnTree()
 
     def find_base(self, append: AppendIds) -> AppendBase | None:
-        """Return the base of an append that uses an option of regular sessions; None if it extends
-        the current log."""
+        """Return the log that an append extends if it uses an option of regular sessions; None if
+        it extends the current log."""
         if self.turn_tree is None or regular_only_option(append) is None:
             return None
         return self.turn_tree.find_base(

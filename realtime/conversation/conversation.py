@@ -86,8 +86,8 @@ class Conversation(msgspec.Struct, frozen=True, eq=False):
         raise KeyError(item_id)
 
     def compute_rewind(self, old: "Conversation") -> Rewind | None:
-        """Compare the ids with those of an older conversation. Returns None if all of the older ids
-        stay. Open responses have no ids and do not count."""
+        """Return the rewind that turns the ids of an older conversation into these, or None if all
+        of the older ids stay. Open responses have no ids and do not count."""
         same_spans = common_prefix_length(self.all_spans, old.all_spans)
         new_ids, old_ids = (
             [id for span in version.all_spans[same_spans:] for id in span.ids]

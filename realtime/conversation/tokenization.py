@@ -25,7 +25,7 @@ class Span(msgspec.Struct, frozen=True, eq=False):
     sampled_ids: tuple[int, ...] | None = None
     """Ids drawn by the model; None if the span is rendered from its items."""
     is_open: bool = False
-    """Whether it is the place of a response that is being generated."""
+    """Whether the span stands for a response that is being generated."""
     message: ChatMessage | None = None
     """Message that was passed to the template; None if the span is not tokenized yet."""
 

@@ -52,7 +52,8 @@ class EventId(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Whether the position includes the event that carries this id, as for deltas."""
 
     def encode(self, part: int = 1) -> str:
-        """Encode the event id of the `part`th server event, from 1, of the next event."""
+        """Encode the id of the `part`th server event, counted from 1, made from the event that
+        follows this position."""
         text = f"event_{self.epoch}_{self.offset}"
         for progress in self.open_responses:
             text += (

@@ -389,8 +389,8 @@ class _ResponseStream:
         return last.started.item.id, self.progress.chars
 
     def covers(self, position: ResponseProgress, parts: int) -> bool:
-        """Whether the output up to a position is known here, and the next event if the client has
-        seen `parts` of it."""
+        """Whether all output up to a position is known here; with `parts`, which the client has
+        seen of the next event, that event too."""
         known = self.progress
         if parts:
             return position.item_boundaries < known.item_boundaries
@@ -439,7 +439,7 @@ def _previous_item_of(event: ConversationEvent) -> str | None:
 
 
 def _is_known(item_id: str | None, find_previous: FindPreviousItem) -> bool:
-    """Whether the item is in the conversation here. None, before the first item, always is."""
+    """Whether the conversation has the item; True for None, the place before the first item."""
     if item_id is not None:
         try:
             find_previous(item_id)

@@ -47,7 +47,7 @@ class EngineSession:
         self._draft: list[int] = []
         self._parent = parent
         self._stale_ids: list[str] = []
-        """Earlier ids of this session that the engine may still hold."""
+        """Earlier engine session ids of this session that the engine may still hold."""
         self._turn: TurnStream | None = None
         """The turn that appends to the log; its ids are not in `_tail` yet."""
         self._lock = asyncio.Lock()

@@ -33,8 +33,8 @@ EmitEvent = Callable[[ConversationEvent], None]
 
 
 class Generation:
-    """`response` is the response as it is now, at its end with the seed it was sampled with;
-    `sampled_ids` are the ids sampled for it."""
+    """A response in generation. `response` is its present state; its seed is filled in when it
+    ends. `sampled_ids` are the ids sampled so far."""
 
     def __init__(
         self,

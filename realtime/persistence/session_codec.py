@@ -197,7 +197,7 @@ def decode_state(data: bytes) -> StoredState:
 
 
 class StoredRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Inputs of a response, besides the conversation before its place."""
+    """Inputs of a response, besides the conversation items that precede it."""
 
     settings: GenerationSettings | None = None
     """Settings of the response; None: those of the session."""

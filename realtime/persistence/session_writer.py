@@ -257,7 +257,7 @@ class SessionWriter:
         )
 
     def rewrite_events_from(self, offset: int) -> None:
-        """Write the events from this number on again, with the next write."""
+        """Rewrite the events from `offset` on with the next write."""
         self._written_offset = min(self._written_offset, offset)
 
     async def find_result(self, request: IdempotentRequest) -> bytes | None:
@@ -292,8 +292,8 @@ class SessionWriter:
         await self._ownership.claim()
 
     async def extend_deadline(self, ttl_s: float, *, is_parked: bool) -> None:
-        """Set the deadline with the lease of this moment: if the session is claimed meanwhile, for
-        a client that resumes it, the deadline of that claim remains. Raises StoreError."""
+        """Set the deadline under the present lease. If the session is claimed meanwhile by a client
+        that resumes it, the deadline of that claim remains. Raises StoreError."""
         await self._store.extend_deadline(self._ownership.lease, ttl_s, is_parked=is_parked)
 
     async def confirm(self) -> None:

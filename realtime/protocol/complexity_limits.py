@@ -113,7 +113,8 @@ def _slices(data: str | bytes) -> Iterator[str]:
 
 
 def _count_value_ends(text: str) -> int:
-    """Count delimiters that end a value. The parser's depth limit bounds values without an end."""
+    """Count delimiters that end a value. Values that are never closed are not counted; the parser's
+    depth limit bounds them."""
     return text.count(",") + text.count("]") + text.count("}")
 
 

@@ -50,8 +50,8 @@ class SessionResumed(msgspec.Struct, frozen=True):
 
 
 class Rewind(msgspec.Struct, frozen=True):
-    """Effect of an edit on KV: the tokens that keep it, and the tokens after them that are
-    prefilled, again or for the first time."""
+    """Effect of an edit on KV: how many tokens keep theirs, and how many after them are prefilled,
+    again or for the first time."""
 
     kept_tokens: int
     prefill_tokens: int

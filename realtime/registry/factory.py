@@ -168,8 +168,8 @@ async def _rerender(
     conversation: Conversation,
     cut: Callable[[Conversation], Conversation] = lambda whole: whole,
 ) -> Conversation:
-    """Render the conversation with ids of this model: the part that `cut` keeps, without its oldest
-    items if it is too long. Raises Refusal."""
+    """Tokenize again, for this model, the part of the conversation that `cut` keeps, without its
+    oldest items if it is too long. Raises Refusal."""
     session_id, window = snapshot.metadata.id, factory.context_window(state.settings)
     logger.warning(
         "session %s was begun on another model (%s, this one is %s): it is rendered anew",

@@ -556,7 +556,7 @@ class Registry:
 
     async def terminate(self, session: Session, code: CloseCode, reason: str) -> None:
         """Close a session. If it has a connection, that is closed with `code`, which must be one
-        that ends the session, and closes the session."""
+        that ends the session, and its end closes the session."""
         entry = self._sessions.get(session.id)
         if entry is not None and entry.close_connection is not None:
             entry.close_connection(code, reason)

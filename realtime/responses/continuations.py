@@ -76,7 +76,7 @@ class Continuations:
         self._points: OrderedDict[str, ContinuationPoint] = OrderedDict()
         """By response id, least recently used first."""
         self._points_by_connection: dict[str, OrderedDict[str, ContinuationPoint]] = {}
-        """Points that only their connection may continue, likewise."""
+        """Points that only their connection may continue, in the same order."""
         self._token_count = 0
         self._close_tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

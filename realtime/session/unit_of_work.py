@@ -353,7 +353,8 @@ class UnitOfWork:
         )
 
     def _draft_pieces_of(self, draft: str) -> tuple[DraftPiece, ...]:
-        """Return the pieces of a text buffer: appended text is a piece of its own."""
+        """Return the pieces of a text buffer: those known already and one for text appended since;
+        one single piece after any other change."""
         if draft == self.draft:
             return self._draft_pieces
         if self._draft_pieces and draft.startswith(self.draft):

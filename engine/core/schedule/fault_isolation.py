@@ -24,7 +24,7 @@ SequenceFilter = Callable[[Sequence], bool]
 
 
 class RowSelection(NamedTuple):
-    """A way to choose the rows of a step."""
+    """The sequences that may have a row in the next step."""
 
     sequence_filter: SequenceFilter | None
     """Sequences that may have a row; None means all."""

@@ -31,7 +31,7 @@ CHUNK_TOKENS_MIN = 16
 RESIDENCY_ORDER: tuple[KVResidency, ...] = ("none", "hot", "host", "recomputed")
 """Residencies from the fastest to the slowest."""
 PREFILL_S_MAX = 0.05
-"""Limit of a step without live rows, in seconds: the longest that a new turn waits for it."""
+"""Longest step that only prefills, in seconds. A new turn may wait that long."""
 PREFILL_S_MIN = 0.002
 """Seconds that prefill chunks may always add to a step."""
 PREFILL_SHARE = 0.5
@@ -49,7 +49,7 @@ class ScheduledRow(NamedTuple):
 
     @property
     def is_needed(self) -> bool:
-        """Whether the row does more than draw an id for a turn that has ended."""
+        """Whether the row is still useful: it has no turn, or its turn has not ended."""
         return self.turn is None or self.turn is self.sequence.turn
 
 

@@ -192,8 +192,8 @@ def _build_group(
     window: int | None,
     dtype: torch.dtype,
 ) -> RowGroup:
-    """Build a group. begins, ends [n]: the positions of each row to gather; each begin is that of
-    a page."""
+    """Build a group. begins, ends [n]: the range of positions to gather of each row; each begin is
+    a page boundary."""
     device = step.tokens.device
     count = int(step.counts[rows[0]])
     lengths = ends - begins

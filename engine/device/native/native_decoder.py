@@ -89,7 +89,7 @@ class NativeStep:
     fed_ids: array[int]
     """[R] int32: the input of each fed row, set by the runner before the step begins."""
     argmax_ids: array[int]
-    """[S] int64, set by the C: the likeliest id of each sampled row."""
+    """[S] int64, set by the C code: the likeliest id of each sampled row."""
     token_count: int
     tile_count: int
 
@@ -100,7 +100,7 @@ class NativeDecoder:
     def __init__(
         self, model: LlamaDecoder, pool: KVPool, library: ctypes.CDLL, threads: int
     ) -> None:
-        """`threads`: most threads of a step."""
+        """`threads`: maximum number of threads for a step."""
         self._group_size = model.shape.heads // model.shape.kv_heads
         self._vocab_size = model.shape.vocab_size
         self._position_count, self._page_count = len(model.rope_table), pool.pages
@@ -140,11 +140,11 @@ class NativeDecoder:
         self._finish = functools.partial(library.steps_finish, steps)
         weakref.finalize(self, library.steps_close, steps)
         self.run_until_near_end = functools.partial(library.steps_run_until_near_end, steps)
-        """Runs the step in flight together with its threads, until the KV pool has been read for
-        the last time."""
+        """Runs the step in flight on this thread and those of the pool, until nothing reads the KV
+        pool any more."""
         self._discard = functools.partial(library.steps_discard, steps)
         self._in_flight: tuple[NativeStep, Structure] | None = None
-        """Memory that the C reads and writes until the step has finished."""
+        """The step in flight, kept alive because the C code reads and writes its memory."""
 
     @classmethod
     def try_create(cls, model: object, pool: KVPool, threads: int) -> NativeDecoder | None:

@@ -205,8 +205,8 @@ class ChatTemplate:
         )
 
     def encode_ending(self, sampled: Sequence[int]) -> list[int]:
-        """Return the ids that still close the assistant's message after these sampled ids, before
-        the next segment."""
+        """Return the ids that close the assistant's message after these sampled ids, before the
+        next segment."""
         closing = self._tokenizer.encode(self._probe.closing("assistant"), is_continuation=True)
         for length in range(min(len(closing), len(sampled)), 0, -1):
             if list(sampled[-length:]) == closing[:length]:

@@ -44,7 +44,7 @@ from continuo.realtime.protocol.response import Response, ResponseError, Usage
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice, Truncation
 
 EventIdFactory = Callable[[int], str]
-"""Makes the event id of the nth server event, from 1, that a conversation event becomes."""
+"""Returns the id of the nth server event, counted from 1, made from one conversation event."""
 
 
 class Encoder:

@@ -92,11 +92,11 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
     _head_share: IncomingShare | None = None
     """The charge for a head, set while it is under way."""
     _head_bytes = 0
-    """Bytes since the last boundary that the parser has reported: of a head, of trailers, of the
-    frame of a chunk."""
+    """Bytes of the head, the trailers or the framing of chunks being read; restarts whenever the
+    parser completes one."""
     _header_bytes = 0
     _refusal: bytes | None = None
-    """The last response of this connection; input after its cause is discarded."""
+    """The last response of this connection. Input that follows its cause is discarded."""
     _current_cycle: RequestResponseCycle | None = None
     """The request of the present response of the application, or of the last one."""
 

@@ -18,7 +18,7 @@ TURNS_PER_ROUND = 4
 
 
 class ReadTurns:
-    """The connections of one server process that wait for their turn."""
+    """The connections of one server process that wait for their turn to read."""
 
     def __init__(self, per_round: int = TURNS_PER_ROUND) -> None:
         self._per_round = per_round
@@ -31,7 +31,7 @@ class ReadTurns:
         self._schedule()
 
     async def wait(self) -> None:
-        """Wait for a turn."""
+        """Wait until this reader may read."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.call_in_turn(partial(_resolve, turn))
         await turn

@@ -46,7 +46,7 @@ class CallResult(NamedTuple):
 
 class Worker:
     def __init__(self, file: SqliteFile, on_reopened: Callable[[], None] = lambda: None) -> None:
-        """`on_reopened` is called on the thread when `file` has another connection."""
+        """`on_reopened` is called on the worker thread when `file` has been opened again."""
         self._file = file
         self._on_reopened = on_reopened
         self._loop = asyncio.get_running_loop()
