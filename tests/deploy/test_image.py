@@ -164,5 +164,5 @@ def test_compiled_code_needs_a_home_that_lets_it_run(
         check=True,
     )
     assert ran.stdout.startswith("<CDLL " if runs else "None"), ran
-    assert ("let code run" in ran.stderr) is not runs
+    assert ("not noexec" in ran.stderr) is not runs
     assert list(tmp_path.iterdir()) == []  # it was another file system
