@@ -236,7 +236,7 @@ async def test_an_upgrade_within_the_bounds(running: Running) -> None:
     [
         (upgrade(Authorization="a" * 9000), 431, "header 'authorization' of a WebSocket upgrade"),
         (upgrade("/" + "a" * 9000), 414, "request line of a WebSocket upgrade"),
-        (upgrade(Content_Length="5"), 400, "not a WebSocket upgrade"),
+        (upgrade(Content_Length="5"), 400, "not a valid WebSocket upgrade"),
     ],
     ids=["a long header", "a long line", "a body"],
 )
