@@ -374,7 +374,7 @@ async def test_a_response_goes_on_from_one_of_another_model(
     async with answering(other, store) as (caller, bench):
         third = await caller.turn("more", store=True, previous_response_id=second["id"])
         assert text_of(third) == expected(bench, *said)
-    assert caplog.text.count("on another model") == 1
+    assert caplog.text.count("from another model") == 1
     async with answering(chatty, store) as (caller, bench):
         fourth = await caller.turn("and", previous_response_id=third["id"])
         assert text_of(fourth) == expected(bench, *said, text_of(third), "and")
@@ -453,7 +453,7 @@ async def test_a_session_of_the_version_before_is_rendered_anew(
         client = Client(registry)
         client.seen = [{"session": {"id": name}}]
         assert await come_back(client, registry, "event_00_0") == "snapshot"
-        assert "(not known, this one is" in caplog.text
+        assert "(unknown, this one is" in caplog.text
         if under_way:
             await client.socket.until("response.done")
             asked, answered = conversation(client).spans
