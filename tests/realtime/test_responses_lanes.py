@@ -165,7 +165,7 @@ async def test_what_waits_has_a_bound_of_characters(caller: Caller) -> None:
     while (event := await caller.recv())["type"] != "error":
         pass
     assert event["error"]["code"] == "websocket_stream_limit_reached"
-    assert "over 20,000" in event["error"]["message"]
+    assert "limit of 20,000" in event["error"]["message"]
     await caller.send("response.cancel")
     while (event := await caller.recv())["type"] != "error":
         pass

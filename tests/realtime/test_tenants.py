@@ -95,7 +95,7 @@ def test_a_keys_file(tmp_path: Path) -> None:
         ("secret-1", "line 1: expected KEY = TENANT"),
         ("secret-1 =", "line 1: expected KEY = TENANT"),
         ("secret-1 = a\nsecret-1 = b", "line 2: this key belongs to another tenant"),
-        ("# nothing", "no key in it"),
+        ("# nothing", "has no key"),
     ],
 )
 def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
