@@ -161,7 +161,7 @@ class Door(RuleBasedStateMachine):
         if life.turn is None:
             return
         self._run(asyncio.sleep(wait))
-        self._run(self.engine.cancel(life.name, life.turn.id, drop=drop))
+        self._run(self.engine.cancel(life.name, life.turn.id, discard_output=drop))
         life.cancelled, life.dropped = True, drop
         self._finish(life)
 
