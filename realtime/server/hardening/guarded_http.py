@@ -104,8 +104,6 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _TurnwiseFlow(transport)
         self._arm(HEAD_TIMEOUT_S)
-        # uvloop starts to read when this method returns, so a pause in it would be undone.
-        self.loop.call_soon(self._flow.wait_for_turn, self.read_turns)
 
     def data_received(self, data: bytes) -> None:
         for part in slices(data):

@@ -2,10 +2,9 @@
 
 A read takes up to 256 KiB, which holds hundreds of messages, and hundreds of connections may be
 readable at the same time. A connection whose last read was large waits for its turn before the next
-one; so does a connection whose next message is queued before the application receives it, and a
-new connection before its first read: a hundred at once take 0.1 s to parse, authenticate and open.
-TURNS_PER_ROUND of them continue in each round of the event loop, in order of arrival; an open
-connection that sends little never waits.
+one; so does a connection whose next message is queued before the application receives it.
+TURNS_PER_ROUND of them continue in each round of the event loop, in order of arrival; a connection
+that sends little never waits.
 """
 
 import asyncio
