@@ -340,7 +340,11 @@ def test_no_seams_at_all_still_equals_the_whole() -> None:
 
 
 def count_written(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of messages in each rendering by `template` from now on."""
+    """The number of messages in each rendering by `template` from now on.
+
+    The probe of the short view, made once a template, is made before.
+    """
+    template.probe_short_view()
     writer = template._renderer  # pyright: ignore[reportPrivateUsage]
     sizes: list[int] = []
     write = writer.render
