@@ -1,6 +1,7 @@
 """Turns of connections with much to read."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -73,3 +74,26 @@ async def test_a_flood_of_frames_does_not_hold_up_a_single_one(
     assert len(handled) < 2_000
     flood.reset()
     other.close()
+
+
+async def test_a_new_connection_waits_for_a_turn_and_an_open_one_does_not(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A burst of connections is read a few in each round; open connections are not behind it."""
+    taken: list[None] = []
+    call_in_turn = ReadTurns.call_in_turn
+
+    def counted(turns: ReadTurns, callback: Callable[[], None]) -> None:
+        taken.append(None)
+        call_in_turn(turns, callback)
+
+    monkeypatch.setattr(ReadTurns, "call_in_turn", counted)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    for _ in range(3):
+        writer.write(b"GET /nothing HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 404 ")
+        size = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        await reader.readexactly(size)
+        assert len(taken) == 1
+    writer.close()

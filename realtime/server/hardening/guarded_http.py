@@ -87,6 +87,8 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
 
     incoming_budget: ClassVar[IncomingBudget]
     read_turns: ClassVar[ReadTurns]
+    first_read_turns: ClassVar[ReadTurns]
+    """Turns of new connections."""
     url = b""
     _timeout: asyncio.TimerHandle | None = None
     _head_share: IncomingShare | None = None
@@ -104,6 +106,8 @@ class GuardedHttp(Lingerer, HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = self._flow = _TurnwiseFlow(transport)
         self._arm(HEAD_TIMEOUT_S)
+        # uvloop starts to read when this method returns, so a pause in it would be undone.
+        self.loop.call_soon(self._flow.wait_for_turn, self.first_read_turns)
 
     def data_received(self, data: bytes) -> None:
         for part in slices(data):
