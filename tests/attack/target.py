@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.faults.processes import Process, running
+from tests.support.processes import Process, running
 
 KEY = "key-of-the-attacked-tenant"
 

@@ -15,8 +15,8 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server.config.settings import GatewaySettings
 from continuo.realtime.store import open_store
 from tests.realtime.conftest import chat_folder
-from tests.realtime.served import serving
 from tests.support.engines import digest_engine
+from tests.support.web_servers import serving
 
 STEP_S = 0.02
 IDS = 400

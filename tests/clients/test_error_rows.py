@@ -30,10 +30,10 @@ from tests.clients.cutting import Wire
 from tests.clients.error_rows import ERRORS, errors_of
 from tests.clients.rows import CLIENTS
 from tests.realtime.conftest import chat_folder
-from tests.realtime.served import listening
-from tests.realtime.talks import store_of
 from tests.support.digest_runner import VOCABULARY, DigestRunner
 from tests.support.engines import Bench, engine_on
+from tests.support.sessions import store_of
+from tests.support.web_servers import listening
 
 
 class Fragile(DigestRunner):

@@ -22,11 +22,11 @@ from tests.clients import node_types, transcripts
 from tests.clients.conftest import KEY, NODE, ROOT, SDK, Told
 from tests.clients.parallel_rows import PARALLEL
 from tests.clients.rows import CLIENTS
-from tests.engine.text.text_fixtures import family, family_folder
-from tests.realtime.served import listening
-from tests.realtime.talks import store_of
+from tests.support.checkpoints import family, family_folder
 from tests.support.engines import engine_on
 from tests.support.scripted_runner import ScriptedRunner
+from tests.support.sessions import store_of
+from tests.support.web_servers import listening
 
 FAMILY = "qwen2_5"
 CALL = '<tool_call>\n{{"name": "get_weather", "arguments": {{"city": "{}"}}}}\n</tool_call>'

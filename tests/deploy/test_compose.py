@@ -18,8 +18,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.deploy.stack import KEY, ROOT, Stack, missing
-from tests.faults import processes
-from tests.faults.processes import Client, until_ready
+from tests.support import processes
+from tests.support.processes import Client, until_ready
 
 FILES = ("compose.yaml", "deploy/compose.gpu.yaml")
 CHECK = "vendor.compose-spec"

@@ -14,7 +14,7 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import EngineLost, ModelError
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.wire.messages import AttachSession, CommandDone, CommandRefused, OpenSession
-from tests.engine.test_outside_ids import stranger
+from tests.engine.server.test_invalid_arguments import stranger
 from tests.support.engines import digest_engine
 
 TENSORS = {"a": (0, 40_000), "b": (40_000, 100_000), "c": (100_000, 100_100)}

@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 
 from tests.faults.caller import Caller, Refused, item
-from tests.faults.house import House, house
+from tests.faults.deployment import House, house
 from tests.faults.row import Row
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from tests.realtime.served import KEY
+from tests.support.web_servers import KEY
 
 Event = dict[str, Any]
 WAIT_S = 60.0

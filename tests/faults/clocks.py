@@ -20,10 +20,10 @@ from typing import Protocol
 
 from continuo.realtime.store import Store, open_store
 from tests.faults.caller import Caller
+from tests.faults.cluster import TIMES, Town
 from tests.faults.deaths import begun
 from tests.faults.row import Row
-from tests.faults.town import TIMES, Town
-from tests.realtime.store.redis_process import RedisProcess
+from tests.support.redis_process import RedisProcess
 
 HOUR_S = 3600
 WINDOW_S = 4.0

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 from continuo.realtime.protocol.close_codes import CloseCode
 from continuo.realtime.store import open_store
 from tests.faults.caller import Caller, Event
-from tests.faults.house import Expected
-from tests.faults.processes import until_ready
+from tests.faults.cluster import TIMES, Town, goes_on, town
+from tests.faults.deployment import Expected
 from tests.faults.row import Row
-from tests.faults.town import TIMES, Town, goes_on, town
-from tests.realtime.served import KEY
 from tests.support.frames import upgrade
+from tests.support.processes import until_ready
+from tests.support.web_servers import KEY
 
 LONG = 300
 """Tokens: longer than the fault."""

@@ -12,11 +12,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.faults.caller import Caller
+from tests.faults.cluster import TIMES, Town, goes_on, town
 from tests.faults.deaths import begun
-from tests.faults.house import Expected, until
-from tests.faults.processes import Process, get
+from tests.faults.deployment import Expected, until
 from tests.faults.row import Row
-from tests.faults.town import TIMES, Town, goes_on, town
+from tests.support.processes import Process, get
 
 AGAIN = "again to stop at once"
 TWICE_S = 0.2

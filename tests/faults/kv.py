@@ -9,12 +9,12 @@ from random import Random
 from continuo.engine import EngineError
 from continuo.engine.wire.messages import CancelTurn, Sampling, TurnEnded
 from tests.faults.caller import Caller, item
-from tests.faults.house import House, house
+from tests.faults.deployment import House, house
 from tests.faults.row import Row
-from tests.support.desk import Desk
+from tests.support.core_harness import Desk
 from tests.support.digest_runner import oracle
+from tests.support.engine_sessions import Talk, is_healthy, read, words
 from tests.support.engines import Bench, digest_engine, tiny_text
-from tests.support.talks import Talk, is_healthy, read, words
 
 PAGES, PAGE, SESSIONS = 30, 4, 20
 

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 from continuo.realtime.server.process import web_server
 from tests.faults.caller import Caller, item
-from tests.faults.house import House, house, until
+from tests.faults.deployment import House, house, until
 from tests.faults.proxy import Proxy
 from tests.faults.row import Row
 

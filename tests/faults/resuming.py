@@ -10,7 +10,7 @@ from websockets.exceptions import ConnectionClosed
 
 from continuo.realtime.limits import Limits
 from tests.faults.caller import Caller, Refused, item
-from tests.faults.house import House, house, until
+from tests.faults.deployment import House, house, until
 from tests.faults.row import Row
 
 RACERS = 100

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 from tests.faults.caller import Caller, Refused, item
-from tests.faults.house import Expected, House, house
+from tests.faults.deployment import Expected, House, house
 from tests.faults.row import Row
 
 LONG = 300

@@ -14,10 +14,10 @@ from redis.asyncio import Redis
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from tests.faults import processes
-from tests.faults.processes import LONG, Client, Process, address_of, until_ready, url_of
-from tests.realtime.store.redis_process import RedisProcess, needs_redis
+from tests.support import processes
 from tests.support.certificates import certificate
+from tests.support.processes import LONG, Client, Process, address_of, until_ready, url_of
+from tests.support.redis_process import RedisProcess, needs_redis
 
 STORY = "Tell me a short story."
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.clients.terminal import Terminal
-from tests.faults.processes import until_ready
+from tests.faults.cluster import Town, town
 from tests.faults.proxy import Proxy
-from tests.faults.town import Town, town
-from tests.realtime.served import KEY
-from tests.realtime.store.redis_process import needs_redis
+from tests.support.processes import until_ready
+from tests.support.redis_process import needs_redis
+from tests.support.web_servers import KEY
 
 pytestmark = pytest.mark.timeout(300)
 

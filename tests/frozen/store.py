@@ -29,7 +29,7 @@ import redis
 from tests.frozen import scenario
 from tests.frozen.masking import masked, masked_frame
 from tests.frozen.virtual_server import Event, VirtualServer, live
-from tests.realtime.store.redis_process import RedisProcess
+from tests.support.redis_process import RedisProcess
 
 DATA = Path(__file__).parent / "data"
 SQLITE, REDIS, REPLAYED = DATA / "store.db", DATA / "redis.json", DATA / "replayed.json"

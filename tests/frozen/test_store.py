@@ -10,7 +10,7 @@ import pytest
 from continuo.realtime.server.auth.client_secrets import SignedSecrets
 from tests.frozen import names, store
 from tests.frozen.virtual_server import Event
-from tests.realtime.store.redis_process import RedisProcess, needs_redis
+from tests.support.redis_process import RedisProcess, needs_redis
 
 
 @pytest.fixture(scope="module")

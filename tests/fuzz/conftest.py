@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
-from tests.engine.text.text_fixtures import QWEN_SPLIT
 from tests.fuzz.target import target
 from tests.realtime.conftest import chat_folder
-from tests.realtime.served import Running
+from tests.support.checkpoints import QWEN_SPLIT
+from tests.support.web_servers import Running
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,8 @@ from continuo.realtime.limits import Limits
 from continuo.realtime.server import logging_setup
 from continuo.realtime.server.config.settings import GatewaySettings
 from tests.fuzz.large import CONTEXT
-from tests.realtime.served import Running, serve
 from tests.support.engines import digest_engine
+from tests.support.web_servers import Running, serve
 
 FLEETING = Limits(
     resume_window_s=0.1,

@@ -16,7 +16,7 @@ from tests.fuzz.corpus_responses import BODIES, CHATS
 from tests.fuzz.doors import Door
 from tests.fuzz.fuzzer import STALL_S_MAX, Found, Fuzzer, shrink
 from tests.fuzz.stalls import LockStalls
-from tests.realtime.served import Running
+from tests.support.web_servers import Running
 
 FRAMES = int(os.environ.get("CONTINUO_FUZZ_FRAMES", 20_000))
 SEED = int(os.environ.get("CONTINUO_FUZZ_SEED", 0))

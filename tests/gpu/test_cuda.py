@@ -18,9 +18,9 @@ from continuo.engine.device.attention.sdpa_backend import ReferenceBackend
 from continuo.engine.device.kv_pool import KVPool
 from continuo.engine.device.model import KVShape
 from continuo.engine.device.sampling import draw
-from tests.engine.device import attention_oracle as cases
 from tests.engine.device.test_sampling import Only
-from tests.parity import oracle
+from tests.support import attention_oracle as cases
+from tests.support import transformers_oracle as oracle
 from tests.support.digest_runner import carry_out
 
 pytestmark = [

@@ -10,7 +10,7 @@ import transformers as tf
 from continuo.engine.config import BUNDLED_MODEL, EngineConfig
 from continuo.engine.device.build import build_runner
 from continuo.engine.device.weights import resolve
-from tests.parity import oracle
+from tests.support import transformers_oracle as oracle
 
 LOGITS_TOLERANCE = 2e-4
 

@@ -10,7 +10,7 @@ import pytest
 import transformers as tf
 
 from continuo.engine.errors import ModelError
-from tests.parity import oracle
+from tests.support import transformers_oracle as oracle
 
 LOGITS_TOLERANCE = 2e-4
 

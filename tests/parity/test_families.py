@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from continuo.engine.device.native.native_runner import NativeRunner
-from tests.parity import oracle
+from tests.support import transformers_oracle as oracle
 
 LOGITS_TOLERANCE = 2e-4
 """fp32, relative to the largest logit: what a different order of summation leaves."""

@@ -12,9 +12,9 @@ from continuo.engine.config import BUNDLED_MODEL
 from continuo.engine.device.weights import resolve
 from continuo.engine.text import ModelText
 from continuo.engine.wire.messages import Grammar, Sampling
-from tests.parity import oracle
+from tests.support import transformers_oracle as oracle
+from tests.support.engine_sessions import read
 from tests.support.engines import engine_on
-from tests.support.talks import read
 
 CITY = (
     '{"type": "object", "properties": {"city": {"type": "string", "maxLength": 12},'

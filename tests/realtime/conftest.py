@@ -14,11 +14,11 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
 from continuo.realtime.server.config.settings import GatewaySettings
-from tests.realtime.served import KEY, Running, serve
-from tests.realtime.store.redis_process import PROGRAM, RedisProcess
-from tests.realtime.talks import Talk, open_talk
 from tests.support.digest_runner import VOCABULARY
 from tests.support.engines import Bench, digest_engine
+from tests.support.redis_process import PROGRAM, RedisProcess
+from tests.support.sessions import Talk, open_talk
+from tests.support.web_servers import KEY, Running, serve
 
 TEMPLATE = (
     "{%- if tools %}<|im_start|>tools\n"

@@ -39,11 +39,11 @@ from continuo.engine.wire.messages import (
     SessionExpired,
     TurnEnded,
 )
-from tests.support.desk import Desk
+from tests.support.core_harness import Desk
 from tests.support.digest_runner import oracle
+from tests.support.engine_sessions import Talk, read, words
 from tests.support.engines import digest_engine
 from tests.support.retracting import RetractingScheduler
-from tests.support.talks import Talk, read, words
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 KINDS = pytest.mark.parametrize("streaming", [True, False])

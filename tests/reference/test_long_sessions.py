@@ -20,8 +20,8 @@ import pytest
 from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engine_sessions import Talk, is_healthy, read, words
 from tests.support.engines import digest_engine
-from tests.support.talks import Talk, is_healthy, read, words
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 SESSIONS, TURNS, SEED = 8, 50, 42

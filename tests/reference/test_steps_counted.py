@@ -6,9 +6,9 @@ from array import array
 import pytest
 
 from continuo.engine.core.cache.radix_tree import RadixNode, RadixTree
-from tests.support.desk import Desk
+from tests.support.core_harness import Desk
 from tests.support.digest_runner import oracle
-from tests.support.talks import words
+from tests.support.engine_sessions import words
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 DEEP = 4_000

@@ -28,9 +28,9 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.core.schedule import Scheduler
 from continuo.engine.errors import BadRequest, TooLong
 from continuo.engine.wire.messages import Sampling, TokenLogprobs
+from tests.support.engine_sessions import Talk, complete, is_healthy, read, words
 from tests.support.engines import Bench, digest_engine
 from tests.support.retracting import RetractingScheduler
-from tests.support.talks import Talk, complete, is_healthy, read, words
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "chunk-512": {"page_size": 1, "pages": 2_200, "batched_tokens": 512},

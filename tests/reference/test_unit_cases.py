@@ -41,9 +41,9 @@ from continuo.engine.wire.messages import (
     SessionExpired,
     TurnEnded,
 )
-from tests.support.desk import Desk
+from tests.support.core_harness import Desk
 from tests.support.digest_runner import oracle
-from tests.support.talks import words
+from tests.support.engine_sessions import words
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 SIZES = pytest.mark.parametrize("page_size", [1, 16, 256])

@@ -20,9 +20,9 @@ from continuo.realtime.protocol.items import Item, MessageItem
 from continuo.realtime.registry.access import ForkRequest, ResumeRequest
 from continuo.realtime.registry.registry import Registry
 from continuo.realtime.session.session import Session
+from tests.simulation.client import Person
 from tests.simulation.hosts import LIMITS, EngineHost, GatewayHost, Host
 from tests.simulation.network import End, Network, NetworkLoop
-from tests.simulation.person import Person
 from tests.simulation.storage import Handle, Storage
 from tests.simulation.virtual import Process, bury, virtual
 from tests.support.digest_runner import oracle

@@ -30,27 +30,27 @@ TESTS = (
     "tests/reference/test_session_control.py",
     "tests/reference/test_defects.py",
     "tests/reference/test_steps_counted.py",
-    "tests/engine/test_keep_prefix.py",
-    "tests/engine/test_idle_audit.py",
-    "tests/engine/test_lost_steps.py",
-    "tests/engine/test_near_end.py",
-    "tests/engine/test_branch_under_load.py",
-    "tests/engine/test_fork_anywhere.py",
-    "tests/engine/test_lives_by_hand.py",
-    "tests/engine/cache",
-    "tests/engine/test_door.py",
-    "tests/engine/test_door_sessions.py",
+    "tests/engine/core/test_keep_prefix.py",
+    "tests/engine/core/test_idle_audit.py",
+    "tests/engine/core/test_failed_steps.py",
+    "tests/engine/core/test_turn_ends.py",
+    "tests/engine/core/test_branch_under_load.py",
+    "tests/engine/core/test_fork_positions.py",
+    "tests/engine/core/test_random_histories.py",
+    "tests/engine/core/cache",
+    "tests/engine/client/test_streaming_sessions.py",
+    "tests/engine/client/test_engine_client.py",
     "tests/reference/test_stress_kit.py",
-    "tests/machines/test_door_machine.py",
+    "tests/engine/client/test_engine_client_machine.py",
 )
 """Tests to run, the fastest first."""
 EXAMPLES = 60
 """Examples of each state machine."""
 TIMING_SENSITIVE = (
-    "engine/test_door",
-    "engine/test_idle_audit",
+    "engine/client/test_engine_client",
+    "engine/client/test_streaming_sessions",
+    "engine/core/test_idle_audit",
     "reference/test_stress_kit",
-    "machines/",
 )
 """Tests with a real loop in real time; a failure of one must repeat to count."""
 TEST_S_MAX = 30

@@ -13,7 +13,7 @@ import torch
 from continuo.engine.batch import Batch, BatchRow, PageMove, SampleParams
 from continuo.engine.device.runner import PendingStep, TorchRunner
 from continuo.engine.errors import ModelError
-from tests.parity import oracle
+from tests.support import transformers_oracle as oracle
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from continuo.engine.errors import BadRequest
 from continuo.engine.text import GrammarCompiler, ModelText, find_schema_problem
 from continuo.engine.text.grammar import CACHE_BYTES_MAX, GrammarMatcher
 from continuo.engine.wire.messages import Grammar
-from tests.engine.text.text_fixtures import NAMES, family
+from tests.support.checkpoints import NAMES, family
 
 SHORT = 25
 """Ids drawn at random; then whatever closes what is open."""

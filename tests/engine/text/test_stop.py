@@ -79,10 +79,9 @@ def test_memory_is_bounded_by_the_longest_stop() -> None:
 
 
 def test_a_stop_string_across_real_tokens() -> None:
-    from text_fixtures import byte_level
-
     from continuo.engine.text.tokenizer.detokenizer import Detokenizer
     from continuo.engine.text.tokenizer.tokenizer import Tokenizer
+    from tests.support.checkpoints import byte_level
 
     tokenizer = Tokenizer(byte_level(["<|end|>"]))
     ids = tokenizer.encode("Hello 😀 world")

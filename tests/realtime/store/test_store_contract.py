@@ -27,7 +27,7 @@ from continuo.realtime.store import (
     keys,
     sweep_overdue,
 )
-from tests.realtime.store.making import answer, append, entry, fresh_session
+from tests.support.store_records import answer, append, entry, fresh_session
 
 # ---------------------------------------------------------------- sessions
 

@@ -28,9 +28,9 @@ from continuo.realtime.store import (
     open_store,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.realtime.store.making import answer, append, entry, fresh_session
-from tests.realtime.store.redis_process import RedisProcess, needs_redis
-from tests.realtime.store.refusals import (
+from tests.support.redis_process import RedisProcess, needs_redis
+from tests.support.store_records import answer, append, entry, fresh_session
+from tests.support.store_refusals import (
     REFUSALS,
     Refusal,
     password_required,

@@ -39,8 +39,8 @@ from continuo.realtime.store import (
     open_store,
 )
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.realtime.store.making import fresh_session
-from tests.realtime.store.redis_process import RedisProcess
+from tests.support.redis_process import RedisProcess
+from tests.support.store_records import fresh_session
 
 NAMES = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)

@@ -19,8 +19,8 @@ from continuo.realtime.store import (
 )
 from continuo.realtime.store.durability import Durability
 from continuo.realtime.store.sqlite.store import SqliteStore
-from tests.realtime.store.making import append, entry, fresh_session
-from tests.realtime.store.redis_process import free_port
+from tests.support.redis_process import free_port
+from tests.support.store_records import append, entry, fresh_session
 
 
 @pytest.mark.parametrize(

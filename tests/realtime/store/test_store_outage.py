@@ -30,8 +30,8 @@ from continuo.realtime.store import (
     keys,
     open_store,
 )
-from tests.realtime.store.making import answer, append, entry, fresh_session
-from tests.realtime.store.redis_process import RedisProcess, free_port, needs_redis
+from tests.support.redis_process import RedisProcess, free_port, needs_redis
+from tests.support.store_records import answer, append, entry, fresh_session
 
 pytestmark = needs_redis
 

@@ -15,8 +15,8 @@ from continuo.realtime.store import (
     keys,
     open_store,
 )
-from tests.realtime.store.making import fresh_session
-from tests.realtime.store.redis_process import RedisProcess
+from tests.support.redis_process import RedisProcess
+from tests.support.store_records import fresh_session
 
 PROSE = (Path(__file__).parents[3] / "LICENSE").read_text().split()
 CHARS_PER_TOKEN = 4.2

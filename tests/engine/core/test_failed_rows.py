@@ -1,0 +1,249 @@
+"""A row that makes its step raise fails alone: the other rows of the step are computed again."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from continuo.engine.errors import TurnFailed
+from continuo.engine.wire.messages import AttachSession, CancelTurn, Generate, OpenSession, Sampling
+from tests.support.core_harness import Desk
+from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engines import digest_engine
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+SESSIONS = 16
+HALVINGS = int(math.log2(SESSIONS))
+EXTRA_STEPS_MAX = 2 * (2 * HALVINGS + 1)
+"""Steps of suspects, and as many of the other sessions between them."""
+BAD = VOCABULARY
+"""An id that no turn draws."""
+IDS = 8
+"""Each turn draws so many."""
+
+
+def prompts(length: int) -> list[list[int]]:
+    """Of all sessions."""
+    return [[(n * 31 + k) % 90 for k in range(length)] for n in range(SESSIONS)]
+
+
+def desk_with(logs: list[list[int]], pages: int = 1024, batched_tokens: int = 512) -> Desk:
+    desk = Desk(pages=pages, batched_tokens=batched_tokens, rows=SESSIONS, vocabulary=BAD + 1)
+    for n, log in enumerate(logs):
+        desk.open(f"s{n}")
+        desk.append(f"s{n}", list(log))
+    return desk
+
+
+def check(desk: Desk, logs: list[list[int]], bad: int, reason: str = "length") -> None:
+    """All turns but that of the row `bad` have said what they would have said without it."""
+    for n, log in enumerate(logs):
+        if n != bad:
+            assert desk.ended(f"s{n}").reason == reason
+            assert desk.said(f"s{n}") == oracle(log, IDS)
+    end = desk.ended(f"s{bad}")
+    assert end.reason == "failed"
+    assert end.error == "RuntimeError: the device is on fire"
+    assert desk.said(f"s{bad}") == oracle(logs[bad], end.output_tokens)
+
+
+def run(
+    logs: list[list[int]],
+    ahead: int,
+    explosive: set[int],
+    pages: int = 1024,
+    batched_tokens: int = 512,
+) -> tuple[Desk, int]:
+    desk = desk_with(logs, pages, batched_tokens)
+    desk.runner.explosive = explosive
+    for n in range(len(logs)):
+        desk.generate(f"s{n}", IDS)
+    return desk, desk.run(ahead=ahead)
+
+
+@AHEAD
+@pytest.mark.parametrize("bad", [0, 7, 15])
+@pytest.mark.parametrize("length", [5, 70])
+def test_a_bad_prompt_fails_alone(ahead: int, bad: int, length: int) -> None:
+    logs = prompts(length)
+    logs[bad][length // 2] = BAD
+    _, undisturbed = run(logs, ahead, set())
+    desk, steps = run(logs, ahead, {BAD})
+    check(desk, logs, bad)
+    assert desk.ended(f"s{bad}").output_tokens == 0
+    if not ahead:
+        assert steps <= undisturbed + EXTRA_STEPS_MAX
+        assert desk.counters.failed_steps == HALVINGS + 1
+
+
+@AHEAD
+@pytest.mark.parametrize("bad", [0, 15])
+def test_a_bad_id_in_a_late_chunk_of_a_prompt_fails_alone(ahead: int, bad: int) -> None:
+    logs = prompts(60)
+    logs[bad][55] = BAD
+    desk, _ = run(logs, ahead, {BAD}, batched_tokens=128)
+    check(desk, logs, bad)
+
+
+@AHEAD
+@pytest.mark.parametrize("bad", [1, 9])
+def test_an_id_that_cannot_be_computed_once_it_is_drawn_fails_alone(ahead: int, bad: int) -> None:
+    logs = [[1, 2, 3]] * SESSIONS
+    others = set(oracle(logs[0], IDS))
+    logs[bad] = next(
+        log for log in ([n, 80] for n in range(80)) if not others & set(oracle(log, IDS))
+    )
+    explosive = oracle(logs[bad], IDS)[4]
+    _, undisturbed = run(logs, ahead, set())
+    desk, steps = run(logs, ahead, {explosive})
+    check(desk, logs, bad)
+    assert desk.said(f"s{bad}")[-1] == explosive
+    if not ahead:
+        assert steps <= undisturbed + EXTRA_STEPS_MAX
+        assert desk.counters.failed_steps == HALVINGS + 1
+
+
+@AHEAD
+def test_two_bad_rows_fail_and_no_other(ahead: int) -> None:
+    logs = prompts(5)
+    logs[3][2] = logs[4][2] = BAD
+    desk, _ = run(logs, ahead, {BAD})
+    for n, log in enumerate(logs):
+        assert desk.ended(f"s{n}").reason == ("failed" if n in (3, 4) else "length")
+        assert n in (3, 4) or desk.said(f"s{n}") == oracle(log, IDS)
+
+
+@AHEAD
+@pytest.mark.parametrize("failed", range(8))
+def test_a_failure_that_does_not_come_again_fails_no_turn(ahead: int, failed: int) -> None:
+    logs = prompts(40)
+    desk = desk_with(logs, batched_tokens=128)
+    desk.runner.fail_at = {failed, failed + 1}
+    for n in range(SESSIONS):
+        desk.generate(f"s{n}", IDS)
+    desk.run(ahead=ahead)
+    assert desk.counters.failed_steps >= 2
+    for n, log in enumerate(logs):
+        assert desk.said(f"s{n}") == oracle(log, IDS)
+
+
+@AHEAD
+def test_a_bad_append_without_a_turn_stops_no_turn(ahead: int) -> None:
+    logs = prompts(12)
+    logs[2][6] = BAD
+    desk = desk_with(logs)
+    desk.runner.explosive = {BAD}
+    for n in range(SESSIONS):
+        if n != 2:
+            desk.generate(f"s{n}", IDS)
+    desk.run(ahead=ahead)
+    for n, log in enumerate(logs):
+        assert n == 2 or desk.said(f"s{n}") == oracle(log, IDS)
+    failed = desk.counters.failed_steps
+    desk.generate("s2", IDS)
+    desk.run(ahead=ahead)
+    assert desk.ended("s2").reason == "failed"
+    assert desk.counters.failed_steps <= failed + 1 + ahead, "it was known, and ran alone at once"
+    desk.rewind("s2", 6)
+    desk.generate("s2", IDS, "anew")
+    desk.run(ahead=ahead)
+    assert desk.said("s2", "anew") == oracle(logs[2][:6], IDS)
+
+
+@AHEAD
+@pytest.mark.parametrize("way", ["cancel", "drop", "close"])
+def test_suspects_that_end_while_the_bad_row_is_searched_for(ahead: int, way: str) -> None:
+    logs = prompts(5)
+    logs[0][2] = BAD
+    desk = desk_with(logs)
+    desk.runner.explosive = {BAD}
+    for n in range(SESSIONS):
+        desk.generate(f"s{n}", IDS)
+    desk.step()  # all are suspects now
+    for n in (0, 1, 12):
+        if way == "close":
+            desk.close(f"s{n}")
+        else:
+            desk.do(CancelTurn(desk.n(), f"s{n}", None, way == "drop"))
+    desk.run(ahead=ahead)
+    for n, log in enumerate(logs):
+        if n in (0, 1, 12):
+            assert desk.ended(f"s{n}").reason == "cancelled"
+        else:
+            assert desk.said(f"s{n}") == oracle(log, IDS)
+    if way != "close":
+        desk.generate("s1", IDS, "anew")
+        desk.run(ahead=ahead)
+        assert desk.said("s1", "anew") == oracle(logs[1], IDS)
+
+
+@AHEAD
+def test_a_search_in_a_pool_that_is_too_small_for_all_ends(ahead: int) -> None:
+    logs = prompts(30)
+    logs[11][20] = BAD
+    desk, _ = run(logs, ahead, {BAD}, pages=40, batched_tokens=64)
+    check(desk, logs, 11)
+
+
+def test_others_go_on_while_the_bad_row_is_searched_for() -> None:
+    """A group of suspects has every other step."""
+    logs = prompts(6)
+    desk = desk_with(logs)
+    desk.run()
+    for n in range(8):
+        desk.generate(f"s{n}", 40)
+    first = desk.counters.steps
+    desk.runner.fail_at = {first, *range(first + 1, first + 20, 2)}
+    desk.step()
+    for n in range(8, SESSIONS):
+        desk.generate(f"s{n}", 12)
+    for _ in range(10):
+        apart, together = desk.step(), desk.step()
+        assert apart is not None
+        assert together is not None
+        assert all(int(work.sequence.id[1:]) < 8 for work in apart.rows)
+        assert {f"s{n}" for n in range(8, SESSIONS)} <= {w.sequence.id for w in together.rows}
+
+
+def test_a_session_that_is_attached_apart_shares_no_step_until_it_has_proved_itself() -> None:
+    logs = prompts(6)
+    desk = desk_with(logs[:3])
+    for n in range(3):
+        desk.generate(f"s{n}", 40)
+    generate = Generate(0, "x", "turn", Sampling(max_tokens=10))
+    desk.do(AttachSession(desk.n(), OpenSession(0, "x"), logs[3], generate=generate, apart=4))
+    steps: list[set[str]] = []
+    while (order := desk.step()) is not None:
+        steps.append({work.sequence.id for work in order.rows})
+    own = [step for step in steps if "x" in step]
+    assert own[:5] == [{"x"}] * 5, "its prompt, and four ids"
+    assert own[5:] == [{"s0", "s1", "s2", "x"}] * 5
+    assert steps[:4] == [{"x"}, {"s0", "s1", "s2"}] * 2, "the others have every other step"
+    assert desk.said("x") == oracle(logs[3], 10)
+
+
+@AHEAD
+async def test_in_the_real_loop(letters: Path, ahead: int) -> None:
+    logs = prompts(9)
+    logs[6][4] = BAD
+    async with digest_engine(
+        letters,
+        steps_ahead=ahead,
+        pages=1024,
+        rows=SESSIONS,
+        batched_tokens=256,
+        vocabulary=BAD + 1,
+    ) as bench:
+        engine = bench.engine
+        bench.runner.explosive = {BAD}
+        for n, log in enumerate(logs):
+            await engine.open(f"s{n}")
+            await engine.append(f"s{n}", log)
+        turns = [await engine.generate(f"s{n}", Sampling(max_tokens=IDS)) for n in range(SESSIONS)]
+        for n, turn in enumerate(turns):
+            if n == 6:
+                with pytest.raises(TurnFailed, match="on fire"):
+                    [piece async for piece in turn]
+            else:
+                said = [id async for piece in turn for id in piece.ids]
+                assert said == oracle(logs[n], IDS)

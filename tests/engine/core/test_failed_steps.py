@@ -1,0 +1,114 @@
+"""A step that the device fails once, anywhere, fails no turn, and no wrong KV is ever believed."""
+
+from pathlib import Path
+
+import pytest
+
+from continuo.engine.wire.messages import Sampling, TurnEnded
+from tests.support.core_harness import Desk
+from tests.support.digest_runner import oracle
+from tests.support.engines import digest_engine
+
+AHEAD = pytest.mark.parametrize("ahead", [0, 1])
+PROMPT = [n % 90 for n in range(60)]
+
+
+@AHEAD
+@pytest.mark.parametrize("failed", range(10))
+def test_the_step_behind_a_lost_one_is_not_believed(ahead: int, failed: int) -> None:
+    """It was launched to go on from what the lost one should have written."""
+    desk = Desk(batched_tokens=8)
+    desk.open("s")
+    desk.append("s", PROMPT)
+    desk.generate("s", 3)
+    desk.runner.fail_at = {failed}
+    desk.run(ahead=ahead)
+    assert desk.ended("s").reason == "length"
+    assert desk.said("s") == oracle(PROMPT, 3)
+    log = PROMPT + desk.said("s")
+    desk.append("s", [5])
+    desk.generate("s", 4, "next")
+    desk.run(ahead=ahead)
+    assert desk.said("s", "next") == oracle([*log, 5], 4)
+
+
+@AHEAD
+@pytest.mark.parametrize("failed", [0, 3, 6, 8])
+async def test_a_lost_step_in_the_real_loop(letters: Path, ahead: int, failed: int) -> None:
+    async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as bench:
+        engine, log = bench.engine, list(PROMPT)
+        session = await engine.open()
+        bench.runner.fail_at = {failed}
+        await engine.append(session, PROMPT)
+        turn = await engine.generate(session, Sampling(max_tokens=8))
+        log += [id async for piece in turn for id in piece.ids]
+        assert log == PROMPT + oracle(PROMPT, 8)
+        await engine.append(session, [5])
+        turn = await engine.generate(session, Sampling(max_tokens=4))
+        said = [id async for piece in turn for id in piece.ids]
+        assert said == oracle([*log, 5], 4)
+        assert (await engine.stats()).failed_steps > 0
+
+
+@AHEAD
+def test_a_copy_lost_with_its_step_is_not_believed(ahead: int) -> None:
+    """A fork's last page was to be copied in a step that is another session's."""
+    desk = Desk()
+    desk.open("parent")
+    desk.append("parent", PROMPT[:10])
+    desk.open("other")
+    desk.append("other", [1])
+    desk.run()
+    desk.fork("parent", "child", 9)
+    desk.runner.fail_at = {desk.counters.steps}
+    desk.generate("other", 1)
+    desk.run(ahead=ahead)
+    assert desk.said("other") == oracle([1], 1)
+    for session, log in (("child", PROMPT[:9]), ("parent", PROMPT[:10])):
+        desk.append(session, [5])
+        desk.generate(session, 4)
+        desk.run(ahead=ahead)
+        assert desk.said(session) == oracle([*log, 5], 4)
+
+
+@AHEAD
+@pytest.mark.parametrize("nth", range(12))
+def test_pages_that_were_to_be_spilled_or_recalled(ahead: int, nth: int) -> None:
+    """Two sessions take turns in a pool for one, over a host tier; one step of theirs is lost."""
+    desk = Desk(pages=8, host_pages=16)
+    logs = {"a": PROMPT[:20], "b": PROMPT[20:40]}
+    for session, log in logs.items():
+        desk.open(session)
+        desk.append(session, list(log))
+    desk.runner.fail_at = {nth}
+    for round in range(4):
+        for session, log in logs.items():
+            turn = f"{round}"
+            desk.generate(session, 2, turn)
+            desk.run(ahead=ahead)
+            said = desk.said(session, turn)
+            assert said == oracle(log, 2)
+            log += said
+    assert all(end.reason == "length" for end in desk.heard(TurnEnded))
+    assert desk.counters.failed_steps >= 1
+    assert desk.cache.host_tier.spilled_pages > 0
+    assert desk.cache.host_tier.recalled_pages > 0
+
+
+def test_turns_of_other_sessions_start_over_when_all_kv_is_forgotten() -> None:
+    """There are too many turns for the rows of a step, so that one was not in the lost step."""
+    desk = Desk(rows=1, pages=40)
+    for name in ("a", "b"):
+        desk.open(name)
+        desk.append(name, PROMPT[:9])
+        desk.run()
+    desk.fork("b", "c", 9)  # its copy goes with the next step, which is a's
+    for name in ("a", "b"):
+        desk.generate(name, 3)
+    desk.runner.fail_at = {desk.counters.steps}
+    desk.step()
+    assert desk.cache.leased_pages == desk.cache.tree.size == 0
+    desk.run()
+    for name in ("a", "b"):
+        assert desk.said(name) == oracle(PROMPT[:9], 3)
+        assert desk.ended(name).reason == "length"

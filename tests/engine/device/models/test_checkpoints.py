@@ -1,0 +1,204 @@
+"""A checkpoint that is broken says so in one line; one that is whole is found and read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from continuo.engine.config import EngineConfig
+from continuo.engine.device import weights
+from continuo.engine.device.build import build_runner
+from continuo.engine.errors import ModelError
+from tests.support import transformers_oracle as oracle
+
+
+def quiet(what: str, fraction: float) -> None:
+    pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A whole checkpoint in several shards."""
+    oracle.FAMILIES["qwen2-windows"]().save_pretrained(tmp_path, max_shard_size="40KB")
+    return tmp_path
+
+
+def edit_config(folder: Path, **changes: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def edit_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
+    path = folder / index[name]
+    tensors = load_file(path)
+    tensors[name] = change(tensors[name])
+    save_file(tensors, path)
+
+
+def lose_tensor(folder: Path, name: str) -> None:
+    index = json.loads((folder / weights.INDEX_FILE).read_text())
+    path = folder / index["weight_map"].pop(name)
+    (folder / weights.INDEX_FILE).write_text(json.dumps(index))
+    tensors = load_file(path)
+    del tensors[name]
+    save_file(tensors, path)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
+    "config of text": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be"),
+    "config of a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
+    "unknown type": (lambda f: edit_config(f, model_type="warp"), "warp"),
+    "no index": (lambda f: (f / weights.INDEX_FILE).unlink(), "neither model.safetensors nor"),
+    "empty index": (lambda f: (f / weights.INDEX_FILE).write_text("{}"), "no weight_map"),
+    "no shard": (
+        lambda f: (f / "model-00002-of-00009.safetensors").unlink(),
+        "shard model-00002-of-00009.safetensors is missing",
+    ),
+    "half a shard": (
+        lambda f: truncate(f / "model-00002-of-00009.safetensors"),
+        "model-00002-of-00009.safetensors: cannot be read",
+    ),
+    "half the first shard": (
+        lambda f: truncate(f / "model-00001-of-00009.safetensors"),
+        "model-00001-of-00009.safetensors: cannot be read",
+    ),
+    "no tensor": (lambda f: lose_tensor(f, UP), f"tensor {UP} is missing"),
+    "wrong shape": (
+        lambda f: edit_tensor(f, UP, lambda x: x[:3].clone()),
+        f"{UP} has shape [3, 48], but the config requires [80, 48]",
+    ),
+    "integers": (lambda f: edit_tensor(f, UP, lambda x: x.to(torch.int8)), "quantized"),
+    "quantized": (lambda f: edit_config(f, quantization_config={"bits": 4}), "quantized"),
+    "layer type": (
+        lambda f: edit_config(f, layer_types=["chunked_attention"] * 3),
+        "chunked_attention",
+    ),
+    "rope type": (
+        lambda f: edit_config(f, rope_parameters={"rope_type": "corkscrew", "rope_theta": 1e4}),
+        "corkscrew",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(BREAKS))
+def test_a_broken_checkpoint_says_in_one_line_what_is_wrong(folder: Path, name: str) -> None:
+    damage, message = BREAKS[name]
+    damage(folder)
+    with pytest.raises(ModelError) as refused:
+        build_runner(
+            EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4), quiet
+        )
+    assert message in refused.value.message
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize("more", [{"kv_cache_memory_bytes": 10**16}, {"kv_offloading_size": 1e7}])
+def test_pages_that_memory_cannot_hold_are_refused(folder: Path, more: dict[str, Any]) -> None:
+    config = EngineConfig(model=str(folder), device="cpu", max_model_len=16, **more)
+    with pytest.raises(ModelError, match=r"no memory for .* KV pages") as refused:
+        build_runner(config, quiet)
+    assert "\n" not in refused.value.message
+
+
+def test_a_whole_checkpoint_reports_itself_and_its_progress(folder: Path) -> None:
+    seen: list[float] = []
+    config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
+    runner, loaded = build_runner(config, lambda what, fraction: seen.append(fraction))
+    assert (loaded.architecture, loaded.device, loaded.dtype) == (
+        "Qwen2ForCausalLM",
+        "cpu",
+        "float32",
+    )
+    assert loaded.folder == str(folder)
+    assert loaded.load_s > 0
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert runner.geometry.vocab_size == oracle.VOCAB
+    assert runner.geometry.max_model_len == 64
+
+
+def test_every_parameter_is_filled_with_its_tensor(folder: Path) -> None:
+    config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
+    runner, _ = build_runner(config, quiet)
+    index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
+    slots = runner.model.weight_targets()  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(slots) == set(index)
+    for name, slot in slots.items():
+        assert torch.equal(slot.tensor, load_file(folder / index[name])[name]), name
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "used"),
+    [
+        ("bfloat16", "auto", "float32"),
+        ("float16", "auto", "float32"),
+        ("float32", "bfloat16", "bfloat16"),
+    ],
+)
+def test_dtype_on_a_cpu(tmp_path: Path, stored: str, asked: str, used: str) -> None:
+    oracle.FAMILIES["qwen3"]().to(getattr(torch, stored)).save_pretrained(tmp_path)
+    runner = oracle.runner_of(tmp_path, asked, num_gpu_blocks_override=4)
+    assert runner.pool.keys[0].dtype == getattr(torch, used)
+
+
+def test_auto_on_a_cpu_is_bf16_for_what_is_not_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("continuo.engine.device.build.CPU_FP32_PARAMETERS_MAX", 1000)
+    oracle.FAMILIES["qwen3"]().to(torch.float16).save_pretrained(tmp_path)
+    runner = oracle.runner_of(tmp_path, "auto", num_gpu_blocks_override=4)
+    assert runner.pool.keys[0].dtype == torch.bfloat16
+
+
+def test_no_such_folder(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        weights.resolve(str(tmp_path / "nowhere"), None, quiet)
+    with pytest.raises(ModelError, match="neither a folder nor a hub id"):
+        weights.resolve("two words", None, quiet)
+
+
+def test_a_hub_id_that_is_not_cached_and_no_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    whole = huggingface_hub.snapshot_download
+
+    def offline(model: str, **wanted: object) -> str:
+        return whole(model, **(wanted | {"cache_dir": tmp_path, "local_files_only": True}))  # pyright: ignore
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    with pytest.raises(ModelError, match="someone/something: not in the local cache"):
+        weights.resolve("someone/something", None, quiet)
+
+
+def test_a_hub_id_that_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ordinary cache, without a network."""
+    import huggingface_hub
+
+    snapshot = tmp_path / "models--someone--something" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    refs = tmp_path / "models--someone--something" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text("abc")
+    whole = huggingface_hub.snapshot_download
+
+    def offline(model: str, **wanted: object) -> str:
+        return whole(model, **(wanted | {"cache_dir": tmp_path, "local_files_only": True}))  # pyright: ignore
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+    assert weights.resolve("someone/something", None, quiet) == snapshot

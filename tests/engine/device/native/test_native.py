@@ -1,0 +1,296 @@
+"""Our own C: what it reads, what it does not, and what happens without a compiler. That it computes
+what transformers does is shown for every family in tests/parity."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import shutil
+import time
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from continuo.engine.batch import Batch, BatchRow, PageMove, SampleParams
+from continuo.engine.device.native import compile, native_decoder
+from continuo.engine.device.native import native_runner as native
+from continuo.engine.device.native.native_runner import NativeRunner
+from continuo.engine.device.runner import TorchRunner
+from tests.support import transformers_oracle as oracle
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("cc") is None, reason="no C compiler (cc) is installed"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("qwen3")
+    oracle.FAMILIES["qwen3"](**oracle.SIXTEENS).save_pretrained(folder)
+    return folder
+
+
+def threads_of_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def logits(runner: TorchRunner, ids: list[int], cuts: list[int]) -> torch.Tensor:
+    return oracle.logits_in_chunks(runner, ids, cuts)
+
+
+@needs_compiler
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_what_belongs_to_nobody_is_never_read(folder: Path, page_size: int) -> None:
+    [ids] = oracle.prompts(1, [150])
+    clean, dirty = (
+        oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
+        for _ in range(2)
+    )
+    with torch.inference_mode():
+        for pool in dirty.pool.keys + dirty.pool.values:
+            pool.fill_(math.nan)
+    cuts = [1, 2, 66, 67, 100]
+    assert torch.equal(logits(clean, ids, cuts), logits(dirty, ids, cuts))
+
+
+@needs_compiler
+def test_threads_change_nothing(folder: Path) -> None:
+    [ids] = oracle.prompts(2, [200])
+    one, two = (oracle.runner_of(folder, threads=threads) for threads in (1, 2))
+    assert torch.equal(logits(one, ids, [64, 65]), logits(two, ids, [64, 65]))
+
+
+@needs_compiler
+def test_more_threads_than_cores_change_nothing(folder: Path) -> None:
+    """Threads come late, sleep and are kept from their core in the middle of a part."""
+    [ids] = oracle.prompts(4, [120])
+    one, many = (oracle.runner_of(folder, threads=n) for n in (1, 4 * (os.cpu_count() or 1)))
+    step_by_step = list(range(1, 120))
+    assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
+
+
+def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, list[int], Any]:
+    """A step on two threads, whose keys were all 0: its ids, and what `collect` wants."""
+    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
+    runner = oracle.runner_of(folder, threads=2)
+    with torch.inference_mode():
+        runner.pool.keys[-1].zero_()
+    [ids] = oracle.prompts(5, [200])
+    pages = array("i", range(-(-len(ids) // runner.pool.page_size)))
+    return (
+        runner,
+        ids,
+        runner.launch(Batch(0, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())])),
+    )
+
+
+@needs_compiler
+def test_others_begin_a_step_before_its_caller_comes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    until = time.monotonic() + 20
+    while not runner.pool.keys[-1].any():
+        assert time.monotonic() < until, "nobody has written a key of the last layer"
+        time.sleep(0.001)
+    [drawn] = runner.collect(begun).results
+    assert drawn is not None
+    assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+
+
+@needs_compiler
+def test_the_end_of_a_step_is_left_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    assert runner.run_until_near_end(begun)
+    assert runner.pool.keys[-1].any()
+    time.sleep(0.5)
+    [drawn] = runner.collect(begun).results
+    assert drawn is not None
+    assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+    assert runner.collect(begun).model_s < 0.4, "the time after others were done is not its"
+
+
+@needs_compiler
+def test_a_row_is_fed_what_the_step_before_has_drawn(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Launched while the end of it is still done by others."""
+    runner, ids, begun = begin(folder, monkeypatch)
+    pages = array("i", range(20))
+    said = list[int]()
+    for number in range(1, 30):
+        assert runner.run_until_near_end(begun)
+        row = BatchRow(array("i"), 0, len(ids) + number - 1, pages, SampleParams())
+        after = runner.launch(Batch(number, [row]))
+        [drawn] = runner.collect(begun).results
+        assert drawn is not None
+        said.append(drawn.id)
+        begun = after
+    runner.discard(begun)
+    log = ids + said
+    cuts = list(range(len(ids), len(log)))
+    assert logits(runner, log, cuts).argmax(1)[:-1].tolist() == said
+
+
+@needs_compiler
+def test_what_draws_with_torch_is_not_left_to_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    runner.collect(begun)
+    row = BatchRow(
+        array("i", ids[:1]), -1, 0, array("i", [0]), SampleParams(temperature=1.0, uniform=0.5)
+    )
+    assert not runner.run_until_near_end(runner.launch(Batch(1, [row])))
+
+
+@needs_compiler
+@pytest.mark.parametrize("fails", ["_draw", "_move", "_decoder._buffer"])
+def test_a_step_that_fails_is_lost_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    expected = runner.collect(begun).results
+    plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
+    drawn = BatchRow(plain.ids, -1, 0, plain.pages, SampleParams(temperature=1.0, uniform=0.5))
+    *path, name = fails.split(".")
+    owner = getattr(runner, path[0]) if path else runner
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("no memory")
+
+    def step() -> None:
+        runner.collect(runner.launch(Batch(1, [drawn], [PageMove("copy", 15, 16)])))
+
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, fail)
+        with pytest.raises(RuntimeError, match="no memory"):
+            step()
+    assert runner.collect(runner.launch(Batch(2, [plain]))).results == expected
+
+
+@needs_compiler
+def test_an_abandoned_step_is_over_and_the_next_one_whole(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ids, begun = begin(folder, monkeypatch)
+    expected = runner.collect(begun).results
+    row = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
+    for number in range(100):
+        runner.discard(runner.launch(Batch(number, [row])))
+        if number % 3 == 0:
+            again = runner.launch(Batch(number, [row]))
+            assert runner.run_until_near_end(again)
+            assert runner.collect(again).results == expected
+
+
+@needs_compiler
+def test_a_step_that_nobody_waits_for_ends_with_its_runner(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, _, begun = begin(folder, monkeypatch)
+    gc.collect()  # other tests' runners
+    threads = threads_of_process()
+    del runner, begun
+    gc.collect()
+    assert threads_of_process() == threads - 1
+
+
+@needs_compiler
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_whose_logits_are_not_finite_fails_alone(folder: Path, bad: float) -> None:
+    runner = oracle.runner_of(folder)
+    assert isinstance(runner, NativeRunner)
+    with torch.inference_mode():
+        runner.pool.values[0][3].fill_(bad)
+    rows = [BatchRow(array("i", [5]), -1, 2, array("i", [page]), SampleParams()) for page in (3, 4)]
+    broken, sound = runner.collect(runner.launch(Batch(0, rows))).results
+    assert broken is not None
+    assert broken.failure is not None
+    assert sound is not None
+    assert sound.failure is None
+
+
+def test_without_a_compiler_torch_does_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    monkeypatch.setattr(compile, "CACHE_FOLDER", folder / "cache")
+    compile.load_library.cache_clear()
+    try:
+        runner = oracle.runner_of(folder)
+    finally:
+        compile.load_library.cache_clear()
+    assert not isinstance(runner, NativeRunner)
+    assert "slower" in caplog.text
+    [ids] = oracle.prompts(3, [20])
+    assert logits(runner, ids, []).isfinite().all()
+
+
+def out_of_bounds(runner: TorchRunner, ids: list[int], **differences: Any) -> Batch:
+    """A good row, then one with these ids."""
+    pages = {"pages": array("i", [1]), "start": 0} | differences
+    good = BatchRow(array("i", [1, 2, 3]), -1, 0, array("i", [0]), SampleParams())
+    bad = BatchRow(array("i", ids), -1, pages["start"], pages["pages"], SampleParams())
+    return Batch(0, [good, bad])
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("id", [144, 6920, 1 << 30, -1])
+def test_an_id_outside_the_vocabulary_fails_the_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, id: int, threads: int
+) -> None:
+    """No memory beside the embedding is read, and the next step is as if nothing had been."""
+    monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
+    runner = oracle.runner_of(folder, threads=threads)
+    assert isinstance(runner, NativeRunner)
+    assert runner.geometry.vocab_size == 144
+    batch = out_of_bounds(runner, [1, 2, id, 3])
+    outside = f"row 1 of the step: id {id} is outside the vocabulary of 144"
+    with pytest.raises(IndexError, match=outside):
+        runner.launch(batch)
+    with pytest.raises(IndexError, match=outside):
+        runner.compute_logits(batch)
+    [ids] = oracle.prompts(7, [40])
+    pages = array("i", range(3))
+    begun = runner.launch(Batch(1, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())]))
+    [drawn] = runner.collect(begun).results
+    assert drawn is not None
+    assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("differences", "said"),
+    [
+        ({"start": 510}, "positions 510 to 513 are outside the 512 of the model"),
+        ({"start": -1}, "positions -1 to 2 are outside"),
+        ({"pages": array("i", [1 << 30])}, "outside the pool"),
+        ({"pages": array("i", [-1])}, "outside the pool"),
+    ],
+)
+def test_a_row_outside_context_or_pool_fails_the_step(
+    folder: Path, differences: dict[str, Any], said: str
+) -> None:
+    runner = oracle.runner_of(folder)
+    if "start" in differences:
+        differences = differences | {"pages": array("i", range(33))}
+    with pytest.raises(IndexError, match=said):
+        runner.launch(out_of_bounds(runner, [1, 2, 3], **differences))
+
+
+@pytest.mark.parametrize("id", [144, 1 << 30, -1])
+def test_torch_is_given_no_id_outside_the_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, id: int
+) -> None:
+    monkeypatch.setattr(native_decoder.NativeDecoder, "try_create", lambda *_: None)
+    runner = oracle.runner_of(folder)
+    assert not isinstance(runner, NativeRunner)
+    batch = out_of_bounds(runner, [1, 2, id, 3])
+    with pytest.raises(IndexError, match=f"row 1 of the step: id {id} is outside the vocabulary"):
+        runner.collect(runner.launch(batch))

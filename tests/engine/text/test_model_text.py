@@ -1,0 +1,120 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models
+
+from continuo.engine.errors import ModelError
+from continuo.engine.text import ModelText
+from tests.support.checkpoints import byte_level, family, family_folder, write_checkpoint
+
+
+def test_ids_there_and_back() -> None:
+    text = family("chatml")
+    ids = text.encode("Hello, wörld 😀")
+    assert text.decode(ids) == "Hello, wörld 😀"
+    assert all(0 <= id < text.vocab_size for id in ids)
+    assert max(text.encode("<|im_end|>")) == text.vocab_size - 1
+
+
+def test_no_special_tokens_are_added(tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer = byte_level(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(
+        single="<s> $A", pair=None, special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    text = ModelText(str(write_checkpoint(tmp_path, tokenizer)))
+    assert text.encode("") == []
+    assert text.decode(text.encode("a")) == "a"
+    assert len(text.encode("a")) == 1
+
+
+def test_a_base_model_has_no_template(tmp_path: Path) -> None:
+    text = ModelText(str(write_checkpoint(tmp_path, byte_level([]))))
+    assert text.template is None
+    assert text.stop_ids == ()
+
+
+def test_the_template_may_stand_in_the_config(tmp_path: Path) -> None:
+    tokenizer = byte_level(["<|im_start|>", "<|im_end|>"])
+    source = (family_folder("chatml") / "chat_template.jinja").read_text()
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
+    for place in (source, named):
+        folder = write_checkpoint(tmp_path, tokenizer, chat_template=place)
+        template = ModelText(str(folder)).template
+        assert template is not None
+        assert template.encode_header("user")
+
+
+def test_stop_ids_from_every_place_that_names_one(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, byte_level(["<a>", "<b>", "<c>"]), eos_token="<c>")
+    a, b, c = (family_ids for family_ids in ModelText(str(folder)).encode("<a><b><c>"))
+    (folder / "config.json").write_text(json.dumps({"eos_token_id": b}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [a, b]}))
+    assert ModelText(str(folder)).stop_ids == (a, b, c)
+
+
+def test_spelling_where_the_vocabulary_itself_holds_the_control_token(tmp_path: Path) -> None:
+    """To a Unigram model <s> is a piece like any other; people still cannot write it."""
+    pieces = [("<unk>", 0.0), ("<s>", -1.0), ("a", -2.0), ("<", -9.0), ("s", -9.0), (">", -9.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken("<s>", normalized=False)])
+    text = ModelText(str(write_checkpoint(tmp_path, tokenizer)))
+    bos = text.encode("<s>")
+    assert text.encode("a<s>a") == [2, *bos, 2]
+    assert bos[0] not in text.encode_untrusted("a<s>a")
+    assert text.decode(text.encode_untrusted("a<s>a")) == "a<s>a"
+
+
+BROKEN = {
+    "no folder": (lambda folder: folder / "nowhere", "no such folder"),
+    "no tokenizer": (lambda folder: folder, "tokenizer.json is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_missing_is_named(case: str, tmp_path: Path) -> None:
+    place, words = BROKEN[case]
+    with pytest.raises(ModelError, match=words) as caught:
+        ModelText(str(place(tmp_path)))
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json: broken"),
+        ("tokenizer.json", "", "tokenizer.json: broken"),
+        ("tokenizer_config.json", "{", "tokenizer_config.json: not readable"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: expected a JSON object"),
+        ("generation_config.json", "nonsense", "generation_config.json: not readable"),
+        ("chat_template.jinja", "{% if %}", "chat template: "),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: not readable"),
+    ],
+)
+def test_what_is_broken_is_named(
+    name: str, content: str | bytes, words: str, tmp_path: Path
+) -> None:
+    folder = write_checkpoint(tmp_path, byte_level([]), "{{ messages }}")
+    data = content.encode() if isinstance(content, str) else content
+    (folder / name).write_bytes(data)
+    with pytest.raises(ModelError, match=words) as caught:
+        ModelText(str(folder))
+    assert "\n" not in caught.value.message
+
+
+def test_loading_stays_light() -> None:
+    """The gateway starts fast and small: neither torch nor transformers comes along."""
+    program = (
+        "import sys; from continuo.engine.text import ModelText; "
+        f"ModelText({str(family_folder('qwen3'))!r});"
+        "print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,97 @@
+"""A SQLite file that is deleted under a running gateway, which is started again then."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.store import open_store
+from tests.support.engines import Bench
+from tests.support.resuming import Client, connected
+
+
+@contextlib.asynccontextmanager
+async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
+    store = await open_store(f"sqlite:///{file}")
+    template = bench.engine.text.template
+    assert template is not None
+    registry = Registry(
+        bench.engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store
+    )
+    async with registry.running():
+        yield registry
+    await store.aclose()
+
+
+async def append(client: Client, *names: str) -> None:
+    """Each is acknowledged."""
+    for name in names:
+        client.say(name, "hello")
+        while not any(
+            event["type"] == "conversation.item.done" and event["item"]["id"] == name
+            for event in client.socket.sent
+        ):
+            assert not any(event["type"] == "error" for event in client.socket.sent)
+            await asyncio.sleep(0.01)
+
+
+async def items_after_restart(bench: Bench, file: Path, client: Client) -> list[str]:
+    async with gateway(bench, file) as registry:
+        client.registry = registry
+        client.resume()
+        await client.socket.until("session.updated")
+        session = registry.find(client.session_id)
+        assert session is not None
+        found = [item.id for item in session.conversation.items()]
+        await client.drop()
+    return found
+
+
+@pytest.mark.parametrize("endings", [("",), ("", "-wal", "-shm"), ("-wal",), ("-shm",)])
+async def test_what_was_acknowledged_is_there(
+    bench: Bench, tmp_path: Path, endings: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the file was deleted, and after."""
+    file = tmp_path / "store.db"
+    async with asyncio.timeout(60), gateway(bench, file) as registry:
+        client = await connected(registry)
+        await append(client, "a1", "a2", "a3", "a4")
+        for ending in endings:
+            file.with_name(file.name + ending).unlink()
+        await append(client, "b1", "b2", "b3", "b4")
+        client.take()
+        await client.drop()
+    said = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"]
+    assert await items_after_restart(bench, file, client) == said
+    silent = endings == ("-shm",)
+    assert silent or any("was deleted" in one.getMessage() for one in caplog.records)
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_what_is_not_changed_any_more_is_there_as_well(
+    bench: Bench, tmp_path: Path, parked: bool
+) -> None:
+    """Of a session with a client, and of one that waits for it."""
+    file = tmp_path / "store.db"
+    async with asyncio.timeout(60), gateway(bench, file) as registry:
+        client, other = await connected(registry), await connected(registry)
+        await append(client, "a1", "a2")
+        client.take()
+        if parked:
+            await client.drop()
+        file.unlink()
+        await append(other, "c1")
+        async with asyncio.timeout(20):
+            while (card := await registry._store.find(client.session_id)) is None or (
+                card.is_parked is not parked
+            ):
+                await asyncio.sleep(0.02)
+        if not parked:
+            await client.drop()
+        await other.drop()
+    assert await items_after_restart(bench, file, client) == ["a1", "a2"]

@@ -1,0 +1,223 @@
+"""A session goes on elsewhere: on another gateway, or after this one was killed."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from continuo.engine import EngineClient
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.close_codes import CloseCode
+from continuo.realtime.protocol.items import MessageItem
+from continuo.realtime.protocol.settings import GenerationSettings
+from continuo.realtime.registry.access import ResumeRequest
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.store import Store, open_store
+from tests.engine.server.test_several_gateways import front
+from tests.support.digest_runner import oracle
+from tests.support.engines import Bench, digest_engine
+from tests.support.resuming import Client, resumed, told
+
+
+@pytest.fixture
+async def gates(bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
+    async with gates_on("sqlite://:memory:", bench) as gates:
+        yield gates
+
+
+@contextlib.asynccontextmanager
+async def gates_on(url: str, bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
+    """Two gateways, one store, one engine apart from both."""
+    port, store = await bench.listen(), await open_store(url)
+    async with front(port) as one, front(port) as two:
+        gates = gate(one, store), gate(two, store)
+        async with gates[0].running(), gates[1].running():
+            yield gates
+        assert await one.list_sessions() == [], "nothing is left behind"
+    await store.aclose()
+
+
+def gate(engine: EngineClient, store: Store) -> Registry:
+    template = engine.text.template
+    assert template is not None
+    return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=0.05), store)
+
+
+def deltas(client: Client) -> str:
+    return "".join(e["delta"] for e in client.seen if e["type"] == "response.output_text.delta")
+
+
+def done(client: Client) -> str:
+    (text,) = (e["text"] for e in client.seen if e["type"] == "response.output_text.done")
+    return text
+
+
+async def test_another_gateway_goes_on_with_it(gates: tuple[Registry, Registry]) -> None:
+    client = Client(gates[0])
+    client.connect()
+    for turn in (1, 2, 3):
+        client.say(f"u{turn}", "hello")
+        client.respond(20)
+        await client.socket.until("rate_limits.updated")
+        await client.drop()
+        client.take()
+        client.registry = gates[turn % 2]
+        client.resume()
+        await client.socket.until("session.updated")
+        assert resumed(client.socket)["resumed"] == "exact"
+        assert len(client.socket.sent) == 1, "nothing was missed"
+    session = client.registry.find(client.session_id)
+    assert session is not None
+    assert [item.id for item in session.conversation.items()][::2] == ["u1", "u2", "u3"]
+    await client.drop()
+
+
+async def test_an_answer_goes_on_on_another_gateway(gates: tuple[Registry, Registry]) -> None:
+    for seed in range(8):
+        chance = random.Random(seed)
+        client = Client(gates[0])
+        client.connect()
+        client.say("u1", "hello")
+        client.respond(60)
+        await client.socket.until("response.created")
+        while not any(event["type"] == "response.done" for event in client.seen):
+            for _ in range(chance.randrange(60)):
+                await asyncio.sleep(0)
+            before = client.socket
+            client.take(chance.randrange(1, 12))
+            if not client.seen:
+                client.take(1)
+            client.registry = chance.choice(gates)
+            client.resume()
+            await client.socket.until("session.updated")
+            assert resumed(client.socket)["resumed"] == "exact", f"seed {seed}"
+            while before.closed is None:
+                await asyncio.sleep(0.001)
+            assert before.closed[0] is CloseCode.SUPERSEDED
+        await client.drop()
+        assert deltas(client) == done(client), f"seed {seed}"
+        ids = [event["event_id"] for event in client.seen]
+        assert len({*ids}) == len(ids)
+
+
+class Host:
+    """A gateway with an engine of its own, on a file. `kill` leaves nothing of it but the file."""
+
+    def __init__(self, file: Path, chatty: Path) -> None:
+        self._url = f"sqlite:///{file}"
+        self._chatty = chatty
+        self.store: Store
+        self.registry: Registry
+        self.bench: Bench
+
+    async def start(self) -> None:
+        self._engine = digest_engine(
+            self._chatty, pages=256, max_model_len=400, batched_tokens=64, step_s=0.002
+        )
+        self.bench = await self._engine.__aenter__()
+        self.store = await open_store(self._url)
+        self.registry = gate(self.bench.engine, self.store)
+
+    async def kill(self) -> None:
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if task.get_name().split()[0] in ("journal", "read", "send") or "resp_" in str(task):
+                task.cancel()
+        await self.store.aclose()
+        await self._engine.__aexit__(None, None, None)
+
+
+@pytest.fixture
+async def host(tmp_path: Path, chatty: Path) -> AsyncIterator[Host]:
+    host = Host(tmp_path / "store.db", chatty)
+    await host.start()
+    yield host
+    await host.registry.aclose()
+    await host.kill()
+
+
+async def test_an_answer_goes_on_after_everything_was_killed(host: Host) -> None:
+    """Also where the client has seen more than was in the journal: that is drawn again, and told
+    from there on."""
+    for seed in range(6):
+        chance = random.Random(seed)
+        client = Client(host.registry)
+        client.connect()
+        client.say("u1", "hello")
+        client.respond(100)
+        await client.socket.until("response.output_text.delta", chance.randrange(1, 40))
+        client.take()
+        await host.kill()
+        await host.start()
+        client.registry = host.registry
+        client.resume()
+        await client.socket.until("rate_limits.updated")
+        assert resumed(client.socket)["resumed"] == "exact"
+        await client.drop()
+        client.take()
+        assert deltas(client) == done(client), f"seed {seed}"
+        session = host.registry.find(client.session_id)
+        assert session is not None
+        (answer,) = (span for span in session.conversation.spans if span.sampled_ids is not None)
+        asked, header = session.conversation.up_to_item("u1").render_header()
+        expected = oracle([*asked.ids(), *header], 100, stop_ids=[0])
+        assert answer.sampled_ids == tuple(expected), f"seed {seed}"
+
+
+async def test_what_was_said_on_the_way_is_there_after_a_kill(host: Host) -> None:
+    client = Client(host.registry)
+    client.connect()
+    client.socket.put(
+        type="session.update", session={"type": "realtime", "instructions": "be kind"}
+    )
+    client.say("u1", "hello")
+    client.respond(100)
+    await client.socket.until("response.output_text.delta")
+    client.say("u2", "and more")
+    for text in ("words ", "as they ", "come"):
+        client.socket.put(type="input_text_buffer.append", text=text)
+    await client.socket.until("input_text_buffer.appended", 3)
+    await client.drop()
+    client.take()
+    await host.kill()
+    await host.start()
+    client.registry = host.registry
+    client.resume()
+    ended = sum(event["type"] == "rate_limits.updated" for event in client.seen)
+    await client.socket.until("session.updated")
+    if not ended:  # it was killed within the answer
+        await client.socket.until("rate_limits.updated")
+    client.socket.put(type="input_text_buffer.commit")
+    await client.socket.until("input_text_buffer.committed")
+    client.respond(5)
+    await client.socket.until("rate_limits.updated", 2 - ended)
+    await client.drop()
+    client.take()
+    session = host.registry.find(client.session_id)
+    assert session is not None
+    assert session.settings.instructions == "be kind"
+    said = [item for item in session.conversation.items() if isinstance(item, MessageItem)]
+    words = [item.parts[0].text for item in said if item.role == "user"]
+    assert words == ["hello", "and more", "words as they come"]
+    assert [item.role for item in said] == ["user", "assistant", "user", "user", "assistant"]
+
+
+async def test_after_a_kill_what_cannot_be_told_exactly_is_a_snapshot(host: Host) -> None:
+    client = Client(host.registry)
+    client.connect()
+    client.say("u1", "hello")
+    client.respond(5)
+    await client.socket.until("rate_limits.updated")
+    client.take()
+    await host.kill()
+    await host.start()
+    client.registry = host.registry
+    client.connect(
+        ResumeRequest(client.session_id, client.seen[0]["event_id"].replace("_0", "_77"))
+    )
+    await client.socket.until("conversation.item.done", 2)
+    assert resumed(client.socket)["resumed"] == "snapshot"
+    assert [line for line in told(client.socket.sent) if '"role": "assistant"' in line]
+    await client.drop()

@@ -1,0 +1,415 @@
+"""The Responses API and chat completions over HTTP: a real server on a real port, the engine of
+digests."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from continuo.engine.client import connection
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.store import Store, open_store
+from tests.realtime.server.auth.test_tenants import ONE, TWO, ask
+from tests.support.engines import Bench, digest_engine
+from tests.support.response_chains import ENDS, Event, cached, calling, text_of
+from tests.support.web_servers import Running, serve
+
+TENANTS = {"key-one": "acme", "key-two": "umbrella"}
+LIMITS = Limits(response_frame_bytes_max=4000)
+LONG: Event = {"input": "hello", "ignore_eos": True, "max_output_tokens": 300}
+
+
+@pytest.fixture
+async def bench(chatty: Path) -> AsyncIterator[Bench]:
+    async with digest_engine(
+        chatty, pages=512, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.002
+    ) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[Store]:
+    store = await open_store("sqlite://:memory:")
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture
+async def running(bench: Bench, store: Store) -> AsyncIterator[Running]:
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=LIMITS)
+    async with serve(bench, settings, store) as running:
+        yield running
+    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
+
+
+async def post(running: Running, **body: object) -> Event:
+    body = {"max_output_tokens": 4, **body}
+    status, response = await ask(running, "POST", "/v1/responses", body)
+    assert status == 200, response
+    return response
+
+
+@contextlib.asynccontextmanager
+async def streaming(
+    running: Running, method: str, path: str, body: object = None
+) -> AsyncIterator[AsyncIterator[tuple[str, str]]]:
+    """The server-sent events of an answer, (event, data) each, as they come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    data = b"" if body is None else json.dumps(body).encode()
+    head = [f"{method} {path} HTTP/1.1", "Host: x", *(f"{k}: {v}" for k, v in ONE.items())]
+    head += [f"Content-Length: {len(data)}", "Connection: close"]
+    writer.write(("\r\n".join(head) + "\r\n\r\n").encode() + data)
+    answer = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    assert " 200 " in answer.splitlines()[0], answer
+    assert "content-type: text/event-stream" in answer
+
+    async def events() -> AsyncIterator[tuple[str, str]]:
+        name = ""
+        while line := await asyncio.wait_for(reader.readline(), 20):
+            text = line.decode().rstrip("\r\n")
+            if text.startswith("event: "):
+                name = text.removeprefix("event: ")
+            elif text.startswith("data: "):
+                yield name, text.removeprefix("data: ")
+
+    try:
+        yield events()
+    finally:
+        writer.close()
+
+
+async def everything(
+    running: Running, method: str, path: str, body: object = None
+) -> list[tuple[str, str]]:
+    async with streaming(running, method, path, body) as events:
+        return [event async for event in events]
+
+
+# ---------------------------------------------------------------- responses
+
+
+async def test_a_response_as_json(running: Running) -> None:
+    response = await post(running, input="hello", instructions="be kind")
+    assert (response["object"], response["store"]) == ("response", True)
+    assert text_of(response)
+    status, again = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    assert (status, again) == (200, response)
+
+
+async def test_a_response_as_events(running: Running) -> None:
+    events = await everything(
+        running, "POST", "/v1/responses", {"input": "hi", "stream": True, "max_output_tokens": 3}
+    )
+    bodies = [json.loads(data) for _, data in events]
+    assert [name for name, _ in events] == [body["type"] for body in bodies]
+    assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
+    assert bodies[0]["type"] == "response.created"
+    assert bodies[-1]["type"] in ENDS
+
+
+async def test_going_on_over_http(running: Running, bench: Bench) -> None:
+    first = await post(running, input="hello")
+    second = await post(running, input="on", previous_response_id=first["id"])
+    assert cached(second) == first["usage"]["total_tokens"] - 1
+    assert len(await bench.engine.list_sessions()) == 1, "the same engine session"
+    async with calling(running, "key-one") as caller:
+        third = await caller.turn("on", previous_response_id=second["id"])
+    assert cached(third) == second["usage"]["total_tokens"] - 1, "one state for both"
+
+
+async def test_what_is_not_stored_cannot_be_found(running: Running, bench: Bench) -> None:
+    first = await post(running, input="hello", store=False)
+    status, body = await ask(running, "GET", f"/v1/responses/{first['id']}")
+    assert (status, body["error"]["code"]) == (404, "response_not_found")
+    wish = {"input": "on", "previous_response_id": first["id"]}
+    status, body = await ask(running, "POST", "/v1/responses", wish)
+    assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_the_events_behind_a_number(running: Running) -> None:
+    wish = {"input": "hi", "stream": True, "max_output_tokens": 5}
+    events = await everything(running, "POST", "/v1/responses", wish)
+    id = json.loads(events[0][1])["response"]["id"]
+    path = f"/v1/responses/{id}?stream=true"
+    assert await everything(running, "GET", path) == events
+    assert await everything(running, "GET", f"{path}&starting_after=4") == events[5:]
+    assert await everything(running, "GET", f"{path}&starting_after=99") == []
+    status, body = await ask(running, "GET", f"{path}&starting_after=x")
+    assert (status, body["error"]["param"]) == (400, "starting_after")
+
+
+async def test_a_stream_that_broke_is_taken_up_while_it_runs(running: Running) -> None:
+    """The reader goes away in the middle; another one takes over behind what was read."""
+    seen: list[tuple[str, str]] = []
+    wish = {**LONG, "stream": True, "max_output_tokens": 60}
+    async with streaming(running, "POST", "/v1/responses", wish) as events:
+        async for event in events:
+            seen.append(event)
+            if len(seen) == 8:
+                break
+    id = json.loads(seen[0][1])["response"]["id"]
+    path = f"/v1/responses/{id}?stream=true&starting_after=7"
+    seen += await everything(running, "GET", path)
+    bodies = [json.loads(data) for _, data in seen]
+    assert [body["sequence_number"] for body in bodies] == list(range(len(bodies)))
+    said = "".join(body.get("delta", "") for body in bodies)
+    assert said == text_of(bodies[-1]["response"])
+    assert bodies[-1]["response"]["usage"]["output_tokens"] == 60
+
+
+async def test_what_nobody_reads_ends_after_a_while(bench: Bench, store: Store) -> None:
+    limits = Limits(unread_response_grace_s=0.02)
+    settings = GatewaySettings(tenants=TENANTS, served_model_name=("demo",), limits=limits)
+    async with serve(bench, settings, store) as running:
+        async with streaming(running, "POST", "/v1/responses", {**LONG, "stream": True}) as events:
+            id = json.loads((await anext(events))[1])["response"]["id"]
+        async with asyncio.timeout(20):
+            while True:
+                _, response = await ask(running, "GET", f"/v1/responses/{id}")
+                if response["status"] != "in_progress":
+                    break
+                await asyncio.sleep(0.05)
+    assert response["incomplete_details"] == {"reason": "cancelled"}
+
+
+async def test_who_hangs_up_leaves_nothing_running(running: Running, bench: Bench) -> None:
+    wish = {**LONG, "stream": True, "store": False}
+    async with streaming(running, "POST", "/v1/responses", wish) as events:
+        await anext(events)
+    _, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    data = json.dumps({**LONG, "store": False}).encode()
+    head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nAuthorization: {ONE['Authorization']}\r\n"
+    writer.write(head.encode() + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    async with asyncio.timeout(20):
+        while not await bench.engine.list_sessions():
+            await asyncio.sleep(0.01)
+        writer.close()
+        while await bench.engine.list_sessions():
+            await asyncio.sleep(0.01)
+
+
+async def test_in_the_background(running: Running) -> None:
+    begun = await post(running, **LONG, background=True)
+    assert (begun["status"], begun["background"]) == ("in_progress", True)
+    status, ended = await ask(running, "POST", f"/v1/responses/{begun['id']}/cancel")
+    assert (status, ended["incomplete_details"]) == (200, {"reason": "cancelled"})
+    _, later = await ask(running, "GET", f"/v1/responses/{begun['id']}")
+    assert later == ended
+
+
+async def test_delete(running: Running) -> None:
+    response = await post(running, input="hello")
+    path = f"/v1/responses/{response['id']}"
+    status, body = await ask(running, "DELETE", path)
+    assert (status, body) == (200, {"id": response["id"], "object": "response", "deleted": True})
+    for method in ("GET", "DELETE"):
+        status, body = await ask(running, method, path)
+        assert (status, body["error"]["code"]) == (404, "response_not_found")
+    wish = {"input": "on", "previous_response_id": response["id"]}
+    status, body = await ask(running, "POST", "/v1/responses", wish)
+    assert (status, body["error"]["code"]) == (400, "previous_response_not_found")
+
+
+async def test_tenants_cannot_see_each_others_responses(running: Running) -> None:
+    response = await post(running, input="hello")
+    running_one = await post(running, **LONG, background=True)
+    for id in (response["id"], running_one["id"]):
+        path = f"/v1/responses/{id}"
+        for method, where in (("GET", path), ("DELETE", path), ("POST", f"{path}/cancel")):
+            answer = await ask(running, method, where, headers=TWO)
+            unknown = await ask(running, method, where.replace(id, "resp_x"), headers=TWO)
+            answer[1]["error"]["message"] = unknown[1]["error"]["message"]
+            assert answer == unknown
+            assert answer[0] == 404
+    status, _ = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    assert status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "invalid_json"),
+        (b"\xff", 400, "invalid_json"),
+        ({}, 400, "missing_required_parameter"),
+        ({"input": "x", "model": "gpt-99"}, 404, "model_not_found"),
+        ({"input": "x", "top_p": 0}, 400, "decimal_below_min_value"),
+        ({"input": "x" * 5000}, 413, "body_too_large"),
+    ],
+)
+async def test_bad_bodies(running: Running, body: object, status: int, code: str) -> None:
+    got, answer = await ask(running, "POST", "/v1/responses", body)
+    assert (got, answer["error"]["code"]) == (status, code)
+
+
+async def test_keys_are_asked_for(running: Running) -> None:
+    for method, path in (
+        ("POST", "/v1/responses"),
+        ("GET", "/v1/responses/resp_1"),
+        ("DELETE", "/v1/responses/resp_1"),
+        ("POST", "/v1/responses/resp_1/cancel"),
+        ("POST", "/v1/chat/completions"),
+    ):
+        status, answer = await ask(running, method, path, {}, headers={})
+        assert (status, answer["error"]["code"]) == (401, "missing_api_key")
+    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", {})
+    ephemeral = {"Authorization": f"Bearer {minted['value']}"}
+    status, answer = await ask(running, "POST", "/v1/responses", {}, headers=ephemeral)
+    assert (status, answer["error"]["code"]) == (403, "ephemeral_key")
+
+
+# ---------------------------------------------------------------- chat completions
+
+
+async def complete(running: Running, **body: object) -> Event:
+    status, answer = await ask(
+        running, "POST", "/v1/chat/completions", {"max_completion_tokens": 4, **body}
+    )
+    assert status == 200, answer
+    return answer
+
+
+async def test_a_chat_completion(running: Running, bench: Bench) -> None:
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}]},
+    ]
+    answer = await complete(running, messages=messages)
+    [choice] = answer["choices"]
+    assert (answer["object"], answer["model"]) == ("chat.completion", "demo")
+    assert choice["finish_reason"] in ("length", "stop")
+    response = await post(running, input="hello", instructions="be kind", store=False)
+    assert choice["message"]["content"] == text_of(response), "one core for both"
+    assert await bench.engine.list_sessions() == [], "nothing is kept"
+
+
+async def test_a_chat_goes_on_with_its_whole_history(running: Running) -> None:
+    messages: list[Event] = [{"role": "user", "content": "hello, how are you today?"}]
+    first = await complete(running, messages=messages)
+    messages += [first["choices"][0]["message"], {"role": "user", "content": "and then?"}]
+    second = await complete(running, messages=messages)
+    found = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found >= first["usage"]["total_tokens"] // 4 * 4 - 4
+
+
+async def test_chat_chunks(running: Running) -> None:
+    wish = {
+        "messages": [{"role": "user", "content": "hello"}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 4,
+    }
+    events = await everything(running, "POST", "/v1/chat/completions", wish)
+    assert events[-1] == ("", "[DONE]")
+    chunks = [json.loads(data) for _, data in events[:-1]]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"]["completion_tokens"] == 4
+    assert chunks[-2]["choices"][0]["finish_reason"] in ("length", "stop")
+    assert all(chunk["usage"] is None for chunk in chunks[:-1])
+    said = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks[:-1])
+    whole = await complete(running, messages=wish["messages"])
+    assert said == whole["choices"][0]["message"]["content"]
+
+
+async def test_a_chat_with_tools(running: Running) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}
+    tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}
+    answer = await complete(
+        running,
+        messages=[
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": "42"},
+        ],
+        tools=[tool, {"type": "custom", "custom": {"name": "x"}}],
+        tool_choice="auto",
+    )
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "messages"),
+        ({"messages": []}, "array_below_min_length", "messages"),
+        ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "invalid_value", "messages[0].role"),
+        (
+            {"messages": [{"role": "tool", "content": "x"}]},
+            "missing_required_parameter",
+            "messages[0].tool_call_id",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "invalid_value",
+            "messages[0].content[0].type",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "n": 2},
+            "integer_above_max_value",
+            "n",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 500}]},
+            "context_length_exceeded",
+            "messages",
+        ),
+        (
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "response_format": {"type": "json_schema", "json_schema": {"name": "x"}},
+            },
+            "missing_required_parameter",
+            "response_format.json_schema.schema",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": "always"},
+            "invalid_value",
+            "tool_choice",
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "tool_choice": "required"},
+            "invalid_value",
+            "tool_choice",
+        ),
+    ],
+)
+async def test_bad_chats(running: Running, body: Event, code: str, param: str) -> None:
+    status, answer = await ask(running, "POST", "/v1/chat/completions", body)
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, code, param)
+
+
+async def test_a_fault_of_ours_is_500(
+    running: Running, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(response: str) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(store, "find_response", broken)
+    status, body = await ask(running, "GET", "/v1/responses/resp_none")
+    assert (status, body["error"]["type"], body["error"]["code"]) == (
+        *(500, "server_error"),
+        "server_error",
+    )
+    await post(running, input="hello")
+
+
+async def test_nothing_is_begun_without_an_engine(
+    running: Running, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "UNAVAILABLE_AFTER_S", 0.05)
+    bench.may_launch.clear()
+    bench.kill()
+    while bench.engine.is_available_soon:
+        await asyncio.sleep(0.01)
+    asked = {"model": "demo", "input": "hello", "max_output_tokens": 4}
+    status, refused = await ask(running, "POST", "/v1/responses", asked)
+    assert (status, refused["error"]["code"]) == (503, "engine_unavailable")
+    bench.may_launch.set()
+    while not bench.engine.is_available:
+        await asyncio.sleep(0)
+    await post(running, input="hello")

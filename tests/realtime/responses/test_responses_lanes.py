@@ -1,0 +1,325 @@
+"""Lanes, cancelling and steering over the WebSocket of the Responses API."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from starlette.applications import Starlette
+
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.responses.service import ResponseService
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.store import open_store
+from continuo.realtime.transport.responses_connection import ResponsesConnection
+from tests.support.engines import Bench, digest_engine
+from tests.support.response_chains import ENDS, Caller, Event, cached, calling, text_of
+from tests.support.sockets import FakeSocket
+from tests.support.web_servers import Running, serve
+
+LIMITS = Limits(
+    stream_queues_max=3,
+    running_responses_max=2,
+    waiting_responses_max=4,
+    pending_steers_max=2,
+    waiting_response_chars_max=20_000,
+)
+
+
+@pytest.fixture
+async def bench(chatty: Path) -> AsyncIterator[Bench]:
+    """A device that takes its time, so that one may interrupt it."""
+    async with digest_engine(
+        chatty, pages=512, page_size=4, max_model_len=400, batched_tokens=64, step_s=0.004
+    ) as bench:
+        yield bench
+
+
+@pytest.fixture
+async def running(bench: Bench) -> AsyncIterator[Running]:
+    store = await open_store("sqlite://:memory:")
+    settings = GatewaySettings(served_model_name=("demo",), limits=LIMITS)
+    async with serve(bench, settings, store) as running:
+        yield running
+    await store.aclose()
+    assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
+
+
+@pytest.fixture
+async def caller(running: Running) -> AsyncIterator[Caller]:
+    async with calling(running) as caller:
+        yield caller
+
+
+async def started(caller: Caller, **fields: object) -> str:
+    """A long response that has begun to speak; its id."""
+    await caller.send(**{"input": "hello", "ignore_eos": True, "max_output_tokens": 300, **fields})
+    events = await caller.until("response.output_text.delta")
+    return str(events[0]["response"]["id"])
+
+
+def sequence(events: list[Event]) -> list[int]:
+    return [event["sequence_number"] for event in events]
+
+
+# ---------------------------------------------------------------- lanes
+
+
+async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
+    socket = FakeSocket()
+    app = cast("Starlette", running.server.config.app)
+    responses: ResponseService = app.state.responses
+    connection = ResponsesConnection(socket, responses, "default", lambda name: name or "demo")
+    serving = asyncio.create_task(connection.run())
+    frame = json.dumps({"type": "response.cancel"})
+    unused = sys.getrefcount(frame)
+    socket.frames.put_nowait(frame)
+    await socket.until("error")
+    async with asyncio.timeout(20):
+        while sys.getrefcount(frame) > unused:
+            await asyncio.sleep(0)
+    socket.frames.put_nowait(None)
+    await asyncio.wait_for(serving, 20)
+
+
+async def test_without_a_lane_responses_follow_each_other(caller: Caller) -> None:
+    for n in range(3):
+        await caller.send(input=f"hello {n}", max_output_tokens=3)
+    for _ in range(3):
+        events = await caller.until(*ENDS)
+        assert sequence(events) == list(range(len(events)))
+        assert len({event["response"]["id"] for event in events if "response" in event}) == 1
+
+
+async def test_one_may_go_on_from_what_is_still_being_made(caller: Caller) -> None:
+    """The second waits in the lane until the first, whose id is known, has ended."""
+    first = await started(caller, max_output_tokens=20)
+    await caller.send(input="on", previous_response_id=first, max_output_tokens=2)
+    assert (await caller.until(*ENDS))[-1]["response"]["id"] == first
+    second = (await caller.until(*ENDS))[-1]["response"]
+    assert second["previous_response_id"] == first
+    assert cached(second) > 20
+
+
+async def test_a_lane_waits_for_what_it_goes_on_from(caller: Caller) -> None:
+    first = await started(caller, max_output_tokens=30, stream_id="a")
+    await caller.send(input="on", previous_response_id=first, max_output_tokens=2, stream_id="b")
+    assert (await caller.until(*ENDS))[-1]["response"]["id"] == first
+    second = (await caller.until(*ENDS))[-1]
+    assert (second["stream_id"], second["response"]["previous_response_id"]) == ("b", first)
+    assert cached(second["response"]) >= 30
+
+
+async def test_lanes_run_beside_each_other_and_name_themselves(caller: Caller) -> None:
+    await caller.send(input="long", ignore_eos=True, max_output_tokens=200, stream_id="a")
+    await caller.until("response.output_text.delta")
+    await caller.send(input="short", max_output_tokens=2, stream_id="b")
+    events = await caller.until(*ENDS)
+    assert events[-1]["stream_id"] == "b", "the short one does not wait for the long one"
+    events += await caller.until(*ENDS)
+    for lane in ("a", "b"):
+        numbers = sequence([event for event in events if event["stream_id"] == lane])
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+async def test_a_new_lane_forks_from_any_response(caller: Caller, bench: Bench) -> None:
+    first = await caller.turn("hello", stream_id="a")
+    for lane in ("b", "c"):
+        await caller.send(
+            input="go on", previous_response_id=first["id"], max_output_tokens=2, stream_id=lane
+        )
+    ended = [(await caller.until(*ENDS))[-1] for _ in range(2)]
+    assert {event["stream_id"] for event in ended} == {"b", "c"}
+    one, other = (event["response"] for event in ended)
+    assert text_of(one) == text_of(other)
+    for response in (one, other):
+        assert cached(response) >= first["usage"]["total_tokens"] // 4 * 4 - 4
+
+
+async def test_lanes_and_what_waits_have_bounds(caller: Caller) -> None:
+    for lane in ("a", "b", "c"):
+        await caller.send(
+            input="long", ignore_eos=True, max_output_tokens=300, stream_id=lane, store=False
+        )
+    await caller.send(input="x", stream_id="d")
+    while (event := await caller.recv())["type"] != "error":
+        pass
+    assert event["error"]["code"] == "websocket_stream_limit_reached"
+    assert (event["status"], event["stream_id"]) == (400, "d")
+    for _ in range(4):
+        await caller.send(input="x", max_output_tokens=1, stream_id="a")
+    while (event := await caller.recv())["type"] != "error":
+        pass
+    assert event["error"]["code"] == "websocket_stream_limit_reached"
+    assert event["stream_id"] == "a"
+
+
+async def test_what_waits_has_a_bound_of_characters(caller: Caller) -> None:
+    await started(caller)
+    await caller.send(input="x" * 15_000, max_output_tokens=1)
+    await caller.send(input="x" * 10_000, max_output_tokens=1)
+    while (event := await caller.recv())["type"] != "error":
+        pass
+    assert event["error"]["code"] == "websocket_stream_limit_reached"
+    assert "limit of 20,000" in event["error"]["message"]
+    await caller.send("response.cancel")
+    while (event := await caller.recv())["type"] != "error":
+        pass
+    assert event["error"]["code"] == "context_length_exceeded", "the first one had its turn"
+    assert len((await caller.turn("hello"))["output"]) == 1, "room is given back"
+
+
+# ---------------------------------------------------------------- cancel
+
+
+async def test_cancel_ends_incomplete(caller: Caller) -> None:
+    response = await started(caller)
+    await caller.send("response.cancel", response_id=response)
+    ended = (await caller.until(*ENDS))[-1]
+    assert ended["type"] == "response.incomplete"
+    assert ended["response"]["incomplete_details"] == {"reason": "cancelled"}
+    assert 0 < ended["response"]["usage"]["output_tokens"] < 300
+    said = text_of(ended["response"])
+    assert said, "what was said stays"
+    on = await caller.turn("on", previous_response_id=response)
+    assert cached(on) >= ended["response"]["usage"]["total_tokens"] - 1
+
+
+async def test_cancel_without_an_id(caller: Caller) -> None:
+    await started(caller)
+    await caller.send("response.cancel")
+    assert (await caller.until(*ENDS))[-1]["type"] == "response.incomplete"
+    event = await caller.refused("response.cancel")
+    assert event["error"]["code"] == "response_not_active"
+
+
+async def test_cancel_of_what_has_ended(caller: Caller) -> None:
+    response = await caller.turn("hello")
+    event = await caller.refused("response.cancel", response_id=response["id"])
+    assert event["error"]["code"] == "response_not_active"
+    assert event["error"]["param"] == "response_id"
+    await caller.turn("still good")
+
+
+async def test_what_is_not_stored_ends_with_its_connection(running: Running, bench: Bench) -> None:
+    async with calling(running) as caller:
+        await started(caller, store=False)
+    async with asyncio.timeout(20):
+        while await bench.engine.list_sessions():
+            await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------- steer
+
+
+async def test_steering_ends_it_and_goes_on(caller: Caller) -> None:
+    response = await started(caller, instructions="be kind", stream_id="a", metadata={"k": "v"})
+    await caller.send("response.steer", previous_response_id=response, input="no, shorter")
+    first = await caller.until(*ENDS)
+    [accepted] = [event for event in first if event["type"] == "response.steer.accepted"]
+    assert accepted["steer"]["previous_response_id"] == response
+    assert accepted["stream_id"] == "a"
+    assert sequence(first) == list(range(sequence(first)[0], sequence(first)[-1] + 1))
+    ended = first[-1]["response"]
+    assert ended["incomplete_details"] == {"reason": "steered"}
+    second = await caller.until(*ENDS)
+    created = second[0]["response"]
+    assert second[0]["type"] == "response.created"
+    assert created["previous_response_id"] == response
+    assert (created["instructions"], created["metadata"]) == ("be kind", {"k": "v"})
+    assert cached(second[-1]["response"]) >= ended["usage"]["total_tokens"] - 1
+
+
+async def test_steering_with_messages_more_than_once(caller: Caller) -> None:
+    """The second may come when the first has ended it already; then its input comes back."""
+    response = await started(caller)
+    said = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "and"}]}
+    await caller.send("response.steer", previous_response_id=response, input="no")
+    await caller.send("response.steer", previous_response_id=response, input=[said])
+    events = await caller.until(*ENDS)
+    events += await caller.until(*ENDS)
+    assert events[-1]["response"]["previous_response_id"] == response
+    answers = [event for event in events if event["type"].startswith("response.steer.")]
+    while len(answers) < 2:
+        answers += await caller.until("response.steer.failed")
+    assert answers[0]["type"] == "response.steer.accepted"
+    if answers[1]["type"] == "response.steer.failed":
+        assert answers[1]["error"]["code"] == "response_already_completed"
+        assert answers[1]["steer"]["input"] == [said]
+
+
+async def test_steering_that_fails_gives_the_input_back(caller: Caller) -> None:
+    response = await started(caller)
+    wrong = [{"role": "assistant", "content": "x"}]
+    await caller.send("response.steer", previous_response_id=response, input=wrong)
+    failed = (await caller.until("response.steer.failed"))[-1]
+    assert failed["error"]["code"] == "invalid_input"
+    assert failed["steer"] == {"previous_response_id": response, "input": wrong}
+    await caller.send("response.steer", previous_response_id="resp_none", input="x")
+    failed = (await caller.until("response.steer.failed"))[-1]
+    assert failed["error"]["code"] == "response_not_found"
+    await caller.send("response.cancel", response_id=response)
+    await caller.until(*ENDS)
+    await caller.send("response.steer", previous_response_id=response, input="x")
+    failed = (await caller.until("response.steer.failed"))[-1]
+    assert failed["error"]["code"] == "response_already_completed"
+    assert failed["sequence_number"] == 0
+
+
+async def test_steering_into_too_long_a_successor(caller: Caller) -> None:
+    response = await started(caller)
+    await caller.send("response.steer", previous_response_id=response, input="x" * 500)
+    events = await caller.until("response.steer.failed")
+    accepted = next(event for event in events if event["type"] == "response.steer.accepted")
+    assert events[-1]["error"]["code"] == "successor_creation_failed"
+    assert events[-1]["steer"]["id"] == accepted["steer"]["id"]
+    await caller.turn("still good")
+
+
+async def test_waiting_steers_have_a_bound(bench: Bench) -> None:
+    settings = GatewaySettings(served_model_name=("demo",), limits=Limits(pending_steers_max=0))
+    store = await open_store("sqlite://:memory:")
+    async with serve(bench, settings, store) as running, calling(running) as caller:
+        response = await started(caller, store=False)
+        await caller.send("response.steer", previous_response_id=response, input="x")
+        failed = await caller.until("response.steer.failed")
+        assert failed[-1]["error"]["code"] == "too_many_pending_steers"
+        await caller.send("response.cancel")
+        await caller.until(*ENDS)
+    await store.aclose()
+
+
+async def test_waiting_steers_have_a_bound_of_bytes(caller: Caller) -> None:
+    response = await started(caller, store=False)
+    await caller.send("response.steer", previous_response_id=response, input="x" * 25_000)
+    failed = (await caller.until("response.steer.failed"))[-1]
+    assert failed["error"]["code"] == "too_many_pending_steers"
+    assert "the limit is 20,000 bytes" in failed["error"]["message"]
+    await caller.send("response.cancel")
+    assert (await caller.until(*ENDS))[-1]["type"] == "response.incomplete"
+
+
+# ---------------------------------------------------------------- a slow reader
+
+
+async def test_who_reads_nothing_is_hung_up_on(bench: Bench) -> None:
+    template = bench.engine.text.template
+    assert template is not None
+    limits = Limits(send_timeout_s=0.1)
+    responses = ResponseService(bench.engine, template, Wishes(), limits, lambda tenant: tenant)
+    socket = FakeSocket()
+    running = asyncio.create_task(
+        ResponsesConnection(socket, responses, "", lambda name: "demo").run()
+    )
+    socket.put(type="response.create", input="hello", store=False, max_output_tokens=300)
+    await socket.until("response.output_text.delta")
+    socket.reading.clear()
+    await asyncio.wait_for(running, 20)
+    assert socket.closed is not None
+    assert socket.closed[0] == 1013
+    await responses.close()
+    assert await bench.engine.list_sessions() == []

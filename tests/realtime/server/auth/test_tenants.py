@@ -1,0 +1,340 @@
+"""Keys, tenants, client secrets, and sessions over HTTP: over real sockets."""
+
+import asyncio
+import hashlib
+import json
+import re
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from continuo.realtime.errors import Refusal, SetupError
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.settings import GenerationSettings as Wishes
+from continuo.realtime.server.auth import api_keys, client_secrets
+from continuo.realtime.server.auth.client_secrets import InMemorySecrets, SignedSecrets
+from continuo.realtime.server.config.settings import GatewaySettings, make_serve_settings
+from tests.support.engines import Bench
+from tests.support.web_servers import Running, closed, first, serve
+
+ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
+
+
+@pytest.fixture
+async def running(bench: Bench) -> AsyncIterator[Running]:
+    tenants = {"key-one": "acme", "key-two": "umbrella"}
+    async with serve(
+        bench, GatewaySettings(tenants=tenants, served_model_name=("demo",))
+    ) as running:
+        yield running
+
+
+async def ask(
+    running: Running, method: str, path: str, body: object = None, headers: dict[str, str] = ONE
+) -> tuple[int, Any]:
+    """An answer over HTTP, without a client library."""
+    data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    lines += [f"Content-Length: {len(data)}"]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + data)
+    head, _, text = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    return int(head.split()[1]), json.loads(text)
+
+
+async def opened(socket: ClientConnection) -> dict[str, Any]:
+    session = (await first(socket))["session"]
+    assert isinstance(session, dict)
+    return session
+
+
+async def until(socket: ClientConnection, kind: str) -> dict[str, Any]:
+    while (event := await first(socket))["type"] != kind:
+        pass
+    return event
+
+
+async def say(socket: ClientConnection, text: str) -> None:
+    content = [{"type": "input_text", "text": text}]
+    item = {"type": "message", "role": "user", "content": content}
+    await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+    await until(socket, "conversation.item.done")
+
+
+async def answer(socket: ClientConnection) -> None:
+    await socket.send('{"type": "response.create", "response": {"max_output_tokens": 1}}')
+    await until(socket, "response.done")
+
+
+# ---------------------------------------------------------------- the keys file
+
+
+def test_a_keys_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\nkey-one = acme\n\"key-two\" = 'umbrella'  # toml too\nkey-3=acme\n")
+    assert api_keys.read_keys_file(file) == {
+        "key-one": "acme",
+        "key-two": "umbrella",
+        "key-3": "acme",
+    }
+    made = make_serve_settings({"api_keys_file": str(file), "api_key": ["mine"], "host": "0.0.0.0"})
+    assert made.tenants == {**api_keys.read_keys_file(file), "mine": "default"}
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("secret-1", "line 1: expected KEY = TENANT"),
+        ("secret-1 =", "line 1: expected KEY = TENANT"),
+        ("secret-1 = a\nsecret-1 = b", "line 2: this key belongs to another tenant"),
+        ("# nothing", "has no key"),
+    ],
+)
+def test_a_bad_keys_file(tmp_path: Path, text: str, problem: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(SetupError, match=problem) as caught:
+        api_keys.read_keys_file(file)
+    assert "secret-1" not in str(caught.value)
+    with pytest.raises(SetupError, match="cannot be read"):
+        api_keys.read_keys_file(tmp_path / "none")
+
+
+# ---------------------------------------------------------------- sessions over HTTP
+
+
+async def test_a_session_is_looked_at(running: Running) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        name = (await opened(socket))["id"]
+        path = f"/v1/realtime/sessions/{name}"
+        status, empty = await ask(running, "GET", path)
+        assert (status, empty["id"], empty["state"]) == (200, name, "idle")
+        assert (empty["items"], empty["kv"]["place"]) == (0, "none")
+        await say(socket, "hello")
+        await answer(socket)
+        _, now = await ask(running, "GET", path)
+        assert (now["items"], now["kv"]["place"]) == (2, "device")
+        assert 0 < now["kv"]["tokens"] <= now["tokens"]
+
+
+async def test_delete_ends_a_session(running: Running, bench: Bench) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        name = (await opened(socket))["id"]
+        await say(socket, "hello")
+        status, deleted = await ask(running, "DELETE", f"/v1/realtime/sessions/{name}")
+        assert (status, deleted["deleted"]) == (200, True)
+        assert await closed(socket) == 4003
+    status, _ = await ask(running, "GET", f"/v1/realtime/sessions/{name}")
+    assert status == 404
+    assert await bench.engine.list_sessions() == []
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE"])
+async def test_somebody_elses_session_is_an_unknown_one(running: Running, method: str) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        name = (await opened(socket))["id"]
+        theirs = await ask(running, method, f"/v1/realtime/sessions/{name}", headers=TWO)
+        unknown = await ask(running, method, "/v1/realtime/sessions/sess_x", headers=TWO)
+        assert theirs[0] == unknown[0] == 404
+        assert json.dumps(theirs[1]).replace(name, "sess_x") == json.dumps(unknown[1])
+        await say(socket, "still here")
+
+
+async def test_sessions_over_http_need_a_key(running: Running) -> None:
+    for method, path in (
+        ("GET", "/v1/realtime/sessions/x"),
+        ("DELETE", "/v1/realtime/sessions/x"),
+        ("POST", "/v1/realtime/client_secrets"),
+    ):
+        status, denied = await ask(running, method, path, headers={})
+        assert (status, denied["error"]["code"]) == (401, "missing_api_key")
+
+
+async def test_kv_is_shared_within_a_tenant_only(running: Running, bench: Bench) -> None:
+    computed = []
+    for headers in (ONE, TWO, ONE):
+        before = bench.runner.tokens_run
+        async with connect(running.url, additional_headers=headers) as socket:
+            await opened(socket)
+            await say(socket, "the same long beginning of a conversation")
+            await answer(socket)
+        computed.append(bench.runner.tokens_run - before)
+    mine, theirs, again = computed
+    assert theirs == mine, "nothing of another tenant's is found"
+    assert again <= mine / 2, "a tenant's own is"
+
+
+# ---------------------------------------------------------------- client secrets
+
+
+async def test_client_secrets(running: Running) -> None:
+    config = {"type": "realtime", "instructions": "be kind", "max_output_tokens": 3}
+    body = {"expires_after": {"anchor": "created_at", "seconds": 60}, "session": config}
+    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    assert status == 200
+    value = minted["value"]
+    assert re.fullmatch(r"ek_[A-Za-z0-9_-]{32,}", value)
+    assert minted["session"]["object"] == "realtime.session"
+    assert minted["session"]["instructions"] == "be kind"
+    bearer = {"Authorization": f"Bearer {value}"}
+    for headers, offered in (
+        (bearer, None),
+        ({}, [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{value}")]),
+    ):
+        async with connect(
+            running.url,
+            additional_headers=headers,
+            subprotocols=offered,
+        ) as socket:
+            session = await opened(socket)
+            assert (session["instructions"], session["max_output_tokens"]) == ("be kind", 3)
+            path = f"/v1/realtime/sessions/{session['id']}"
+            assert (await ask(running, "GET", path))[0] == 200, "it is the tenant's"
+            assert (await ask(running, "GET", path, headers=TWO))[0] == 404
+    status, denied = await ask(running, "POST", "/v1/realtime/client_secrets", headers=bearer)
+    assert (status, denied["error"]["code"]) == (403, "ephemeral_key")
+
+
+async def test_a_client_secret_without_a_body(running: Running) -> None:
+    status, minted = await ask(running, "POST", "/v1/realtime/client_secrets")
+    assert status == 200
+    assert minted["session"]["instructions"] == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        (b"{", 400, "invalid_json", None),
+        (
+            {"expires_after": {"seconds": 9}},
+            400,
+            "integer_below_min_value",
+            "expires_after.seconds",
+        ),
+        (
+            {"expires_after": {"seconds": 7201}},
+            400,
+            "integer_above_max_value",
+            "expires_after.seconds",
+        ),
+        ({"session": {"type": "transcription"}}, 400, "invalid_value", "session.type"),
+        ({"session": {}}, 400, "missing_required_parameter", "session.type"),
+        (b" " * 1_100_000, 413, "body_too_large", None),
+    ],
+)
+async def test_a_bad_client_secret(
+    running: Running, body: object, status: int, code: str, param: str | None
+) -> None:
+    answered, denied = await ask(running, "POST", "/v1/realtime/client_secrets", body)
+    assert (answered, denied["error"]["code"], denied["error"]["param"]) == (status, code, param)
+
+
+@pytest.mark.parametrize("sealed", [False, True])
+def test_secrets_expire(sealed: bool) -> None:
+    now = [1000.0]
+
+    def clock() -> float:
+        return now[0]
+
+    secrets = SignedSecrets(b"x" * 16, clock) if sealed else InMemorySecrets(clock)
+    minted = secrets.mint("acme", Wishes(instructions="x"), 10)
+    assert minted.expires_at == 1010
+    found = secrets.find(minted.value)
+    assert found is not None
+    assert (found.tenant, found.is_ephemeral) == ("acme", True)
+    assert secrets.find(minted.value + "x") is None
+    now[0] = 1010
+    assert secrets.find(minted.value) is None
+
+
+def test_a_sealed_secret_is_good_at_every_gateway() -> None:
+    one, two, stranger = (SignedSecrets(key * 16) for key in (b"x", b"x", b"y"))
+    wishes = Wishes(instructions="Speak like a pirate. " * 500)
+    value = one.mint("acme", wishes, 60).value
+    assert re.fullmatch(r"ek_[A-Za-z0-9_-]+", value), "it must do as a subprotocol"
+    found = two.find(value)
+    assert found is not None
+    assert (found.tenant, found.settings, found.is_ephemeral) == ("acme", wishes, True)
+    assert stranger.find(value) is None
+    for at in range(3, len(value), 7):
+        other = "A" if value[at] != "A" else "B"
+        assert two.find(value[:at] + other + value[at + 1 :]) is None
+    for other in ("ek_", "ek_x", value + "AAAA", value[:-8], "ek_" + "é" * 9, "ek_" + "A" * 99_999):
+        assert two.find(other) is None
+
+
+def test_a_sealed_secret_fits_a_header() -> None:
+    noise = "".join(chr(33 + (n * n * 7919 + n) % 90) for n in range(30_000))
+    noise = hashlib.shake_256(noise.encode()).hexdigest(20_000)
+    with pytest.raises(Refusal, match="the limit is 8,192") as refused:
+        SignedSecrets(b"x" * 16).mint("acme", Wishes(instructions=noise), 60)
+    assert refused.value.param == "session"
+
+
+def test_secrets_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_secrets, "_SECRETS_MAX", 2)
+    now = [0.0]
+    secrets = InMemorySecrets(lambda: now[0])
+    for _ in range(2):
+        secrets.mint("acme", Wishes(), 10)
+    with pytest.raises(Refusal):
+        secrets.mint("acme", Wishes(), 10)
+    now[0] = 10
+    assert secrets.find(secrets.mint("acme", Wishes(), 10).value)
+
+
+async def test_an_expired_secret_is_no_key(running: Running) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(running.url, additional_headers={"Authorization": "Bearer ek_x"})
+    assert caught.value.response.status_code == 401
+
+
+# ---------------------------------------------------------------- the end of a session
+
+
+async def test_session_close_is_answered_and_closes(running: Running, bench: Bench) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        await opened(socket)
+        await say(socket, "hello")
+        await socket.send('{"type": "response.create"}')
+        await until(socket, "response.output_text.delta")
+        await socket.send('{"type": "session.close"}')
+        done = await until(socket, "response.done")
+        assert done["response"]["status"] in ("cancelled", "completed", "incomplete")
+        event = await until(socket, "session.closed")
+        assert event["reason"] == "client_request"
+        assert await closed(socket) == 1000
+    assert await bench.engine.list_sessions() == []
+
+
+async def test_a_session_has_a_maximum_duration(bench: Bench) -> None:
+    async with (
+        serve(bench, GatewaySettings(limits=Limits(connection_lifetime_s=0.05))) as running,
+        connect(running.url) as socket,
+    ):
+        await opened(socket)
+        error = (await until(socket, "error"))["error"]
+        assert error["code"] == "session_expired"
+        assert await closed(socket) == 1000
+
+
+async def test_it_is_told_when_a_session_ends(running: Running) -> None:
+    """An hour after each connection has begun."""
+    before = int(time.time())
+    async with connect(running.url, additional_headers=ONE) as socket:
+        session = await opened(socket)
+    assert before + 3600 <= session["resume"]["expires_at"] <= time.time() + 3600
+    again = f"{running.url}?session_id={session['id']}"
+    later = int(time.time())
+    async with connect(again, additional_headers=ONE) as socket:
+        resume = (await until(socket, "session.updated"))["session"]["resume"]
+        assert resume["resumed"] == "snapshot"
+        assert later + 3600 <= resume["expires_at"] <= time.time() + 3600

@@ -1,0 +1,500 @@
+"""Unfinished messages and bodies: how much a server holds of them, how long, and what stays."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import cast
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import WebSocketRoute
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import connect
+
+from continuo.realtime.limits import Limits
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.hardening import guarded_http, guarded_websocket
+from continuo.realtime.server.hardening.incoming_budget import IncomingBudget, IncomingShare
+from continuo.realtime.server.process.web_server import WebServer, bind
+from tests.support.engines import Bench
+from tests.support.frames import CLOSE, CONT, PING, Peer, frame, upgrade
+from tests.support.web_servers import KEY, Running, first, serve
+
+MIB = 1024 * 1024
+SMALL = Limits(incoming_bytes_max=8 * MIB, resume_window_s=0.1, sweep_interval_s=0.05)
+
+
+@pytest.fixture
+async def small(bench: Bench) -> AsyncIterator[Running]:
+    async with serve(bench, GatewaySettings(limits=SMALL)) as running:
+        yield running
+
+
+def half(size: int) -> bytes:
+    """A frame of which the last byte is missing."""
+    return frame(b" " * (size + 1))[:-1]
+
+
+async def until(what: Callable[[], bool], wait_s: float = 20) -> None:
+    async with asyncio.timeout(wait_s):
+        while not what():
+            await asyncio.sleep(0.01)
+
+
+async def closing(peer: Peer) -> tuple[int, str]:
+    while (got := await peer.recv()) is not None:
+        if got.opcode == CLOSE:
+            return int.from_bytes(got.payload[:2], "big"), got.payload[2:].decode()
+    raise AssertionError("the connection ended without a close frame")
+
+
+# ---------------------------------------------------------------- the budget
+
+
+class Book:
+    """Shares of one budget, and which of them were refused."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.budget = IncomingBudget(bytes_max)
+        self.refused: list[str] = []
+
+    def share(self, name: str) -> IncomingShare:
+        return IncomingShare(self.budget, lambda: self.refused.append(name))
+
+
+def test_the_largest_unfinished_share_is_refused() -> None:
+    book = Book(100)
+    small, large, newcomer = (book.share(name) for name in ("small", "large", "newcomer"))
+    small.charge(10)
+    large.charge(60)
+    newcomer.charge(30)
+    assert (book.budget.charged_bytes, book.refused) == (100, [])
+    newcomer.charge(31)
+    assert (book.budget.charged_bytes, book.refused) == (41, ["large"])
+
+
+def test_a_newcomer_is_refused_if_it_is_the_largest() -> None:
+    book = Book(100)
+    small, large = book.share("small"), book.share("large")
+    small.charge(20)
+    large.charge(90)
+    assert (book.budget.charged_bytes, book.refused) == (20, ["large"])
+
+
+def test_whole_messages_are_not_refused_for_unfinished_ones() -> None:
+    book = Book(100)
+    whole, unfinished = book.share("whole"), book.share("unfinished")
+    whole.charge(0, 80)
+    unfinished.charge(10)
+    unfinished.charge(30)
+    assert (book.budget.charged_bytes, book.refused) == (80, ["unfinished"])
+    unfinished.charge(0, 30)
+    assert book.refused == ["unfinished", "unfinished"], "with nothing unfinished, the last one"
+
+
+def test_what_is_given_back_is_counted_once() -> None:
+    book = Book(100)
+    share = book.share("one")
+    share.charge(40, 20)
+    share.release()
+    share.release()
+    assert (book.budget.charged_bytes, book.refused) == (0, [])
+
+
+# ---------------------------------------------------------------- messages that wait for their end
+
+
+async def test_unfinished_messages_stay_within_the_budget(small: Running) -> None:
+    """And a client with a small message is answered while the budget is full."""
+    incoming, most = small.server.incoming_budget, 0
+    others: list[Peer] = []
+    for _ in range(12):
+        peer = await Peer.connect(small.port)
+        await peer.event()
+        await peer.send(half(MIB))
+        others.append(peer)
+        async with connect(small.url) as honest:
+            await first(honest)
+            await honest.send(json.dumps({"type": "input_audio_buffer.clear", "pad": "x" * 4096}))
+            assert (await first(honest))["type"] == "input_audio_buffer.cleared"
+        most = max(most, incoming.charged_bytes)
+    await until(lambda: incoming.refused_count >= 12 - 8)
+    assert 6 * MIB < most <= incoming.bytes_max
+    for peer in others:
+        peer.close()
+    await until(lambda: incoming.charged_bytes == 0)
+
+
+async def test_the_connection_that_is_closed_is_told_why(small: Running) -> None:
+    large, *rest = [await Peer.connect(small.port) for _ in range(8)]
+    await large.send(half(2 * MIB - 64))
+    for peer in rest:
+        await peer.send(half(MIB))
+    code, reason = await closing(large)
+    assert (code, reason) == (1013, "the server holds 8,388,608 bytes of unfinished messages")
+    for peer in (large, *rest):
+        peer.close()
+
+
+async def test_a_message_that_waits_to_be_received_is_charged(bench: Bench) -> None:
+    """To its end: until the application asks for the next one."""
+    taken, may_go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.receive()
+        taken.set()
+        await may_go_on.wait()
+        await websocket.receive()
+
+    async with standing(slow) as (server, port):
+        peer = await Peer.connect(port)
+        await peer.send(frame(b" " * MIB))
+        await asyncio.wait_for(taken.wait(), 20)
+        assert server.incoming_budget.charged_bytes == MIB
+        may_go_on.set()
+        await until(lambda: server.incoming_budget.charged_bytes == 0)
+        peer.close()
+
+
+async def test_frames_before_the_answer_to_an_upgrade_end_the_connection(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nothing of them is kept: the peer has not been admitted yet."""
+
+    async def never(websocket: WebSocket) -> None:
+        while (await websocket.receive())["type"] != "websocket.disconnect":
+            pass
+
+    async with standing(never) as (server, port):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(upgrade())
+        await until(lambda: bool(server.server_state.connections))
+        await asyncio.sleep(0.1)
+        writer.write(frame(b"\xff\xfe") + half(MIB))
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+        assert server.incoming_budget.charged_bytes == 0
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@contextlib.asynccontextmanager
+async def standing(
+    endpoint: Callable[[WebSocket], Awaitable[None]],
+) -> AsyncIterator[tuple[WebServer, int]]:
+    """Our server before an application of the test's own."""
+    listening = asyncio.Event()
+    with bind("127.0.0.1", 0) as sock:
+        app = Starlette(routes=[WebSocketRoute("/v1/realtime", endpoint)])
+        server = WebServer(app, GatewaySettings(limits=SMALL), listening.set)
+        serving = asyncio.create_task(server.serve([sock]))
+        await listening.wait()
+        yield server, sock.getsockname()[1]
+        server.should_exit = True
+        await asyncio.wait_for(serving, 20)
+
+
+async def test_heads_under_way_are_charged(small: Running) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        for _ in range(4):
+            _, writer = await asyncio.open_connection("127.0.0.1", small.port)
+            stack.callback(writer.close)
+            writer.write(b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
+        await until(lambda: small.server.incoming_budget.charged_bytes > 4 * 30_000)
+    await until(lambda: small.server.incoming_budget.charged_bytes == 0)
+
+
+# ---------------------------------------------------------------- bodies
+
+
+def post(size: int) -> bytes:
+    return (
+        f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
+        f"Authorization: Bearer {KEY}\r\n\r\n"
+    ).encode()
+
+
+async def test_the_largest_body_is_refused_and_another_is_answered(small: Running) -> None:
+    async def begin(size: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", small.port)
+        writer.write(post(6 * MIB) + b" " * size)
+        await writer.drain()
+        return reader, writer
+
+    large, other = await begin(5 * MIB), await begin(0)
+    await until(lambda: small.server.incoming_budget.charged_bytes >= 5 * MIB)
+    other[1].write(b" " * 4 * MIB)
+    head, _, body = (await asyncio.wait_for(large[0].read(), 20)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 2" in head
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("server_busy", "server_error")
+    assert "8,388,608 bytes" in error["message"]
+    other[1].write(b" " * 2 * MIB)
+    assert b" 400 " in await asyncio.wait_for(other[0].readline(), 20), "it is no JSON"
+    await until(lambda: small.server.incoming_budget.charged_bytes == 0)
+    for _, writer in (large, other):
+        writer.close()
+
+
+async def test_a_body_that_is_declared_too_long_is_refused_unread(running: Running) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(post(16 * MIB + 1))
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert running.server.incoming_budget.charged_bytes == 0, "what is declared is not charged"
+    writer.close()
+
+
+async def test_a_body_that_drips_is_dropped(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_http, "BODY_TIMEOUT_S", 0.3)
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(post(1000))
+
+    async def drip() -> None:
+        while True:
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+
+    dripping = asyncio.create_task(drip())
+    with contextlib.suppress(ConnectionError):
+        assert await asyncio.wait_for(reader.read(), 15) == b""
+    dripping.cancel()
+    writer.close()
+
+
+# ---------------------------------------------------------------- messages that take too long
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [half(1000), frame(b" " * 1000, fin=False), frame(b"", fin=False)],
+    ids=["a frame", "fragments", "an empty fragment"],
+)
+async def test_a_message_has_a_deadline_that_pings_do_not_move(
+    small: Running, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 0.3)
+    peer = await Peer.connect(small.port)
+    await peer.event()
+    await peer.send(begun)
+
+    async def ping() -> None:
+        while begun[0] & 0x80 == 0:  # a control frame cannot stand inside of a frame
+            await peer.send(frame(b"", PING))
+            await asyncio.sleep(0.02)
+
+    pinging = asyncio.create_task(ping())
+    assert await closing(peer) == (1008, "a message took over 0.3 s to arrive")
+    pinging.cancel()
+    peer.close()
+
+
+async def test_whole_messages_have_no_deadline_together(
+    small: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each begins behind the end of the one before, and the deadline with it."""
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 2.0)
+    peer = await Peer.connect(small.port)
+    await peer.event()
+    hello = frame('{"type": "input_audio_buffer.clear"}')
+    await peer.send(hello[:5])
+    for _ in range(30):
+        await asyncio.sleep(0.1)
+        await peer.send(hello[5:] + hello[:5])
+        assert (await peer.event())["type"] == "input_audio_buffer.cleared"
+    peer.close()
+
+
+async def test_time_in_which_the_server_does_not_read_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guarded_websocket, "MESSAGE_TIMEOUT_S", 1.0)
+    received: list[object] = []
+
+    async def slow(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await asyncio.sleep(2)
+        for _ in range(2):
+            received.append((await websocket.receive()).get("text"))
+
+    async with standing(slow) as (_, port):
+        peer = await Peer.connect(port)
+        late = frame("late")
+        await peer.send(frame("soon") + late[:5])
+        await asyncio.sleep(1.5)
+        await peer.send(late[5:])
+        await until(lambda: received == ["soon", "late"])
+        peer.close()
+
+
+# ---------------------------------------------------------------- fragments
+
+
+async def test_fragments_of_no_bytes_have_a_bound(small: Running) -> None:
+    peer = await Peer.connect(small.port)
+    await peer.event()
+    pieces = frame(b"", CONT, fin=False) * 5000
+    await peer.send(frame(b"", fin=False), *[pieces] * 20)
+    code, reason = await closing(peer)
+    assert code == 1008
+    assert reason == "a message of over 1,024 small fragments"
+    peer.close()
+
+
+@pytest.mark.parametrize(("count", "size"), [(1000, 0), (4000, 64)])
+async def test_fragments_within_the_bound_are_one_message(
+    small: Running, count: int, size: int
+) -> None:
+    peer = await Peer.connect(small.port)
+    await peer.event()
+    head = frame('{"type": "input_audio_buffer.clear"}', fin=False)
+    await peer.send(head + frame(b" " * size, CONT, fin=False) * count + frame(b"", CONT))
+    assert (await peer.event())["type"] == "input_audio_buffer.cleared"
+    peer.close()
+
+
+async def test_pings_of_a_peer_that_does_not_read_are_not_stored_up(small: Running) -> None:
+    peer = await Peer.connect(small.port)
+    await peer.event()
+    reading = cast("asyncio.Transport", peer.writer.transport)
+    reading.pause_reading()
+    (served,) = small.server.server_state.connections
+    transport = served.transport
+    for _ in range(40):
+        await peer.send(frame(b"x" * 125, PING) * 4000)
+    assert transport.get_write_buffer_size() < MIB, "of 20 MB of pings"
+    reading.resume_reading()
+    await peer.say(type="input_audio_buffer.clear")
+    assert (await peer.until("input_audio_buffer.cleared"))["type"]
+    peer.close()
+
+
+# ---------------------------------------------------------------- memory comes back
+
+
+async def open_peer(running: Running) -> Peer:
+    peer = await Peer.connect(running.port, Authorization=f"Bearer {KEY}")
+    await peer.event()
+    return peer
+
+
+async def half_a_frame(running: Running) -> Peer:
+    peer = await open_peer(running)
+    await peer.send(half(MIB))
+    return peer
+
+
+async def half_a_message(running: Running) -> Peer:
+    peer = await open_peer(running)
+    await peer.send(frame(b" " * MIB, fin=False))
+    return peer
+
+
+async def too_long_a_message(running: Running) -> Peer:
+    peer = await half_a_message(running)
+    await peer.send(half(2 * MIB))
+    return peer
+
+
+async def an_ill_formed_frame(running: Running) -> Peer:
+    peer = await half_a_message(running)
+    await peer.send(frame(b"x", 3))
+    return peer
+
+
+async def whole_messages(running: Running) -> Peer:
+    peer = await open_peer(running)
+    await peer.send(frame(b" " * MIB + b"{}"))
+    await peer.event()
+    return peer
+
+
+async def half_a_response(running: Running) -> Peer:
+    """On the WebSocket of the Responses API."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    peer = Peer(reader, writer)
+    writer.write(upgrade("/v1/responses", Authorization=f"Bearer {KEY}"))
+    await reader.readuntil(b"\r\n\r\n")
+    await peer.send(frame(b" " * MIB + b"{}"), half(MIB))
+    await peer.event()
+    return peer
+
+
+async def over_http(running: Running, sent: bytes) -> Peer:
+    peer = Peer(*await asyncio.open_connection("127.0.0.1", running.port))
+    await peer.send(sent)
+    return peer
+
+
+async def half_a_body(running: Running) -> Peer:
+    return await over_http(running, post(2 * MIB) + b" " * MIB)
+
+
+async def half_a_head(running: Running) -> Peer:
+    return await over_http(running, b"GET /health HTTP/1.1\r\nX: " + b"x" * 30_000)
+
+
+async def too_long_a_head(running: Running) -> Peer:
+    return await over_http(running, b"GET /health HTTP/1.1\r\nX: " + b"x" * 90_000)
+
+
+async def a_pipelined_body(running: Running) -> Peer:
+    body = b'{"model": "demo", "input": "hello", "max_output_tokens": 300}'
+    return await over_http(running, post(len(body)) + body + post(2 * MIB) + b" " * 100_000)
+
+
+LEFT = [
+    half_a_frame,
+    half_a_message,
+    too_long_a_message,
+    an_ill_formed_frame,
+    whole_messages,
+    half_a_response,
+    half_a_body,
+    half_a_head,
+    too_long_a_head,
+    a_pipelined_body,
+]
+
+
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+@pytest.mark.parametrize("leave", LEFT, ids=[each.__name__ for each in LEFT])
+async def test_what_a_connection_held_is_freed_without_the_collector(
+    bench: Bench,
+    monkeypatch: pytest.MonkeyPatch,
+    leave: Callable[[Running], Awaitable[Peer]],
+    how: str,
+) -> None:
+    made: list[weakref.ref[object]] = []
+    for kind in (guarded_http.GuardedHttp, guarded_websocket.GuardedWebSocket):
+        begin = kind.connection_made
+
+        def note(self: object, transport: object, begin: Callable[..., None] = begin) -> None:
+            made.append(weakref.ref(self))
+            begin(self, transport)
+            if isinstance(self, guarded_websocket.GuardedWebSocket):
+                made.extend((weakref.ref(self.conn), weakref.ref(self.conn.reader)))
+
+        monkeypatch.setattr(kind, "connection_made", note)
+    limits = Limits(resume_window_s=0, detach_grace_s=0, sweep_interval_s=0.02)
+    settings = GatewaySettings(tenants={KEY: "default"}, served_model_name=("demo",), limits=limits)
+    async with serve(bench, settings) as running:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                peer = await leave(running)
+                await asyncio.sleep(0.05)
+                peer.reset() if how == "RST" else peer.close()
+            await until(lambda: not running.server.server_state.connections)
+            await until(lambda: running.server.incoming_budget.charged_bytes == 0)
+            await until(lambda: not [each for each in made if each() is not None])
+        finally:
+            gc.enable()

@@ -1,0 +1,60 @@
+"""What the page and the operator see of the server, over real sockets."""
+
+import logging
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+from websockets.asyncio.client import connect
+
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.logging_setup import RECENT_WARNINGS_MAX, RecentWarnings
+from tests.realtime.server.test_web_server import Running, serve
+from tests.support.engines import Bench
+
+ONE, TWO = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
+
+
+@pytest.fixture
+async def running(bench: Bench) -> AsyncIterator[Running]:
+    settings = GatewaySettings(tenants={"key-one": "one", "key-two": "two"})
+    async with serve(bench, settings) as running:
+        yield running
+
+
+async def test_the_books_balance_and_need_a_key(running: Running) -> None:
+    assert (await running.get("/v1/stats"))[0] == 401
+    assert (await running.get("/v1/realtime/sessions"))[0] == 401
+    status, stats = await running.get("/v1/stats", **ONE)
+    assert status == 200
+    books = stats["engine"]
+    assert isinstance(books, dict)
+    assert books["pages_free"] + books["pages_tree"] + books["pages_leased"] == 256
+    assert stats["page_size"] == 4
+    assert stats["sessions"] == 0
+
+
+async def test_a_tenant_sees_its_own_sessions(running: Running) -> None:
+    async with connect(running.url, additional_headers=ONE) as socket:
+        created = msgspec.json.decode(await socket.recv())
+        _, listed = await running.get("/v1/realtime/sessions", **ONE)
+        assert isinstance(listed["data"], list)
+        assert [one["id"] for one in listed["data"]] == [created["session"]["id"]]
+        assert listed["data"][0]["state"] == "idle"
+        assert listed["data"][0]["kv"]["place"] == "none"
+        _, others = await running.get("/v1/realtime/sessions", **TWO)
+        assert others["data"] == []
+        assert (await running.get("/v1/stats", **TWO))[1]["sessions"] == 1
+
+
+async def test_warnings_of_several_tenants_are_shown_to_none(running: Running) -> None:
+    logging.getLogger("realtime").warning("about somebody")
+    assert (await running.get("/v1/stats", **ONE))[1]["warnings"] == []
+
+
+def test_the_last_warnings_are_kept_without_keys() -> None:
+    recent = RecentWarnings(["sk-secret"])
+    for n in range(RECENT_WARNINGS_MAX + 5):
+        recent.handle(logging.makeLogRecord({"msg": f"{n} sk-secret", "levelname": "WARNING"}))
+    assert len(recent.warnings) == RECENT_WARNINGS_MAX
+    assert recent.warnings[0].message == f"{RECENT_WARNINGS_MAX + 4} [key]"

@@ -1,0 +1,159 @@
+"""The web server over real sockets, in this process; the engine is real, its device a fake."""
+
+import socket
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+from websockets.typing import Subprotocol
+
+from continuo.realtime.errors import SetupError
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.process.web_server import bind
+from tests.support.engines import Bench, digest_engine
+from tests.support.sessions import store_of
+from tests.support.web_servers import BEARER, KEY, Running, closed, first, listening, serve
+
+# ---------------------------------------------------------------- http
+
+
+async def test_models(running: Running) -> None:
+    status, listed = await running.get("/v1/models", **BEARER)
+    assert status == 200
+    assert isinstance(listed["data"], list)
+    assert [model["id"] for model in listed["data"]] == ["demo", "alias"]
+    assert {model["max_model_len"] for model in listed["data"]} == {400}
+    status, one = await running.get("/v1/models/alias", **BEARER)
+    assert (status, one["id"]) == (200, "alias")
+    status, none = await running.get("/v1/models/gpt-9", **BEARER)
+    assert status == 404
+    assert isinstance(none["error"], dict)
+    assert none["error"]["code"] == "model_not_found"
+
+
+async def test_health_is_for_everyone_and_models_are_not(running: Running) -> None:
+    assert await running.get("/health") == (200, {"status": "ok", "engine": "up"})
+    for path in ("/v1/models", "/v1/models/demo", "/v1/models/gpt-9"):
+        status, denied = await running.get(path)
+        assert status == 401
+        assert isinstance(denied["error"], dict)
+        assert denied["error"]["code"] == "missing_api_key"
+
+
+async def test_readiness_is_for_everyone(bench: Bench) -> None:
+    settings = GatewaySettings(tenants={KEY: "default"})
+    store = await store_of(bench)
+    app, entrance = build_app(bench.engine, settings, store), ReadinessGate()
+    async with listening(entrance, app.state.registry, settings) as running:
+        for open, draining, expected in (
+            (False, False, (503, {"status": "starting"})),
+            (True, False, (200, {"status": "ready"})),
+            (True, True, (503, {"status": "draining"})),
+        ):
+            if open:
+                entrance.set_app(app, bench.engine, store)
+            entrance.is_draining = draining
+            for path in ("/ready", "/health/ready"):
+                assert await running.get(path) == expected
+
+
+async def test_an_unknown_path_is_404(running: Running) -> None:
+    for path in ("/v1/nothing", "/v2/responses"):
+        status, body = await running.get(path, **BEARER)
+        assert isinstance(body["error"], dict)
+        assert (status, body["error"]["code"]) == (404, "not_found")
+        url = f"ws://127.0.0.1:{running.port}{path}"
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(url, additional_headers=BEARER):
+                pass
+        assert refused.value.response.status_code == 404
+
+
+# ---------------------------------------------------------------- the handshake
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["realtime"], "realtime"),
+        (["realtime", "openai-beta.realtime-v1"], "realtime"),
+        (["realtime", "realtime.msgpack"], "realtime"),
+        (["something-else"], None),
+        (None, None),
+    ],
+)
+async def test_the_subprotocol(
+    running: Running, offered: list[Subprotocol] | None, chosen: str | None
+) -> None:
+    async with connect(running.url, additional_headers=BEARER, subprotocols=offered) as socket:
+        assert socket.subprotocol == chosen
+        assert (await first(socket))["type"] == "session.created"
+
+
+async def test_a_browser_shows_its_key_as_a_subprotocol(running: Running) -> None:
+    offered = [Subprotocol("realtime"), Subprotocol(f"openai-insecure-api-key.{KEY}")]
+    async with connect(running.url, subprotocols=offered) as socket:
+        assert socket.subprotocol == "realtime"
+        assert KEY not in str(socket.response and socket.response.headers)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({**BEARER, "Origin": "https://evil.example"}, 403),
+        ({**BEARER, "Origin": "null"}, 403),
+    ],
+)
+async def test_refused_before_the_upgrade(
+    running: Running, headers: dict[str, str], status: int
+) -> None:
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(running.url, additional_headers=headers)
+    assert caught.value.response.status_code == status
+
+
+async def test_nothing_is_compressed(running: Running) -> None:
+    async with connect(running.url, additional_headers=BEARER, compression="deflate") as socket:
+        assert socket.response is not None
+        assert "Sec-WebSocket-Extensions" not in socket.response.headers
+
+
+async def test_a_model_by_another_name(running: Running) -> None:
+    async with connect(f"{running.url}?model=alias", additional_headers=BEARER) as socket:
+        session = (await first(socket))["session"]
+        assert isinstance(session, dict)
+        assert session["model"] == "alias"
+
+
+# ---------------------------------------------------------------- start and stop
+
+
+async def test_stopping_says_restart(bench: Bench) -> None:
+    async with serve(bench, GatewaySettings()) as running:
+        socket = await connect(running.url)
+        await first(socket)
+        await socket.send('{"type": "response.create"}')
+        running.server.should_exit = True
+        assert await closed(socket) == 1012
+    assert await bench.engine.list_sessions() == []
+
+
+async def test_a_model_that_cannot_converse_is_not_served(letters: Path) -> None:
+    async with digest_engine(letters) as bench:
+        with pytest.raises(SetupError, match="no chat template"):
+            build_app(bench.engine, GatewaySettings(), await store_of(bench))
+
+
+def test_a_taken_port_is_said() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SetupError, match="choose another with --port"):
+            bind("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(SetupError, match="--host"):
+        bind("no such host", 1)

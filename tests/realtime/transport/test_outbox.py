@@ -1,0 +1,214 @@
+"""What waits for a slow reader: merged, bounded, and given up on in the end."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from continuo import realtime
+from continuo.realtime.errors import ConnectionCloseError
+from continuo.realtime.limits import Limits
+from continuo.realtime.protocol.close_codes import EXPLANATIONS, CloseCode
+from continuo.realtime.protocol.realtime_api import ServerEvent
+from continuo.realtime.protocol.realtime_api.server_events import (
+    ArgumentsDelta,
+    AudioCleared,
+    ItemDeleted,
+    TextDelta,
+)
+from continuo.realtime.transport.backlog import Backlog
+from continuo.realtime.transport.outbox import Outbox
+from tests.support.sockets import FakeSocket
+
+
+def delta(number: int, text: str, item: str = "item_a") -> TextDelta:
+    return TextDelta(
+        event_id=f"event_{number}",
+        response_id="resp",
+        item_id=item,
+        output_index=0,
+        content_index=0,
+        delta=text,
+    )
+
+
+def argument(number: int, text: str, item: str = "item_c") -> ArgumentsDelta:
+    return ArgumentsDelta(
+        event_id=f"event_{number}",
+        response_id="resp",
+        item_id=item,
+        output_index=0,
+        call_id="call",
+        delta=text,
+    )
+
+
+def drain(backlog: Backlog) -> list[dict[str, str]]:
+    return [json.loads(frame) for frame in iter(backlog.pop, None)]
+
+
+def test_text_of_one_item_is_merged() -> None:
+    backlog = Backlog()
+    for event in (delta(1, "a"), delta(2, "b"), delta(3, "c", "item_b"), argument(4, "{")):
+        backlog.put(event)
+    backlog.put(argument(5, "}"))
+    assert [(event["event_id"], event["delta"]) for event in drain(backlog)] == [
+        ("event_2", "ab"),
+        ("event_3", "c"),
+        ("event_5", "{}"),
+    ]
+
+
+def test_other_events_keep_their_place() -> None:
+    backlog = Backlog()
+    for event in (delta(1, "a"), AudioCleared(event_id="event_2"), delta(3, "b")):
+        backlog.put(event)
+    assert [event["event_id"] for event in drain(backlog)] == ["event_1", "event_2", "event_3"]
+
+
+EVENTS = st.lists(
+    st.builds(delta, st.integers(), st.text(max_size=5), st.sampled_from(["item_a", "item_b"]))
+    | st.builds(argument, st.integers(), st.text(max_size=5))
+    | st.builds(lambda n: ItemDeleted(event_id=f"event_{n}", item_id="x"), st.integers())
+    | st.none()
+)
+
+
+@given(EVENTS)
+def test_nothing_is_lost_reordered_or_miscounted(events: list[ServerEvent | None]) -> None:
+    """None: one frame is taken."""
+    backlog, sent, put = Backlog(), list[tuple[str, str]](), list[tuple[str, str]]()
+
+    def note(into: list[tuple[str, str]], key: str, text: str) -> None:
+        """Texts of one item in a row count as one."""
+        if into and into[-1][0] == key and text:
+            into[-1] = (key, into[-1][1] + text)
+        elif text or key == "deleted":
+            into.append((key, text))
+
+    def take() -> None:
+        frame = backlog.pop()
+        if frame is not None:
+            event = json.loads(frame)
+            note(sent, event["item_id"] if "delta" in event else "deleted", event.get("delta", ""))
+
+    for event in events:
+        match event:
+            case None:
+                take()
+            case TextDelta() | ArgumentsDelta():
+                backlog.put(event)
+                note(put, event.item_id, event.delta)
+            case _:
+                backlog.put(event)
+                put.append(("deleted", ""))
+        assert (backlog.size_bytes == 0) == (len(backlog) == 0)
+    while len(backlog):
+        take()
+    assert sent == put
+    assert backlog.size_bytes == 0
+
+
+# ---------------------------------------------------------------- the outbox
+
+SMALL = Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=0.05)
+
+
+async def test_what_is_put_is_sent() -> None:
+    socket = FakeSocket()
+    outbox = Outbox(socket, Limits())
+    running = asyncio.create_task(outbox.run())
+    for n in range(5):
+        outbox.put(ItemDeleted(event_id=f"event_{n}", item_id="x"))
+    await outbox.wait_until_sent()
+    assert [event["event_id"] for event in socket.sent] == [f"event_{n}" for n in range(5)]
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_reader_that_is_behind_gets_merged_text() -> None:
+    socket = FakeSocket()
+    socket.reading.clear()
+    outbox = Outbox(socket, Limits())
+    running = asyncio.create_task(outbox.run())
+    for n in range(100):
+        outbox.put(delta(n, "x"))
+        await asyncio.sleep(0)
+    socket.reading.set()
+    await outbox.wait_until_sent()
+    assert "".join(event["delta"] for event in socket.sent) == "x" * 100
+    assert len(socket.sent) == 2
+    running.cancel()
+
+
+async def test_over_the_bound_nobody_is_read_from() -> None:
+    socket = FakeSocket()
+    socket.reading.clear()
+    outbox = Outbox(socket, Limits(outbox_bytes_max=1000))
+    running = asyncio.create_task(outbox.run())
+    outbox.put(delta(1, "x"))
+    await outbox.wait_for_room()
+    await asyncio.sleep(0)
+    outbox.put(delta(2, "x" * 1200))
+    waiting = asyncio.create_task(outbox.wait_for_room())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    socket.reading.set()
+    await asyncio.wait_for(waiting, 5)
+    running.cancel()
+
+
+async def test_over_the_bound_for_too_long_is_a_hangup() -> None:
+    socket = FakeSocket()
+    socket.reading.clear()
+    outbox = Outbox(socket, SMALL)
+    running = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    outbox.put(delta(1, "x" * 1200))
+    with pytest.raises(ConnectionCloseError) as caught:
+        await asyncio.wait_for(running, 5)
+    assert caught.value.code == CloseCode.TRY_AGAIN_LATER
+
+
+async def test_far_over_the_bound_is_a_hangup_at_once() -> None:
+    socket = FakeSocket()
+    socket.reading.clear()
+    outbox = Outbox(socket, Limits(outbox_bytes_max=1000, outbox_over_limit_s_max=1e6))
+    running = asyncio.create_task(outbox.run())
+    await asyncio.sleep(0)
+    outbox.put(delta(1, "x" * 1200))
+    outbox.put(delta(2, "y" * 4000, "item_b"))
+    with pytest.raises(ConnectionCloseError):
+        await asyncio.wait_for(running, 5)
+
+
+async def test_a_reader_who_catches_up_is_forgiven() -> None:
+    socket = FakeSocket()
+    outbox = Outbox(socket, SMALL)
+    running = asyncio.create_task(outbox.run())
+    for n in range(3):
+        socket.reading.clear()
+        outbox.put(delta(n, "x" * 1200))
+        await asyncio.sleep(0.02)
+        socket.reading.set()
+        await outbox.wait_until_sent()
+    await asyncio.sleep(2 * SMALL.outbox_over_limit_s_max)
+    assert not running.done()
+    running.cancel()
+
+
+def test_every_close_code_is_explained() -> None:
+    assert set(EXPLANATIONS) == set(CloseCode)
+    again = {code for code, (_, retry) in EXPLANATIONS.items() if retry}
+    assert again == {1011, 1012, 1013}, "what the SDKs reconnect on"
+
+
+def test_every_close_code_is_used() -> None:
+    root = Path(realtime.__file__).parent
+    files = [file for file in root.rglob("*.py") if file.name != "closing.py"]
+    source = "".join(file.read_text("utf-8") for file in files)
+    assert [code.name for code in CloseCode if f"CloseCode.{code.name}" not in source] == []

@@ -1,0 +1,64 @@
+"""Somebody who talks with a server of the Responses API, over its WebSocket."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from websockets.asyncio.client import ClientConnection, connect
+
+from tests.support.web_servers import Running
+
+Event = dict[str, Any]
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+
+class Caller:
+    def __init__(self, socket: ClientConnection) -> None:
+        self.socket = socket
+
+    async def send(self, kind: str = "response.create", **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": kind, **fields}))
+
+    async def recv(self) -> Event:
+        return json.loads(await asyncio.wait_for(self.socket.recv(), 20))
+
+    async def until(self, *kinds: str) -> list[Event]:
+        events = [await self.recv()]
+        while events[-1]["type"] not in kinds:
+            assert events[-1]["type"] != "error", events[-1]
+            events.append(await self.recv())
+        return events
+
+    async def turn(self, text: str | None = None, /, **fields: Any) -> Event:
+        """A response to its end; gives it as it is then. Its events are numbered one by one."""
+        if text is not None:
+            fields["input"] = text
+        await self.send(**{"max_output_tokens": 4, **fields})
+        events = await self.until(*ENDS)
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        return events[-1]["response"]
+
+    async def refused(self, kind: str = "response.create", **fields: Any) -> Event:
+        """The error that answers; the connection is still good."""
+        await self.send(kind, **fields)
+        event = await self.recv()
+        assert event["type"] == "error", event
+        return event
+
+
+@contextlib.asynccontextmanager
+async def calling(running: Running, key: str | None = None) -> AsyncIterator[Caller]:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    url = f"ws://127.0.0.1:{running.port}/v1/responses"
+    async with connect(url, additional_headers=headers, max_size=None) as socket:
+        yield Caller(socket)
+
+
+def text_of(response: Event) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item["content"])
+
+
+def cached(response: Event) -> int:
+    return response["usage"]["input_tokens_details"]["cached_tokens"]

@@ -1,0 +1,83 @@
+"""A client of a connection without a network, that comes back after the last event it has seen."""
+
+import asyncio
+import json
+from typing import Any
+
+from continuo.realtime.limits import Limits
+from continuo.realtime.registry.access import Credentials, ResumeRequest
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.transport import Connection
+from tests.support.sockets import FakeSocket
+
+Event = dict[str, Any]
+
+
+class Client:
+    """Remembers what it has seen, and comes back after the last event."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self.seen: list[Event] = []
+        self.socket = FakeSocket()
+        self.running: asyncio.Task[None] | None = None
+
+    @property
+    def session_id(self) -> str:
+        return self.seen[0]["session"]["id"]
+
+    def connect(self, wish: ResumeRequest | None = None, guest: Credentials | None = None) -> None:
+        self.socket = FakeSocket()
+        connection = Connection(self.socket, self.registry, Limits(), "demo", guest, wish)
+        self.running = asyncio.create_task(connection.run())
+
+    def resume(self, last: str | None = None) -> None:
+        self.connect(ResumeRequest(self.session_id, last or self.seen[-1]["event_id"]))
+
+    async def drop(self) -> None:
+        self.socket.frames.put_nowait(None)
+        await self.gone()
+
+    async def gone(self) -> None:
+        assert self.running is not None
+        await asyncio.wait_for(self.running, 20)
+
+    def take(self, count: int | None = None) -> None:
+        """Sees the first `count` frames of what this connection was sent; the others are lost."""
+        self.seen += self.socket.sent[:count]
+
+    def say(self, name: str, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        item = {"id": name, "type": "message", "role": "user", "content": content}
+        self.socket.put(type="conversation.item.create", item=item)
+
+    def respond(self, tokens: int) -> None:
+        self.socket.put(type="response.create", response={"max_output_tokens": tokens})
+
+
+async def connected(registry: Registry) -> Client:
+    """A client with a new session."""
+    client = Client(registry)
+    client.connect()
+    await client.socket.until("session.created")
+    return client
+
+
+def told(events: list[Event]) -> list[str]:
+    """What was said, without what tells of the resumption itself; deltas joined."""
+    lines: list[str] = []
+    for event in events:
+        event = {key: value for key, value in event.items() if key != "event_id"}
+        if event["type"] == "session.updated" and "resume" in event["session"]:
+            continue
+        last = json.loads(lines[-1]) if lines else {}
+        if event["type"] == last.get("type") == "response.output_text.delta":
+            event["delta"] = last["delta"] + event["delta"]
+            lines.pop()
+        lines.append(json.dumps(event, sort_keys=True))
+    return lines
+
+
+def resumed(socket: FakeSocket) -> Event:
+    assert socket.sent[0]["type"] == "session.updated", socket.sent[0]
+    return socket.sent[0]["session"]["resume"]

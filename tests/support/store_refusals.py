@@ -1,0 +1,109 @@
+"""Ways in which a real Redis answers and takes no writes, or no commands at all."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+from tests.support.redis_process import RedisProcess
+
+Command = tuple[str, ...]
+
+
+class Refusal(NamedTuple):
+    name: str
+    cause: str
+    """In the one log line."""
+    begin: tuple[Command, ...]
+    mend: tuple[Command, ...]
+
+
+_RIGHTS = ("+@all", "allkeys")
+_DISCONNECT = ("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+REFUSALS = (
+    Refusal(
+        "out of memory",
+        "maxmemory",
+        (("CONFIG", "SET", "maxmemory", "1mb"),),
+        (("CONFIG", "SET", "maxmemory", "0"),),
+    ),
+    Refusal(
+        "read-only replica",
+        "read only replica",
+        (("REPLICAOF", "127.0.0.1", "1"),),
+        (("REPLICAOF", "NO", "ONE"),),
+    ),
+    Refusal(
+        "too few replicas",
+        "NOREPLICAS",
+        (("CONFIG", "SET", "min-replicas-to-write", "1"),),
+        (("CONFIG", "SET", "min-replicas-to-write", "0"),),
+    ),
+    Refusal(
+        "another password",
+        "refuses access",
+        (("ACL", "SETUSER", "gate", "<pw", ">other"), _DISCONNECT),
+        (("ACL", "SETUSER", "gate", "<other", ">pw"),),
+    ),
+    Refusal(
+        "a disabled user",
+        "refuses access",
+        (("ACL", "SETUSER", "gate", "off"), _DISCONNECT),
+        (("ACL", "SETUSER", "gate", "on"),),
+    ),
+    Refusal(
+        "no right to scripts",
+        "evalsha",
+        (("ACL", "SETUSER", "gate", "-eval", "-evalsha"),),
+        (("ACL", "SETUSER", "gate", *_RIGHTS),),
+    ),
+    Refusal(
+        "no right to a class of commands with scripts",
+        "no permissions",
+        (("ACL", "SETUSER", "gate", "-@scripting"),),
+        (("ACL", "SETUSER", "gate", *_RIGHTS),),
+    ),
+    Refusal(
+        "no right to write",
+        "can't run this command",
+        (("ACL", "SETUSER", "gate", "-@write"),),
+        (("ACL", "SETUSER", "gate", *_RIGHTS),),
+    ),
+    Refusal(
+        "no right to the keys",
+        "no permissions",
+        (("ACL", "SETUSER", "gate", "resetkeys", "~other:*"),),
+        (("ACL", "SETUSER", "gate", *_RIGHTS),),
+    ),
+    Refusal(
+        "eviction",
+        "allkeys-lru",
+        (("CONFIG", "SET", "maxmemory-policy", "allkeys-lru"),),
+        (("CONFIG", "SET", "maxmemory-policy", "noeviction"),),
+    ),
+)
+
+
+async def with_a_user(redis: RedisProcess) -> str:
+    """The URL of a user of its own, whose rights and password may be changed."""
+    async with redis.client() as admin:
+        await admin.execute_command("ACL", "SETUSER", "gate", "on", ">pw", *_RIGHTS)
+    return redis.url.replace("redis://", "redis://gate:pw@")
+
+
+@contextlib.asynccontextmanager
+async def password_required(redis: RedisProcess) -> AsyncIterator[None]:
+    """Of the default user, whose connections end; until this does."""
+    async with redis.client() as admin:
+        await admin.execute_command("CONFIG", "SET", "requirepass", "secret")
+        await admin.execute_command(*_DISCONNECT)
+        try:
+            yield
+        finally:
+            await admin.execute_command("CONFIG", "SET", "requirepass", "")
+
+
+async def run(redis: RedisProcess, commands: tuple[Command, ...]) -> None:
+    async with redis.client() as admin:
+        for command in commands:
+            await admin.execute_command(*command)

@@ -1,0 +1,97 @@
+"""The web server on a real port, in this process."""
+
+import asyncio
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed
+
+from continuo.engine import EngineClient
+from continuo.realtime.registry.registry import Registry
+from continuo.realtime.server.config.settings import GatewaySettings
+from continuo.realtime.server.http.app import build_app
+from continuo.realtime.server.http.readiness import ReadinessGate
+from continuo.realtime.server.process.web_server import WebServer, bind
+from continuo.realtime.store import Store
+from tests.support.engines import Bench
+from tests.support.sessions import store_of
+
+KEY = "key-one"
+
+
+class Running:
+    def __init__(self, port: int, server: WebServer) -> None:
+        self.port = port
+        self.server = server
+        self.url = f"ws://127.0.0.1:{port}/v1/realtime"
+
+    @property
+    def registry(self) -> Registry:
+        return cast("Starlette", self.server.config.app).state.registry
+
+    async def get(self, path: str, **headers: str) -> tuple[int, dict[str, object]]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        lines = [f"GET {path} HTTP/1.1", "Host: x", "Connection: close"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        writer.close()
+        return int(head.split()[1]), json.loads(body)
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    bench: Bench, settings: GatewaySettings, store: Store | None = None
+) -> AsyncIterator[Running]:
+    async with serving(bench.engine, settings, store or await store_of(bench)) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    engine: EngineClient, settings: GatewaySettings, store: Store, port: int = 0
+) -> AsyncIterator[Running]:
+    app = build_app(engine, settings, store)
+    async with listening(app, app.state.registry, settings, port) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    app: Starlette | ReadinessGate,
+    registry: Registry,
+    settings: GatewaySettings,
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+) -> AsyncIterator[Running]:
+    """`app` is or becomes the application with that registry."""
+    sock = bind("127.0.0.1", port)
+    ready = asyncio.Event()
+    server = WebServer(app, settings, ready.set, tls)
+    async with registry.running():
+        serving = asyncio.create_task(server.serve([sock]))
+        await ready.wait()
+        yield Running(sock.getsockname()[1], server)
+        server.should_exit = True
+        await asyncio.wait_for(serving, 20)
+
+
+BEARER = {"Authorization": f"Bearer {KEY}"}
+
+
+async def closed(socket: ClientConnection) -> int:
+    """The code the server closes with, whatever it says before."""
+    try:
+        while True:
+            await first(socket)
+    except ConnectionClosed as end:
+        return end.rcvd.code if end.rcvd else 1006
+
+
+async def first(socket: ClientConnection) -> dict[str, Any]:
+    return json.loads(await asyncio.wait_for(socket.recv(), 20))
