@@ -1,17 +1,19 @@
 # To start:   make demo   ·   make test
 # Everything is installed in .venv, and again whenever pyproject.toml changes.
 
-.PHONY: help setup web demo test fuzz attack faults frozen check format clean
+.PHONY: help setup web demo test quick fuzz attack faults frozen check format clean
 .DEFAULT_GOAL := help
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 ARGS ?=
+QUICK := tests/engine tests/realtime tests/reference
 
 help:
 	@echo "make demo     set up, then start the server with the bundled model"
 	@echo "make test     set up, then run the tests           (make test ARGS='-k resume')"
+	@echo "make quick    run the unit tests: no process, Redis, browser or torch; under 30 s"
 	@echo "make fuzz     send a million malformed frames to a server  (make fuzz ARGS='--frames 20000 --seed 7')"
 	@echo "make attack   attack a server for half an hour, with other clients connected  (make attack ARGS='--minutes 5')"
 	@echo "make faults   inject each fault often enough to prove recovery  (make faults ROW=F3 ARGS='--minutes 5')"
@@ -35,6 +37,9 @@ test: $(VENV)/ready-dev .venv-openai/ready
 	@sh tools/setup_system.sh
 	@sh tools/build_web.sh || true
 	$(BIN)/python -m pytest $(ARGS)
+
+quick: $(VENV)/ready-dev
+	@$(BIN)/python -m pytest --quick --quiet $(QUICK) $(ARGS)
 
 fuzz: $(VENV)/ready-dev
 	$(BIN)/python -m tests.fuzz $(ARGS)

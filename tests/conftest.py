@@ -1,6 +1,8 @@
-"""Fixtures that many tests use."""
+"""Fixtures that many tests use, and the selection of `make quick`."""
 
 import asyncio
+import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +15,51 @@ from tests.support.engines import tiny_text
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+SLOW_MARKS = ("torch", "process", "redis", "browser", "slow")
+"""Marks of tests that `make quick` leaves out; pyproject.toml says what each means."""
+MARKED_FILE = re.compile(rf"^pytestmark = .*\b({'|'.join(SLOW_MARKS)})\b", re.MULTILINE)
+"""A file with such a mark is not imported by `make quick`: torch alone takes seconds."""
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--quick",
+        action="store_true",
+        help="only tests that need no process, Redis, browser, torch or transformers",
+    )
+    parser.addoption(
         "--record", action="store_true", help="write the transcripts of tests/clients/golden anew"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("quick"):
+        sys.addaudithook(_refuse_slow_work)
+
+
+def _refuse_slow_work(event: str, arguments: tuple[object, ...]) -> None:
+    """Fail a test that needs what `make quick` does without, so that it gets its mark."""
+    if event in ("subprocess.Popen", "os.fork", "os.posix_spawn"):
+        raise RuntimeError("mark this test `process`: it starts a process")
+    if event == "import" and arguments[0] in ("torch", "transformers"):
+        raise RuntimeError(f"mark this file `torch`: it imports {arguments[0]}")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("quick") or not collection_path.name.startswith("test_"):
+        return None
+    return bool(MARKED_FILE.search(collection_path.read_text("utf-8"))) or None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the tests that use a Redis, and leave out what `make quick` does without."""
+    for item in items:
+        if "redis" in getattr(item, "fixturenames", ()):
+            item.add_marker("redis")
+    if config.getoption("quick"):
+        slow = [item for item in items if any(map(item.get_closest_marker, SLOW_MARKS))]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in slow]
 
 
 def pytest_asyncio_loop_factories(
