@@ -234,7 +234,7 @@ class CrashHistory:
         self.crashes = 0
 
     def crash(self, *steps: str, at_work: str = "abc", recorded: bool = True) -> str | None:
-        """Record a crash with `steps` in flight: the sessions of each; unknown if not `recorded`."""
+        """Record a crash; `steps`: the sessions of each step in flight, lost if not `recorded`."""
         self.crashes += 1
         self.now += 1.0
         name = f"engine-{self.lives}"
