@@ -43,7 +43,7 @@ class Only(TokenMask):
 
 
 def reference_ids(logits: list[float], sample: SampleParams) -> set[int]:
-    """Return the ids that may be drawn: one, or two if `uniform` is on their border within rounding.
+    """Return the ids that may be drawn: one, or two if `uniform` is close to their border.
 
     The steps follow the documented order, in a loop over the ids by probability.
     """

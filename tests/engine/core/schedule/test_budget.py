@@ -45,7 +45,7 @@ def fitted_model(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTim
 
 
 @pytest.mark.parametrize(
-    ("wanted", "tokens", "given"),
+    ("requested", "tokens", "allotted"),
     [
         ([], 10, []),
         ([5], 10, [5]),
@@ -59,23 +59,26 @@ def fitted_model(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTim
     ],
 )
 def test_allot_divides_the_tokens_of_a_step(
-    wanted: list[int], tokens: int, given: list[int]
+    requested: list[int], tokens: int, allotted: list[int]
 ) -> None:
-    assert allot(wanted, tokens) == given
+    assert allot(requested, tokens) == allotted
 
 
 def test_allot_gives_each_row_at_least_its_fair_share() -> None:
     source = random.Random(3)
     for _ in range(500):
-        wanted = [source.randint(1, 90) for _ in range(source.randint(1, 9))]
+        requested = [source.randint(1, 90) for _ in range(source.randint(1, 9))]
         tokens = source.randint(0, 200)
-        given = allot(wanted, tokens)
-        assert sum(given) == min(sum(wanted), tokens)
-        assert all(0 <= give <= want for give, want in zip(given, wanted, strict=True))
-        share = tokens // len(wanted)
-        assert all(give >= min(want, share) for give, want in zip(given, wanted, strict=True)), (
-            "no row gets less than its share because of a longer one"
+        allotted = allot(requested, tokens)
+        assert sum(allotted) == min(sum(requested), tokens)
+        assert all(
+            0 <= granted <= request for granted, request in zip(allotted, requested, strict=True)
         )
+        share = tokens // len(requested)
+        assert all(
+            granted >= min(request, share)
+            for granted, request in zip(allotted, requested, strict=True)
+        ), "no row gets less than its share because of a longer one"
 
 
 # ---- StepBudget ----------------------------------------------------------------------------
