@@ -208,7 +208,7 @@ async def two_engines(letters: Path) -> AsyncIterator[tuple[EngineClient, list[E
 async def test_deadly_session_is_quarantined_across_two_remote_engines(
     letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, return_s: float
 ) -> None:
-    """Sessions move to the other engine after `return_s`, or wait until theirs is restarted."""
+    """Sessions move to the other engine after `return_s`, or wait until their own is restarted."""
     monkeypatch.setattr(router, "RECONNECT_GRACE_S", return_s)
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
     async with two_engines(letters) as (client, servers):
@@ -237,7 +237,7 @@ class CrashHistory:
         """Record a crash; `steps`: the sessions of each step in flight, lost if not `recorded`."""
         self.crashes += 1
         self.now += 1.0
-        name = f"engine-{self.lives}"
+        name = f"engine-{self.crashes}"
         self.quarantine.record_loss(name, "abc", set(at_work), self.now)
         if not recorded:
             return None

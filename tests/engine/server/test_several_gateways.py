@@ -170,12 +170,12 @@ async def test_finished_turn_cut_by_a_rewind_is_generated_again(bench: Bench) ->
     port = await bench.listen()
     whole = oracle(PROMPT, 30)
     async with front(port) as one, front(port) as two:
-        for fence, behind in ((1, []), (3, [7] * 40)):
+        for fence, appended in ((1, []), (3, [7] * 40)):
             await one.open("s", fence=fence)
             await one.append("s", PROMPT)
             assert await read(await one.generate("s", Sampling(max_tokens=30), "t")) == whole
             await one.rewind("s", len(PROMPT) + 10)
-            await one.append("s", behind)
+            await one.append("s", appended)
             attached = await two.attach(
                 "s", PROMPT + whole[:4], unfinished=unfinished(30, 4), fence=fence + 1
             )
