@@ -1,4 +1,4 @@
-"""Which model ids are of: told by a digest, and held against whatever opens a session."""
+"""Tests of the fingerprint: the digest of a model, and the check of it when a session is opened."""
 
 import asyncio
 import shutil
@@ -14,14 +14,14 @@ from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import EngineLost, ModelError
 from continuo.engine.fingerprint import compute_fingerprint
 from continuo.engine.wire.messages import AttachSession, CommandDone, CommandRefused, OpenSession
-from tests.engine.server.test_invalid_arguments import stranger
+from tests.engine.server.test_invalid_arguments import raw_client
 from tests.support.engines import digest_engine
 
 TENSORS = {"a": (0, 40_000), "b": (40_000, 100_000), "c": (100_000, 100_100)}
 
 
-def weights(file: Path, change: int | None = None) -> None:
-    """A safetensors file; of the bytes of its tensors, this one is changed."""
+def write_weights(file: Path, change: int | None = None) -> None:
+    """Write a safetensors file, with byte `change` of its tensors changed."""
     header = msgspec.json.encode(
         {name: {"dtype": "U8", "shape": [1], "data_offsets": at} for name, at in TENSORS.items()}
     )
@@ -35,11 +35,11 @@ def weights(file: Path, change: int | None = None) -> None:
 def folder(letters: Path, tmp_path: Path) -> Path:
     folder = tmp_path / "model"
     shutil.copytree(letters, folder)
-    weights(folder / "model.safetensors")
+    write_weights(folder / "model.safetensors")
     return folder
 
 
-def test_a_copy_is_the_same_model(folder: Path, tmp_path: Path) -> None:
+def test_copied_model_has_the_same_fingerprint(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "README.md").write_text("not read")
     assert compute_fingerprint(str(folder)) == compute_fingerprint(str(tmp_path / "copy"))
@@ -50,9 +50,9 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "tokenizer": lambda f: (f / "tokenizer.json").write_text("{}"),
     "template": lambda f: (f / "chat_template.jinja").write_text("{{ messages }}"),
     "template in the tokenizer's config": lambda f: (f / "tokenizer_config.json").write_text("{}"),
-    "weights": lambda f: weights(f / "model.safetensors", 20_000),
+    "weights": lambda f: write_weights(f / "model.safetensors", 20_000),
     "no weights": lambda f: (f / "model.safetensors").unlink(),
-    "another file of weights": lambda f: (
+    "another weights file": lambda f: (
         (f / "model.safetensors.index.json").write_text(
             '{"weight_map": {"a": "other.safetensors"}}'
         )
@@ -63,10 +63,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("whole", [True, False])
-def test_another_model_has_another_digest(
+def test_changed_model_has_another_fingerprint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, whole: bool
 ) -> None:
-    """Also where the weights are too large to be read whole."""
+    """Weights too large to be read whole are covered too."""
     if not whole:
         monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 1000)
     before = compute_fingerprint(str(folder))
@@ -75,16 +75,18 @@ def test_another_model_has_another_digest(
 
 
 @pytest.mark.parametrize("change", [20_000, 70_000, 100_050])
-def test_each_tensor_of_large_weights_counts(
+def test_change_in_any_tensor_of_large_weights_changes_the_fingerprint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, change: int
 ) -> None:
     monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 1000)
     before = compute_fingerprint(str(folder))
-    weights(folder / "model.safetensors", change)
+    write_weights(folder / "model.safetensors", change)
     assert compute_fingerprint(str(folder)) != before
 
 
-def test_weights_that_are_none_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_weights_cannot_be_identified(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "WHOLE_BYTES_MAX", 10)
     for content in (b"\xff" * 100, struct.pack("<Q", 2) + b"[]" + b"0" * 100):
         (folder / "model.safetensors").write_bytes(content)
@@ -92,29 +94,29 @@ def test_weights_that_are_none_are_named(folder: Path, monkeypatch: pytest.Monke
             compute_fingerprint(str(folder))
 
 
-async def test_an_engine_refuses_the_session_of_another_model(letters: Path) -> None:
-    async with digest_engine(letters) as bench, stranger(bench, await bench.listen()) as front:
-        ours = bench.engine.ready.digest
-        for digest, code in (("0123456789abcdef", "other_model"), (ours, None), ("", None)):
+async def test_engine_refuses_a_session_of_another_model(letters: Path) -> None:
+    async with digest_engine(letters) as bench, raw_client(bench, await bench.listen()) as client:
+        fingerprint = bench.engine.ready.digest
+        for digest, code in (("0123456789abcdef", "other_model"), (fingerprint, None), ("", None)):
             opened = OpenSession(1, f"opened {digest}", digest=digest)
             attach = AttachSession(
                 2, msgspec.structs.replace(opened, session=f"attached {digest}"), [1]
             )
             for command in (opened, attach):
-                front.events.clear()
-                answer = await front.answer(command)
-                assert isinstance(answer, CommandRefused if code else CommandDone)
-                if isinstance(answer, CommandRefused):
-                    assert (answer.code, answer.field) == (code, "digest")
-                    assert digest in answer.message
-                    assert ours in answer.message
+                client.events.clear()
+                reply = await client.request(command)
+                assert isinstance(reply, CommandRefused if code else CommandDone)
+                if isinstance(reply, CommandRefused):
+                    assert (reply.code, reply.field) == (code, "digest")
+                    assert digest in reply.message
+                    assert fingerprint in reply.message
         assert (await bench.engine.stats()).sessions == 4
 
 
-async def test_a_front_takes_no_second_engine_of_another_model(
+async def test_engine_client_refuses_a_second_engine_with_another_model(
     letters: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Though it has the same name, vocabulary and context."""
+    """The second engine has the same name, vocabulary and context length."""
     async with digest_engine(letters) as one, digest_engine(folder) as two:
         ports = [await bench.listen() for bench in (one, two)]
         engine = EngineClient()

@@ -1,8 +1,8 @@
-"""Random lives of many sessions through the door: real socket, real loop, a device of digests.
+"""Stateful test of the engine client: random commands on many sessions, with a null device.
 
-Small pools, so that leases are shrunk, spilled and recalled, turns retracted. Whatever happened,
-an answer is what one fresh prefill of the log would give; each turn ends exactly once; the books
-balance after every step (the loop audits itself here) and at the end nothing is held.
+Socket and loop are real. Pools are small, so that leases are shrunk, spilled and recalled, and
+turns retracted. After any history, an output equals that of one fresh prefill of the log; each turn
+ends exactly once; the loop audits itself after every step; at the end no page is leased.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ FOLDER = tiny_text(Path(mkdtemp()))
 IDS = st.lists(st.integers(0, 3), min_size=1, max_size=9)
 
 
-class Life:
-    """What a client knows of one session."""
+class SessionModel:
+    """The expected state of one session."""
 
     def __init__(self, name: str, log: list[int], capacity: int) -> None:
         self.name = name
@@ -44,25 +44,25 @@ class Life:
         self.turn: TurnStream | None = None
         self.limit = 0
         self.cancelled = False
-        self.dropped = False
-        self.said: list[int] = []
+        self.discarded = False
+        self.output: list[int] = []
         self.reading: asyncio.Task[None] | None = None
-        self.waiting: list[tuple[list[int], asyncio.Task[int]]] = []
-        self.spoken: list[tuple[list[int], asyncio.Task[int]]] = []
+        self.pending_appends: list[tuple[list[int], asyncio.Task[int]]] = []
+        self.pending_spans: list[tuple[list[int], asyncio.Task[int]]] = []
 
     @property
     def room(self) -> int:
         return self.capacity - len(self.log) - len(self.span)
 
     @property
-    def room_after(self) -> int:
-        """Beside the whole answer and all that waits for its end, each span for itself."""
-        waiting = sum(len(ids) for ids, _ in self.waiting + self.spoken)
-        return self.room - self.limit - waiting
+    def room_after_turn(self) -> int:
+        """Room left beside the whole output and all that waits for the end of the turn."""
+        pending = sum(len(ids) for ids, _ in self.pending_appends + self.pending_spans)
+        return self.room - self.limit - pending
 
 
-class Door(RuleBasedStateMachine):
-    lives = Bundle("lives")
+class EngineClientMachine(RuleBasedStateMachine):
+    sessions = Bundle("sessions")
 
     @initialize(
         page_size=st.sampled_from([1, 2, 4]),
@@ -92,7 +92,7 @@ class Door(RuleBasedStateMachine):
         )
         self.engine = self.bench.engine
         self.capacity = self.engine.ready.max_model_len
-        self.all: list[Life] = []
+        self.all: list[SessionModel] = []
 
     def _run(self, work: Any) -> Any:
         async def bounded() -> Any:
@@ -103,91 +103,93 @@ class Door(RuleBasedStateMachine):
 
     # ---- rules ----------------------------------------------------------------------------
 
-    @rule(target=lives, streaming=st.booleans(), scope=st.sampled_from(["a", "b"]))
-    def open(self, streaming: bool, scope: str) -> Life:
+    @rule(target=sessions, streaming=st.booleans(), scope=st.sampled_from(["a", "b"]))
+    def open(self, streaming: bool, scope: str) -> SessionModel:
         name = self._run(self.engine.open(streaming=streaming, cache_scope=scope))
         return self._add(name, [])
 
-    @rule(life=lives, ids=IDS)
-    def append(self, life: Life, ids: list[int]) -> None:
-        self._finish(life)
-        self._append(life, ids)
+    @rule(session=sessions, ids=IDS)
+    def append(self, session: SessionModel, ids: list[int]) -> None:
+        self._finish(session)
+        self._append(session, ids)
 
-    @rule(life=lives, ids=IDS)
-    def append_while_it_speaks(self, life: Life, ids: list[int]) -> None:
-        if life.turn is not None and len(ids) <= life.room_after:
-            life.waiting.append((ids, self._run(self._later(self.engine.append(life.name, ids)))))
+    @rule(session=sessions, ids=IDS)
+    def append_during_a_turn(self, session: SessionModel, ids: list[int]) -> None:
+        if session.turn is not None and len(ids) <= session.room_after_turn:
+            session.pending_appends.append(
+                (ids, self._run(self._start(self.engine.append(session.name, ids))))
+            )
 
-    @rule(life=lives, ids=IDS)
-    def speak_while_it_speaks(self, life: Life, ids: list[int]) -> None:
-        if life.turn is not None and len(ids) <= life.room_after:
-            spoken = self.engine.append(life.name, ids, "provisional")
-            life.spoken.append((ids, self._run(self._later(spoken))))
+    @rule(session=sessions, ids=IDS)
+    def put_span_during_a_turn(self, session: SessionModel, ids: list[int]) -> None:
+        if session.turn is not None and len(ids) <= session.room_after_turn:
+            span = self.engine.append(session.name, ids, "provisional")
+            session.pending_spans.append((ids, self._run(self._start(span))))
 
-    @rule(life=lives, ids=IDS, commit=st.booleans())
-    def speak(self, life: Life, ids: list[int], commit: bool) -> None:
-        self._finish(life)
-        span = life.span[: len(ids) // 2] + ids
-        if len(life.log) + len(span) > life.capacity:
+    @rule(session=sessions, ids=IDS, commit=st.booleans())
+    def put_span(self, session: SessionModel, ids: list[int], commit: bool) -> None:
+        self._finish(session)
+        span = session.span[: len(ids) // 2] + ids
+        if len(session.log) + len(span) > session.capacity:
             return
-        self._run(self.engine.append(life.name, span, "provisional"))
-        life.span = span
+        self._run(self.engine.append(session.name, span, "provisional"))
+        session.span = span
         if commit:
-            self._run(self.engine.append(life.name, span[:-1], "commit"))
-            life.log, life.span = life.log + span[:-1], []
+            self._run(self.engine.append(session.name, span[:-1], "commit"))
+            session.log, session.span = session.log + span[:-1], []
 
-    @rule(life=lives, limit=st.integers(1, 12))
-    def generate(self, life: Life, limit: int) -> None:
-        self._finish(life)
-        if not life.log or len(life.log) == life.capacity:
+    @rule(session=sessions, limit=st.integers(1, 12))
+    def generate(self, session: SessionModel, limit: int) -> None:
+        self._finish(session)
+        if not session.log or len(session.log) == session.capacity:
             return
 
         async def begin() -> None:
-            turn = await self.engine.generate(life.name, Sampling(max_tokens=limit))
-            life.turn, life.said, life.cancelled = turn, [], False
-            life.dropped = False
+            turn = await self.engine.generate(session.name, Sampling(max_tokens=limit))
+            session.turn, session.output, session.cancelled = turn, [], False
+            session.discarded = False
 
             async def read() -> None:
                 async for piece in turn:
-                    life.said.extend(piece.ids)
+                    session.output.extend(piece.ids)
 
-            life.reading = asyncio.create_task(read())
+            session.reading = asyncio.create_task(read())
 
         self._run(begin())
-        life.limit = min(limit, life.capacity - len(life.log))
+        session.limit = min(limit, session.capacity - len(session.log))
 
-    @rule(life=lives, drop=st.booleans(), wait=st.sampled_from([0, 0.001, 0.003]))
-    def cancel(self, life: Life, drop: bool, wait: float) -> None:
-        if life.turn is None:
+    @rule(session=sessions, discard=st.booleans(), wait=st.sampled_from([0, 0.001, 0.003]))
+    def cancel(self, session: SessionModel, discard: bool, wait: float) -> None:
+        if session.turn is None:
             return
         self._run(asyncio.sleep(wait))
-        self._run(self.engine.cancel(life.name, life.turn.id, discard_output=drop))
-        life.cancelled, life.dropped = True, drop
-        self._finish(life)
+        self._run(self.engine.cancel(session.name, session.turn.id, discard_output=discard))
+        session.cancelled, session.discarded = True, discard
+        self._finish(session)
 
-    @rule(life=lives)
-    def finish(self, life: Life) -> None:
-        self._finish(life)
+    @rule(session=sessions)
+    def finish(self, session: SessionModel) -> None:
+        self._finish(session)
 
-    @rule(life=lives, data=st.data())
-    def rewind(self, life: Life, data: st.DataObject) -> None:
-        self._finish(life)
-        to = data.draw(st.integers(0, len(life.log)))
-        assert self._run(self.engine.rewind(life.name, to)) == to
-        del life.log[to:]
+    @rule(session=sessions, data=st.data())
+    def rewind(self, session: SessionModel, data: st.DataObject) -> None:
+        self._finish(session)
+        to = data.draw(st.integers(0, len(session.log)))
+        assert self._run(self.engine.rewind(session.name, to)) == to
+        del session.log[to:]
 
-    @rule(target=lives, life=lives, data=st.data())
-    def fork(self, life: Life, data: st.DataObject) -> Life:
-        self._finish(life)
-        at = data.draw(st.integers(0, len(life.log)))
-        name = self._run(self.engine.fork(life.name, at))
-        return self._add(name, life.log[:at])
+    @rule(target=sessions, session=sessions, data=st.data())
+    def fork(self, session: SessionModel, data: st.DataObject) -> SessionModel:
+        self._finish(session)
+        at = data.draw(st.integers(0, len(session.log)))
+        name = self._run(self.engine.fork(session.name, at))
+        return self._add(name, session.log[:at])
 
-    @rule(life=consumes(lives), keep=st.booleans())
-    def close(self, life: Life, keep: bool) -> None:
-        self._finish(life)
-        self._run(self.engine.close(life.name, keep_prefix=keep))
-        self.all.remove(life)
+    @rule(session=consumes(sessions), keep=st.booleans())
+    def close(self, session: SessionModel, keep: bool) -> None:
+        self._finish(session)
+        self._run(self.engine.close(session.name, keep_prefix=keep))
+        self.all.remove(session)
 
     @rule(ids=IDS, limit=st.integers(1, 6))
     def complete(self, ids: list[int], limit: int) -> None:
@@ -197,80 +199,80 @@ class Door(RuleBasedStateMachine):
             turn = await self.engine.complete(ids, Sampling(max_tokens=limit), cache_scope="a")
             return [id async for piece in turn for id in piece.ids]
 
-        said = self._run(once())
-        assert said == oracle(ids, min(limit, self.capacity - len(ids)))
+        output = self._run(once())
+        assert output == oracle(ids, min(limit, self.capacity - len(ids)))
 
     @rule()
-    def the_engine_dies(self) -> None:
+    def kill_engine(self) -> None:
         self.bench.kill()
 
     @rule()
-    def time_passes(self) -> None:
+    def pass_time(self) -> None:
         self._run(asyncio.sleep(0.002))
 
-    # ---- inside ---------------------------------------------------------------------------
+    # ---- helpers --------------------------------------------------------------------------
 
-    def _add(self, name: str, log: list[int]) -> Life:
-        life = Life(name, log, self.capacity)
-        self.all.append(life)
-        return life
+    def _add(self, name: str, log: list[int]) -> SessionModel:
+        session = SessionModel(name, log, self.capacity)
+        self.all.append(session)
+        return session
 
-    def _append(self, life: Life, ids: list[int]) -> None:
-        if len(ids) > life.room:
+    def _append(self, session: SessionModel, ids: list[int]) -> None:
+        if len(ids) > session.room:
             try:
-                self._run(self.engine.append(life.name, ids))
+                self._run(self.engine.append(session.name, ids))
             except TooLong:
                 return
-            raise AssertionError("more was taken than fits")
-        life.log = life.log + ids
-        assert self._run(self.engine.append(life.name, ids)) == len(life.log)
+            raise AssertionError("an append beyond the capacity was accepted")
+        session.log = session.log + ids
+        assert self._run(self.engine.append(session.name, ids)) == len(session.log)
 
-    async def _later(self, asked: Coroutine[Any, Any, int]) -> "asyncio.Task[int]":
-        task = asyncio.create_task(asked)
+    async def _start(self, command: Coroutine[Any, Any, int]) -> "asyncio.Task[int]":
+        task = asyncio.create_task(command)
         await asyncio.sleep(0)
         return task
 
-    def _finish(self, life: Life) -> None:
-        """Waits for the turn, and checks what it said."""
-        if life.turn is None or life.reading is None:
+    def _finish(self, session: SessionModel) -> None:
+        """Wait for the turn to end, and check its output."""
+        if session.turn is None or session.reading is None:
             return
-        turn, life.turn = life.turn, None
-        self._run(life.reading)
+        turn, session.turn = session.turn, None
+        self._run(session.reading)
         ended = turn.ended
         assert ended is not None
-        assert life.said == oracle(life.log, len(life.said))
-        assert ended.output_tokens == len(life.said)
-        assert ended.prompt_tokens == len(life.log)
-        assert ended.cached_tokens < len(life.log)
+        assert session.output == oracle(session.log, len(session.output))
+        assert ended.output_tokens == len(session.output)
+        assert ended.prompt_tokens == len(session.log)
+        assert ended.cached_tokens < len(session.log)
         if ended.reason == "length":
-            assert len(life.said) == life.limit
-            assert ended.length == len(life.log) + len(life.said)
+            assert len(session.output) == session.limit
+            assert ended.length == len(session.log) + len(session.output)
         else:
-            assert life.cancelled
+            assert session.cancelled
             assert ended.reason == "cancelled"
-            if life.dropped:
-                life.said = []
-            assert ended.length == len(life.log) + len(life.said)
-        life.log = life.log + life.said
-        if life.room < 0:
-            life.span = []  # the answer has left no room for it: see Log.put_span
-        for ids, task in life.waiting:
+            if session.discarded:
+                session.output = []
+            assert ended.length == len(session.log) + len(session.output)
+        session.log = session.log + session.output
+        if session.room < 0:
+            session.span = []  # the output has left no room for it: see TokenLog
+        for ids, task in session.pending_appends:
             self._run(_wait(task))
-            life.log = life.log + ids
-        for ids, task in life.spoken:
+            session.log = session.log + ids
+        for ids, task in session.pending_spans:
             self._run(_wait(task))
-            life.span = ids
-        life.waiting, life.spoken = [], []
-        info = self._run(self.engine.info(life.name))
-        assert (info.length, info.provisional) == (len(life.log), len(life.span))
+            session.span = ids
+        session.pending_appends, session.pending_spans = [], []
+        info = self._run(self.engine.info(session.name))
+        assert (info.length, info.provisional) == (len(session.log), len(session.span))
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
         try:
-            for life in self.all:
-                self._finish(life)
-                self._run(self.engine.close(life.name))
+            for session in self.all:
+                self._finish(session)
+                self._run(self.engine.close(session.name))
             stats = self._run(self.engine.stats())
             assert (stats.sessions, stats.pages_leased, stats.host_pages_used) == (0, 0, 0)
             assert stats.pages_free + stats.pages_tree == stats.pages_total
@@ -283,8 +285,8 @@ async def _wait(task: "asyncio.Task[int]") -> int:
     return await task
 
 
-TestDoor = Door.TestCase
-TestDoor.settings = settings(
+TestEngineClient = EngineClientMachine.TestCase
+TestEngineClient.settings = settings(
     max_examples=int(os.environ.get("EXAMPLES", "60")),
     stateful_step_count=30,
     deadline=None,

@@ -1,6 +1,7 @@
-"""A session that kills engine processes is found, run alone and quarantined; the others go on.
+"""Tests of the quarantine: a session that kills engine processes is isolated and refused.
 
-Processes and links are real; the device is one of digests that kills its process at a deadly id."""
+Processes and links are real; the null device kills its process at a deadly id.
+"""
 
 import asyncio
 import contextlib
@@ -37,17 +38,17 @@ DEADLY = VOCABULARY
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 IDS = 150
 PROMPTS = {f"s{n}": [n, n + 1, n + 2] for n in range(4)}
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 @pytest.fixture(autouse=True)
-def deadly(monkeypatch: pytest.MonkeyPatch) -> None:
+def use_deadly_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_process, "ENGINE_MODULE", "tests.support.deadly_boot")
     monkeypatch.setenv("DEADLY_IDS", str(DEADLY))
 
 
 @contextlib.asynccontextmanager
-async def child(letters: Path) -> AsyncIterator[EngineClient]:
+async def child_engine(letters: Path) -> AsyncIterator[EngineClient]:
     engine = await EngineClient.start(EngineConfig(model=str(letters)))
     try:
         yield engine
@@ -55,7 +56,7 @@ async def child(letters: Path) -> AsyncIterator[EngineClient]:
         await engine.stop()
 
 
-async def begin(
+async def start_turn(
     engine: EngineClient, session: str, prompt: list[int], count: int = IDS
 ) -> TurnStream:
     await engine.open(session)
@@ -64,19 +65,19 @@ async def begin(
 
 
 async def read(turn: TurnStream) -> list[int]:
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         return [id async for piece in turn for id in piece.ids]
 
 
 async def check_doomed(engine: EngineClient) -> None:
-    """Its turn fails, or is refused where no engine has lived to accept it."""
+    """The session `doomed` fails in its turn, or is refused if no engine survives to accept it."""
     with pytest.raises((TurnFailed, SessionQuarantined), match="died at least 3 times"):
-        await read(await begin(engine, "doomed", [7, DEADLY, 8]))
+        await read(await start_turn(engine, "doomed", [7, DEADLY, 8]))
 
 
 async def check_refused(engine: EngineClient, session: str) -> None:
-    """All commands but close are refused, and no engine receives them."""
-    for asked in (
+    """Check that every command but close is refused before it reaches an engine."""
+    for command in (
         engine.append(session, [1]),
         engine.generate(session, Sampling(max_tokens=1)),
         engine.rewind(session, 0),
@@ -85,53 +86,53 @@ async def check_refused(engine: EngineClient, session: str) -> None:
         engine.attach(session, [1, 2, 3]),
     ):
         with pytest.raises(SessionQuarantined, match="died at least 3 times") as caught:
-            await asked
+            await command
         assert caught.value.code == "session_quarantined"
         assert not caught.value.is_retryable
     await engine.close(session)
 
 
-def deaths(engine: EngineClient) -> int:
+def crash_count(engine: EngineClient) -> int:
     (peer,) = engine._router.connections
     return peer.link_epoch - 1
 
 
 @AHEAD
-@pytest.mark.parametrize("way", ["kill", "lose"])
-async def test_a_deadly_prompt(
-    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, way: str
+@pytest.mark.parametrize("crash_mode", ["kill", "lose"])
+async def test_session_whose_prompt_kills_engines_is_quarantined(
+    letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, crash_mode: str
 ) -> None:
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
-    monkeypatch.setenv("DEADLY_WAY", way)
-    async with child(letters) as engine:
-        turns = [await begin(engine, name, prompt) for name, prompt in PROMPTS.items()]
+    monkeypatch.setenv("DEADLY_WAY", crash_mode)
+    async with child_engine(letters) as engine:
+        turns = [await start_turn(engine, name, prompt) for name, prompt in PROMPTS.items()]
         reading = [asyncio.create_task(read(turn)) for turn in turns]
         await check_doomed(engine)
-        for prompt, said in zip(PROMPTS.values(), reading, strict=True):
-            assert await said == oracle(prompt, IDS)
-        assert deaths(engine) == 3
+        for prompt, output in zip(PROMPTS.values(), reading, strict=True):
+            assert await output == oracle(prompt, IDS)
+        assert crash_count(engine) == 3
         await check_refused(engine, "doomed")
-        assert await read(await begin(engine, "new", [4, 5], 5)) == oracle([4, 5], 5)
-        assert await read(await begin(engine, "doomed", [4, 5], 5)) == oracle([4, 5], 5)
-        assert deaths(engine) == 3
+        assert await read(await start_turn(engine, "new", [4, 5], 5)) == oracle([4, 5], 5)
+        assert await read(await start_turn(engine, "doomed", [4, 5], 5)) == oracle([4, 5], 5)
+        assert crash_count(engine) == 3
 
 
 @AHEAD
-async def test_a_drawn_id_that_is_deadly(
+async def test_session_whose_drawn_id_kills_engines_is_quarantined(
     letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
 ) -> None:
-    """It is drawn just before each death, and may not have been received."""
+    """The deadly id is drawn just before each crash, and may not have been received."""
     bystanders = {name: oracle(prompt, IDS) for name, prompt in PROMPTS.items()}
     count = 20
-    spoken = {id for name in PROMPTS for id in [*PROMPTS[name], *bystanders[name][:count]]}
-    prompt = next(p for p in ([n, 80] for n in range(80)) if set(oracle(p, 12)[5:]) - spoken)
-    said = oracle(prompt, 12)
-    at = next(n for n in range(5, 12) if said[n] not in spoken and said[n] not in said[:n])
-    monkeypatch.setenv("DEADLY_IDS", str(said[at]))
+    other_ids = {id for name in PROMPTS for id in [*PROMPTS[name], *bystanders[name][:count]]}
+    prompt = next(p for p in ([n, 80] for n in range(80)) if set(oracle(p, 12)[5:]) - other_ids)
+    output = oracle(prompt, 12)
+    at = next(n for n in range(5, 12) if output[n] not in other_ids and output[n] not in output[:n])
+    monkeypatch.setenv("DEADLY_IDS", str(output[at]))
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
-    async with child(letters) as engine:
-        turns = [await begin(engine, name, prompt, count) for name, prompt in PROMPTS.items()]
-        doomed = await begin(engine, "doomed", prompt)
+    async with child_engine(letters) as engine:
+        turns = [await start_turn(engine, name, prompt, count) for name, prompt in PROMPTS.items()]
+        doomed = await start_turn(engine, "doomed", prompt)
         reading = [asyncio.create_task(read(turn)) for turn in turns]
         with pytest.raises(
             TurnFailed, match="died at least 3 times while they computed this session"
@@ -140,14 +141,14 @@ async def test_a_drawn_id_that_is_deadly(
         assert at <= doomed.received <= at + 1
         for name, task in zip(PROMPTS, reading, strict=True):
             assert await task == bystanders[name][:count]
-        assert deaths(engine) == 3
+        assert crash_count(engine) == 3
         await check_refused(engine, "doomed")
 
 
-async def test_a_deadly_append_without_a_turn(letters: Path) -> None:
-    """An engine dies each time it is used."""
-    async with child(letters) as engine:
-        turns = [await begin(engine, name, prompt) for name, prompt in PROMPTS.items()]
+async def test_session_whose_append_kills_engines_is_quarantined(letters: Path) -> None:
+    """Each use of the session kills an engine."""
+    async with child_engine(letters) as engine:
+        turns = [await start_turn(engine, name, prompt) for name, prompt in PROMPTS.items()]
         reading = [asyncio.create_task(read(turn)) for turn in turns]
         await engine.open("doomed")
 
@@ -157,16 +158,16 @@ async def test_a_deadly_append_without_a_turn(letters: Path) -> None:
                 await asyncio.sleep(0.1)
 
         with pytest.raises(SessionQuarantined):
-            await asyncio.wait_for(use(), PATIENCE_S)
-        for prompt, said in zip(PROMPTS.values(), reading, strict=True):
-            assert await said == oracle(prompt, IDS)
-        assert deaths(engine) == 3
+            await asyncio.wait_for(use(), TIMEOUT_S)
+        for prompt, output in zip(PROMPTS.values(), reading, strict=True):
+            assert await output == oracle(prompt, IDS)
+        assert crash_count(engine) == 3
         await check_refused(engine, "doomed")
 
 
-async def test_an_attached_log_that_is_deadly(letters: Path) -> None:
-    async with child(letters) as engine:
-        turn = await begin(engine, "s0", PROMPTS["s0"])
+async def test_session_whose_attached_log_kills_engines_is_quarantined(letters: Path) -> None:
+    async with child_engine(letters) as engine:
+        turn = await start_turn(engine, "s0", PROMPTS["s0"])
         reading = asyncio.create_task(read(turn))
 
         async def use() -> None:
@@ -176,69 +177,69 @@ async def test_an_attached_log_that_is_deadly(letters: Path) -> None:
                 await asyncio.sleep(0.1)
 
         with pytest.raises(SessionQuarantined):
-            await asyncio.wait_for(use(), PATIENCE_S)
+            await asyncio.wait_for(use(), TIMEOUT_S)
         assert await reading == oracle(PROMPTS["s0"], IDS)
-        assert deaths(engine) == 3
+        assert crash_count(engine) == 3
 
 
 @contextlib.asynccontextmanager
 async def two_engines(letters: Path) -> AsyncIterator[tuple[EngineClient, list[EngineClient]]]:
-    """A front on two engines that run apart, and these."""
+    """Yield a client of two remote engines, and the engines."""
     async with contextlib.AsyncExitStack() as stack:
-        front, hosts = EngineClient(), list[EngineClient]()
-        stack.push_async_callback(front.stop)
+        client, servers = EngineClient(), list[EngineClient]()
+        stack.push_async_callback(client.stop)
         for _ in range(2):
             sock = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             sock.set_inheritable(True)
             listening = ListenerConfig(fd=sock.fileno())
-            host = await EngineClient.start(EngineConfig(model=str(letters)), listener=listening)
-            stack.push_async_callback(host.stop)
-            hosts.append(host)
-            front.add_engine("127.0.0.1", sock.getsockname()[1])
-        async with asyncio.timeout(PATIENCE_S):
-            await front.wait_until_ready()
-            while len(front.loads()) < 2:
+            server = await EngineClient.start(EngineConfig(model=str(letters)), listener=listening)
+            stack.push_async_callback(server.stop)
+            servers.append(server)
+            client.add_engine("127.0.0.1", sock.getsockname()[1])
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.wait_until_ready()
+            while len(client.loads()) < 2:
                 await asyncio.sleep(0.01)
-        yield front, hosts
+        yield client, servers
 
 
 @AHEAD
 @pytest.mark.parametrize("return_s", [0.0, 0.5])
-async def test_two_engines_that_run_apart(
+async def test_deadly_session_is_quarantined_across_two_remote_engines(
     letters: Path, monkeypatch: pytest.MonkeyPatch, ahead: int, return_s: float
 ) -> None:
-    """Sessions go to the other engine after `return_s`, or wait until the dead one is back."""
+    """Sessions move to the other engine after `return_s`, or wait until their own is restarted."""
     monkeypatch.setattr(router, "RECONNECT_GRACE_S", return_s)
     monkeypatch.setenv("DEADLY_AHEAD", str(ahead))
-    async with two_engines(letters) as (front, hosts):
-        turns = [await begin(front, name, prompt) for name, prompt in PROMPTS.items()]
+    async with two_engines(letters) as (client, servers):
+        turns = [await start_turn(client, name, prompt) for name, prompt in PROMPTS.items()]
         reading = [asyncio.create_task(read(turn)) for turn in turns]
-        await check_doomed(front)
-        for prompt, said in zip(PROMPTS.values(), reading, strict=True):
-            assert await said == oracle(prompt, IDS)
-        assert sum(map(deaths, hosts)) == 3
-        await check_refused(front, "doomed")
-        assert await read(await begin(front, "new", [4, 5], 5)) == oracle([4, 5], 5)
+        await check_doomed(client)
+        for prompt, output in zip(PROMPTS.values(), reading, strict=True):
+            assert await output == oracle(prompt, IDS)
+        assert sum(map(crash_count, servers)) == 3
+        await check_refused(client, "doomed")
+        assert await read(await start_turn(client, "new", [4, 5], 5)) == oracle([4, 5], 5)
 
 
-# ---- the rules, without processes
+# ---- attribution of crashes, without processes
 
 
-class Deaths:
-    """Engines that die one after the other, and a front with sessions `a`, `b` and `c` on them."""
+class CrashHistory:
+    """Engines that crash one after another, with the sessions `a`, `b` and `c`."""
 
     def __init__(self) -> None:
         self.quarantine = Quarantine()
         self.now = 0.0
-        self.lives = 0
+        self.crashes = 0
 
-    def die(self, *steps: str, at_work: str = "abc", told: bool = True) -> str | None:
-        """Each step is the sessions in it; not `told`: the record is lost."""
-        self.lives += 1
+    def crash(self, *steps: str, at_work: str = "abc", recorded: bool = True) -> str | None:
+        """Record a crash; `steps`: the sessions of each step in flight, lost if not `recorded`."""
+        self.crashes += 1
         self.now += 1.0
-        name = f"engine-{self.lives}"
+        name = f"engine-{self.crashes}"
         self.quarantine.record_loss(name, "abc", set(at_work), self.now)
-        if not told:
+        if not recorded:
             return None
         rows = [[hash_session_id(session) for session in step] for step in steps]
         return self.quarantine.attribute_crash(Predecessor(name, rows), self.now)
@@ -248,67 +249,67 @@ class Deaths:
         return "".join(session for session in "abc" if self.quarantine.isolated_ids(session))
 
 
-def test_the_rows_of_two_last_steps_are_suspects() -> None:
-    deaths = Deaths()
-    deaths.die("ab")
-    assert deaths.suspects == ""
-    deaths.die("bc")
-    assert deaths.suspects == "b"
+def test_rows_common_to_two_crashes_are_suspects() -> None:
+    history = CrashHistory()
+    history.crash("ab")
+    assert history.suspects == ""
+    history.crash("bc")
+    assert history.suspects == "b"
 
 
-def test_only_a_row_alone_in_a_third_death_is_quarantined() -> None:
-    deaths = Deaths()
-    assert deaths.die("a") is None
-    assert deaths.die("a") is None
-    assert deaths.die("ab") is None, "not alone"
-    assert deaths.die("a", "b") is None, "another step was in flight"
-    assert deaths.quarantine.isolated_ids("a") == IDS_TO_CLEAR * 4, (
-        "it is searched for longer each time"
+def test_only_the_sole_row_of_a_third_crash_is_quarantined() -> None:
+    history = CrashHistory()
+    assert history.crash("a") is None
+    assert history.crash("a") is None
+    assert history.crash("ab") is None, "not alone"
+    assert history.crash("a", "b") is None, "another step was in flight"
+    assert history.quarantine.isolated_ids("a") == IDS_TO_CLEAR * 4, (
+        "the isolation is longer after each crash"
     )
-    assert deaths.die("a", "a") == "a"
-    assert "a" in deaths.quarantine
-    assert "b" not in deaths.quarantine
-    assert deaths.suspects == "b"
+    assert history.crash("a", "a") == "a"
+    assert "a" in history.quarantine
+    assert "b" not in history.quarantine
+    assert history.suspects == "b"
 
 
-def test_a_death_between_steps_accuses_none() -> None:
-    deaths = Deaths()
+def test_crash_between_steps_makes_no_session_a_suspect() -> None:
+    history = CrashHistory()
     for _ in range(5):
-        assert deaths.die() is None
-    assert deaths.suspects == ""
+        assert history.crash() is None
+    assert history.suspects == ""
 
 
-def test_without_a_record_all_with_work_are_suspects_and_none_is_quarantined() -> None:
-    deaths = Deaths()
+def test_crashes_without_a_record_make_suspects_but_no_quarantine() -> None:
+    history = CrashHistory()
     for _ in range(5):
-        assert deaths.die("a", at_work="ab", told=False) is None
-    assert deaths.suspects == "ab"
+        assert history.crash("a", at_work="ab", recorded=False) is None
+    assert history.suspects == "ab"
 
 
-def test_a_session_that_gets_through_is_cleared() -> None:
-    deaths = Deaths()
-    deaths.die("ab")
-    deaths.die("ab")
-    deaths.quarantine.count_drawn("a", IDS_TO_CLEAR - 1)
-    assert deaths.suspects == "ab"
-    deaths.quarantine.count_drawn("a", 1)
-    assert deaths.suspects == "b"
-    deaths.quarantine.clear("b")
-    assert deaths.suspects == ""
-    assert deaths.die("a") is None
-    assert deaths.suspects == ""
+def test_suspect_that_draws_enough_ids_is_cleared() -> None:
+    history = CrashHistory()
+    history.crash("ab")
+    history.crash("ab")
+    history.quarantine.count_drawn("a", IDS_TO_CLEAR - 1)
+    assert history.suspects == "ab"
+    history.quarantine.count_drawn("a", 1)
+    assert history.suspects == "b"
+    history.quarantine.clear("b")
+    assert history.suspects == ""
+    assert history.crash("a") is None
+    assert history.suspects == ""
 
 
-def test_deaths_long_ago_are_no_evidence() -> None:
-    deaths = Deaths()
-    deaths.die("a")
-    deaths.die("a")
-    deaths.now += EVIDENCE_WINDOW_S
-    assert deaths.die("a") is None
-    assert deaths.suspects == ""
+def test_crashes_outside_the_evidence_window_do_not_count() -> None:
+    history = CrashHistory()
+    history.crash("a")
+    history.crash("a")
+    history.now += EVIDENCE_WINDOW_S
+    assert history.crash("a") is None
+    assert history.suspects == ""
 
 
-def test_a_link_that_was_lost_is_no_death() -> None:
+def test_lost_link_of_a_live_engine_is_no_crash() -> None:
     quarantine = Quarantine()
     for _ in range(3):
         quarantine.record_loss("engine", "a", {"a"}, 0.0)
@@ -316,7 +317,7 @@ def test_a_link_that_was_lost_is_no_death() -> None:
     assert quarantine.isolated_ids("a") == 0
 
 
-def test_a_suspect_awaits_the_record_of_its_engine() -> None:
+def test_suspect_waits_for_the_flight_record_of_its_engine() -> None:
     quarantine = Quarantine()
     for name in ("one", "two"):
         quarantine.record_loss(name, "a", {"a"}, 0.0)
@@ -325,11 +326,11 @@ def test_a_suspect_awaits_the_record_of_its_engine() -> None:
     assert not quarantine.must_wait_for("a", "two")
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_quarantine_memory_is_bounded() -> None:
     quarantine = Quarantine()
     for n in range(QUARANTINED_MAX + 10):
-        for life in range(3):
-            name = f"{n} {life}"
+        for incarnation in range(3):
+            name = f"{n} {incarnation}"
             quarantine.record_loss(name, [f"s{n}"], {f"s{n}"}, 0.0)
             quarantine.attribute_crash(Predecessor(name, [[hash_session_id(f"s{n}")]]), 0.0)
     assert sum(f"s{n}" in quarantine for n in range(QUARANTINED_MAX + 10)) == QUARANTINED_MAX
@@ -346,7 +347,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_recorder_tells_the_next_engine(kind: str) -> None:
+def test_flight_record_is_read_by_the_next_incarnation(kind: str) -> None:
     memory = bytearray(compute_recorder_bytes(4))
     fd = create_memory_file(4)
 

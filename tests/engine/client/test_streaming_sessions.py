@@ -1,7 +1,7 @@
-"""Sessions through the door, over a real socket and the real loop, on a device of digests.
+"""Tests of streaming sessions, over a real socket and the real loop, on a null device.
 
-The answers depend on every id of the past as KV holds it, so that equality with `oracle`, which
-knows the ids alone, shows that nothing was lost, mixed up or computed from the wrong page.
+The output depends on every id of the past as KV holds it, so that equality with `oracle`, which
+knows the ids alone, shows that no KV was lost, mixed up or computed from the wrong page.
 """
 
 import asyncio
@@ -9,65 +9,62 @@ from pathlib import Path
 
 import pytest
 
-from continuo.engine.client.engine_client import EngineClient, TurnStream
+from continuo.engine.client.engine_client import EngineClient
 from continuo.engine.errors import BadRequest, TooLong, TurnFailed, UnknownEngineSession
 from continuo.engine.wire.messages import Sampling
 from tests.support.digest_runner import oracle
+from tests.support.engine_sessions import read
 from tests.support.engines import digest_engine
 
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
-async def read(turn: TurnStream) -> list[int]:
-    return [id async for piece in turn for id in piece.ids]
-
-
-async def say(engine: EngineClient, session: str, ids: list[int], count: int) -> list[int]:
+async def generate_ids(engine: EngineClient, session: str, ids: list[int], count: int) -> list[int]:
     await engine.append(session, ids)
     return await read(await engine.generate(session, Sampling(max_tokens=count)))
 
 
 @AHEAD
-async def test_turns_of_one_session(letters: Path, ahead: int) -> None:
+async def test_successive_turns_of_one_session_continue_its_log(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as bench:
         engine, log = bench.engine, list[int]()
         session = await engine.open()
         for turn in range(8):
             new = [turn * 3 + n for n in range(1 + turn * 3 % 7)]
             expected = oracle(log + new, 5)
-            assert await say(engine, session, new, 5) == expected
+            assert await generate_ids(engine, session, new, 5) == expected
             log += new + expected
         assert (await engine.info(session)).length == len(log)
 
 
 @AHEAD
-async def test_a_turn_computes_only_what_is_new(letters: Path, ahead: int) -> None:
+async def test_turn_computes_only_new_tokens(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as bench:
         session = await bench.engine.open()
-        await say(bench.engine, session, list(range(60)), 4)
+        await generate_ids(bench.engine, session, list(range(60)), 4)
         before = bench.runner.tokens_run
-        turn_ids = await say(bench.engine, session, [1, 2, 3], 4)
+        turn_ids = await generate_ids(bench.engine, session, [1, 2, 3], 4)
         assert len(turn_ids) == 4
-        # the id drawn last, the three new ones, and the answer but its last id; a step ahead may
+        # the id drawn last, the three new ones, and the output but its last id; a step ahead may
         # compute one more, and an append already prefilled has its last id computed once more
         assert bench.runner.tokens_run - before <= 1 + 3 + 3 + ahead + 1
 
 
 @AHEAD
-async def test_many_sessions_at_once(letters: Path, ahead: int) -> None:
+async def test_concurrent_sessions_do_not_mix_their_kv(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead, pages=400) as bench:
 
-        async def life(number: int) -> None:
+        async def converse(number: int) -> None:
             log: list[int] = []
             session = await bench.engine.open()
             for turn in range(4):
                 new = [(number * 7 + turn * n) % 90 for n in range(1 + (number + turn) % 9)]
                 expected = oracle(log + new, 1 + number % 6)
-                assert await say(bench.engine, session, new, 1 + number % 6) == expected
+                assert await generate_ids(bench.engine, session, new, 1 + number % 6) == expected
                 log += new + expected
             await bench.engine.close(session)
 
-        await asyncio.gather(*(life(n) for n in range(20)))
+        await asyncio.gather(*(converse(n) for n in range(20)))
         stats = await bench.engine.stats()
         assert stats.sessions == 0
         assert stats.pages_leased == 0
@@ -75,30 +72,30 @@ async def test_many_sessions_at_once(letters: Path, ahead: int) -> None:
 
 
 @AHEAD
-async def test_a_full_pool_serves_everybody_in_the_end(letters: Path, ahead: int) -> None:
+async def test_full_page_pool_serves_all_sessions_eventually(letters: Path, ahead: int) -> None:
     """Twelve sessions in a pool for two; turns are retracted and idle sessions evicted."""
     async with digest_engine(letters, steps_ahead=ahead, pages=10, max_model_len=40) as bench:
 
-        async def life(number: int) -> None:
+        async def converse(number: int) -> None:
             log: list[int] = []
             session = await bench.engine.open()
             for turn in range(3):
                 new = [(number * 5 + turn + n) % 90 for n in range(4)]
                 expected = oracle(log + new, 6)
-                assert await say(bench.engine, session, new, 6) == expected
+                assert await generate_ids(bench.engine, session, new, 6) == expected
                 log += new + expected
 
         async with asyncio.timeout(20):
-            await asyncio.gather(*(life(n) for n in range(12)))
+            await asyncio.gather(*(converse(n) for n in range(12)))
         assert (await bench.engine.stats()).evicted_pages > 0
 
 
 @AHEAD
-async def test_a_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None:
+async def test_shared_prefix_is_computed_once(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as bench:
         prompt = list(range(40))
         first = await bench.engine.open(cache_scope="tenant")
-        await say(bench.engine, first, [*prompt, 50], 3)
+        await generate_ids(bench.engine, first, [*prompt, 50], 3)
         second = await bench.engine.open(cache_scope="tenant")
         before = bench.runner.tokens_run
         await bench.engine.append(second, [*prompt, 60])
@@ -109,35 +106,35 @@ async def test_a_shared_prefix_is_computed_once(letters: Path, ahead: int) -> No
         assert bench.runner.tokens_run - before < 10
 
 
-async def test_nothing_is_shared_across_scopes(letters: Path) -> None:
+async def test_no_kv_is_shared_across_cache_scopes(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         for scope in ("a", "b"):
             session = await bench.engine.open(cache_scope=scope)
             before = bench.runner.tokens_run
-            await say(bench.engine, session, list(range(40)), 1)
+            await generate_ids(bench.engine, session, list(range(40)), 1)
             assert bench.runner.tokens_run - before >= 40
 
 
 @AHEAD
-async def test_rewind_and_fork_compute_nothing_again(letters: Path, ahead: int) -> None:
+async def test_rewind_and_fork_recompute_no_tokens(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead) as bench:
         engine = bench.engine
         session = await engine.open()
         log = list(range(30))
-        log += await say(engine, session, log[:], 9)
+        log += await generate_ids(engine, session, log[:], 9)
         before = bench.runner.tokens_run
         assert await engine.rewind(session, 33) == 33
         child = await engine.fork(session, 21)
-        told = await say(engine, session, [7], 4)
-        forked = await say(engine, child, [8], 4)
-        assert told == oracle([*log[:33], 7], 4)
+        rewound = await generate_ids(engine, session, [7], 4)
+        forked = await generate_ids(engine, child, [8], 4)
+        assert rewound == oracle([*log[:33], 7], 4)
         assert forked == oracle([*log[:21], 8], 4)
         assert bench.runner.tokens_run - before <= 2 * (1 + 1 + 3 + ahead)
 
 
 @AHEAD
 @pytest.mark.parametrize("at", [0, 7, 21, 24, 30])
-async def test_the_prompt_of_a_running_turn_is_forked_at_once(
+async def test_prompt_of_a_running_turn_is_forked_without_waiting(
     letters: Path, ahead: int, at: int
 ) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
@@ -151,10 +148,10 @@ async def test_the_prompt_of_a_running_turn_is_forked_at_once(
             await asyncio.sleep(0.001)
         before = bench.runner.tokens_run
         child = await engine.fork(session, at)
-        assert await say(engine, child, [8], 4) == oracle([*log[:at], 8], 4)
-        assert turn.ended is None, "nobody waited for the turn"
+        assert await generate_ids(engine, child, [8], 4) == oracle([*log[:at], 8], 4)
+        assert turn.ended is None, "the fork did not wait for the turn"
         assert bench.runner.tokens_run - before <= turn.received + 5 + 2 * ahead, (
-            "nor computed again"
+            "the fork recomputed no tokens"
         )
         waiting = asyncio.create_task(engine.fork(session, 40))
         assert await reading == oracle(log, 120)
@@ -162,7 +159,7 @@ async def test_the_prompt_of_a_running_turn_is_forked_at_once(
 
 
 @AHEAD
-async def test_a_prompt_that_is_being_prefilled_is_forked(letters: Path, ahead: int) -> None:
+async def test_prompt_can_be_forked_while_it_is_prefilled(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.005, batched_tokens=4) as bench:
         engine = bench.engine
         session = await engine.open()
@@ -172,41 +169,41 @@ async def test_a_prompt_that_is_being_prefilled_is_forked(letters: Path, ahead: 
         children = [await engine.fork(session, at) for at in (10, 45, 89)]
         assert turn.received == 0
         for child, at in zip(children, (10, 45, 89), strict=True):
-            assert await say(engine, child, [8], 2) == oracle([*log[:at], 8], 2)
+            assert await generate_ids(engine, child, [8], 2) == oracle([*log[:at], 8], 2)
         assert await read(turn) == oracle(log, 3)
 
 
 @AHEAD
-async def test_cancel_keeps_what_was_said(letters: Path, ahead: int) -> None:
+async def test_cancel_keeps_the_output_so_far(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.002) as bench:
         engine = bench.engine
         session = await engine.open()
         await engine.append(session, [1, 2, 3])
         turn = await engine.generate(session, Sampling())
-        said: list[int] = []
+        output: list[int] = []
         async for piece in turn:
-            said += piece.ids
-            if len(said) == 5:
+            output += piece.ids
+            if len(output) == 5:
                 await engine.cancel(session, turn.id)
         assert turn.ended is not None
         assert turn.ended.reason == "cancelled"
-        assert said == oracle([1, 2, 3], len(said))
-        log = [1, 2, 3, *said]
+        assert output == oracle([1, 2, 3], len(output))
+        log = [1, 2, 3, *output]
         assert (await engine.info(session)).length == len(log) == turn.ended.length
-        assert await say(engine, session, [4], 3) == oracle([*log, 4], 3)
+        assert await generate_ids(engine, session, [4], 3) == oracle([*log, 4], 3)
 
 
-async def test_cancel_can_drop_the_turn(letters: Path) -> None:
+async def test_cancel_with_discard_output_removes_the_output(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as bench:
         session = await bench.engine.open()
         await bench.engine.append(session, [1, 2, 3])
         turn = await bench.engine.generate(session, Sampling())
         assert await bench.engine.cancel(session, turn.id, discard_output=True) == 3
         await read(turn)
-        assert await say(bench.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
+        assert await generate_ids(bench.engine, session, [4], 3) == oracle([1, 2, 3, 4], 3)
 
 
-async def test_cancelling_an_ended_turn_is_harmless(letters: Path) -> None:
+async def test_cancel_of_an_ended_turn_changes_nothing(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         session = await bench.engine.open()
         await bench.engine.append(session, [1])
@@ -226,14 +223,16 @@ async def test_appends_and_turns_queue_in_order_while_a_turn_runs(
         first = await engine.generate(session, Sampling(max_tokens=6))
         appended = asyncio.create_task(engine.append(session, [9, 9]))
         second = asyncio.create_task(engine.generate(session, Sampling(max_tokens=4)))
-        said = await read(first)
-        assert said == oracle([1, 2], 6)
+        output = await read(first)
+        assert output == oracle([1, 2], 6)
         assert await appended == 10
-        assert await read(await second) == oracle([1, 2, *said, 9, 9], 4)
+        assert await read(await second) == oracle([1, 2, *output, 9, 9], 4)
 
 
 @AHEAD
-async def test_stop_ids_and_stop_strings_end_the_turn_at_once(letters: Path, ahead: int) -> None:
+async def test_stop_ids_and_stop_strings_end_the_turn_immediately(
+    letters: Path, ahead: int
+) -> None:
     prompt = [5, 6, 7]
     ids = oracle(prompt, 12)
     async with digest_engine(letters, steps_ahead=ahead) as bench:
@@ -258,7 +257,7 @@ async def test_stop_ids_and_stop_strings_end_the_turn_at_once(letters: Path, ahe
 
 
 @AHEAD
-async def test_a_seed_gives_the_same_turn_whatever_else_runs(letters: Path, ahead: int) -> None:
+async def test_seed_gives_the_same_output_beside_other_sessions(letters: Path, ahead: int) -> None:
     async with digest_engine(letters, steps_ahead=ahead, pages=200) as bench:
         engine = bench.engine
 
@@ -280,7 +279,7 @@ async def test_a_seed_gives_the_same_turn_whatever_else_runs(letters: Path, ahea
         assert await sampled(seed) == (drawn, seed)
 
 
-async def test_a_broken_row_fails_its_turn_alone(letters: Path) -> None:
+async def test_non_finite_row_fails_only_its_own_turn(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         bench.runner.poison = {66}
         good, bad = await bench.engine.open(), await bench.engine.open()
@@ -291,33 +290,33 @@ async def test_a_broken_row_fails_its_turn_alone(letters: Path) -> None:
         with pytest.raises(TurnFailed, match="not finite"):
             await read(failing)
         assert await read(fine) == oracle([1, 2], 3)
-        assert await say(bench.engine, bad, [3], 3) == oracle([1, 66, 3], 3)
+        assert await generate_ids(bench.engine, bad, [3], 3) == oracle([1, 66, 3], 3)
 
 
 @AHEAD
-async def test_a_broken_step_fails_its_turns_and_the_engine_lives(
+async def test_failed_step_fails_its_turns_and_the_engine_keeps_running(
     letters: Path, ahead: int
 ) -> None:
     async with digest_engine(letters, steps_ahead=ahead, step_s=0.001) as bench:
         session = await bench.engine.open()
         await bench.engine.append(session, [1, 2])
         turn = await bench.engine.generate(session, Sampling(max_tokens=50))
-        said: list[int] = []
+        output: list[int] = []
 
-        async def listen() -> None:
+        async def read_output() -> None:
             async for piece in turn:
-                said.extend(piece.ids)
+                output.extend(piece.ids)
                 bench.runner.fail_at = set(range(1000))
 
         with pytest.raises(TurnFailed, match="on fire"):
-            await listen()
+            await read_output()
         bench.runner.fail_at = set()
         length = (await bench.engine.info(session)).length
-        assert length == 2 + len(said)
-        assert await say(bench.engine, session, [3], 3) == oracle([1, 2, *said, 3], 3)
+        assert length == 2 + len(output)
+        assert await generate_ids(bench.engine, session, [3], 3) == oracle([1, 2, *output, 3], 3)
 
 
-async def test_what_is_refused_changes_nothing(letters: Path) -> None:
+async def test_refused_commands_change_no_state(letters: Path) -> None:
     async with digest_engine(letters, max_model_len=20) as bench:
         engine = bench.engine
         session = await engine.open(capacity_tokens=10)
@@ -336,7 +335,7 @@ async def test_what_is_refused_changes_nothing(letters: Path) -> None:
         with pytest.raises(BadRequest, match="capacity_tokens is 21; it must be from 1 to 20"):
             await engine.open(capacity_tokens=21)
         with pytest.raises(UnknownEngineSession):
-            await engine.append("nobody", [1])
+            await engine.append("missing", [1])
         empty = await engine.open()
         with pytest.raises(BadRequest, match="empty"):
             await engine.generate(empty, Sampling())
@@ -358,7 +357,7 @@ async def test_what_is_refused_changes_nothing(letters: Path) -> None:
             await engine.generate(session, Sampling())
 
 
-async def test_closing_ends_the_turn_and_what_waits(letters: Path) -> None:
+async def test_closing_a_session_cancels_its_turn_and_deferred_commands(letters: Path) -> None:
     async with digest_engine(letters, step_s=0.002) as bench:
         session = await bench.engine.open()
         await bench.engine.append(session, [1])
@@ -375,19 +374,19 @@ async def test_closing_ends_the_turn_and_what_waits(letters: Path) -> None:
             await bench.engine.info(session)
 
 
-async def test_every_step_of_a_long_prompt_leaves_room_for_short_turns(letters: Path) -> None:
+async def test_long_prompt_leaves_room_for_short_turns_in_each_step(letters: Path) -> None:
     async with digest_engine(letters, batched_tokens=8, step_s=0.002) as bench:
         engine = bench.engine
         long, short = await engine.open(), await engine.open()
         await engine.append(long, list(range(90)) + list(range(90)))
-        slow = asyncio.create_task(read(await engine.generate(long, Sampling(max_tokens=1))))
-        assert await say(engine, short, [1, 2], 3) == oracle([1, 2], 3)
-        assert not slow.done()
-        assert await slow == oracle(list(range(90)) + list(range(90)), 1)
+        long_output = asyncio.create_task(read(await engine.generate(long, Sampling(max_tokens=1))))
+        assert await generate_ids(engine, short, [1, 2], 3) == oracle([1, 2], 3)
+        assert not long_output.done()
+        assert await long_output == oracle(list(range(90)) + list(range(90)), 1)
 
 
-async def test_prefill_begins_with_the_first_chunk(letters: Path) -> None:
-    """What a long prompt takes on the device is not time that it waited."""
+async def test_prefill_time_starts_with_the_first_chunk(letters: Path) -> None:
+    """Prefill time of a long prompt does not count as queue time."""
     step_s, chunk, chunks = 0.03, 8, 5
     async with digest_engine(letters, batched_tokens=chunk, step_s=step_s) as bench:
         turn = await bench.engine.complete([1] * (chunk * chunks), Sampling(max_tokens=1))

@@ -1,4 +1,4 @@
-"""A turn as its front sees it: pieces are told in the moment they come, or when one asks."""
+"""Tests of the turn stream: pieces are pushed to a consumer on arrival, or pulled by iteration."""
 
 import asyncio
 from pathlib import Path
@@ -26,64 +26,64 @@ def ended(reason: TurnEndReason = "length", error: str | None = None) -> TurnEnd
     return TurnEnded("s", "t", reason, 9, 3, 0, 6, 7, error=error)
 
 
-async def followed(turn: TurnStream, taken: list[OutputChunk]) -> "asyncio.Task[None]":
-    following = asyncio.create_task(turn.consume(taken.append))
+async def start_consuming(turn: TurnStream, pieces: list[OutputChunk]) -> "asyncio.Task[None]":
+    consuming = asyncio.create_task(turn.consume(pieces.append))
     await asyncio.sleep(0)
-    return following
+    return consuming
 
 
-def said(pieces: list[OutputChunk]) -> list[int]:
-    return [id for piece in pieces for id in piece.ids]
+def ids_of(chunks: list[OutputChunk]) -> list[int]:
+    return [id for piece in chunks for id in piece.ids]
 
 
-async def test_what_comes_is_told_before_anything_else_happens(turn: TurnStream) -> None:
-    taken: list[OutputChunk] = []
+async def test_tokens_are_delivered_without_waiting_for_the_event_loop(turn: TurnStream) -> None:
+    pieces: list[OutputChunk] = []
     turn.put(tokens(0, 40, 41))
-    following = await followed(turn, taken)
-    assert said(taken) == [40, 41], "what was there"
+    consuming = await start_consuming(turn, pieces)
+    assert ids_of(pieces) == [40, 41], "tokens that arrived before"
     turn.put(tokens(2, 42))
-    assert said(taken) == [40, 41, 42], "without a turn of the event loop"
+    assert ids_of(pieces) == [40, 41, 42], "without a round of the event loop"
     turn.put(tokens(1, 41, 42, 43))
-    assert said(taken) == [40, 41, 42, 43], "only what is new"
+    assert ids_of(pieces) == [40, 41, 42, 43], "only new tokens"
     turn.put(ended())
-    await following
+    await consuming
     assert turn.ended == ended()
 
 
-async def test_a_fault_of_who_follows_is_theirs(turn: TurnStream) -> None:
-    def take(piece: OutputChunk) -> None:
+async def test_exception_of_the_consumer_is_raised_from_consume(turn: TurnStream) -> None:
+    def fail(piece: OutputChunk) -> None:
         raise KeyError(piece.first)
 
-    following = asyncio.create_task(turn.consume(take))
+    consuming = asyncio.create_task(turn.consume(fail))
     await asyncio.sleep(0)
     turn.put(tokens(0, 40))
     turn.put(tokens(1, 41))
     with pytest.raises(KeyError):
-        await following
+        await consuming
 
 
-async def test_who_stops_following_can_go_on(turn: TurnStream) -> None:
-    taken: list[OutputChunk] = []
-    following = await followed(turn, taken)
+async def test_cancelled_consumer_can_continue_by_iteration(turn: TurnStream) -> None:
+    pieces: list[OutputChunk] = []
+    consuming = await start_consuming(turn, pieces)
     turn.put(tokens(0, 40))
-    following.cancel()
-    await asyncio.gather(following, return_exceptions=True)
+    consuming.cancel()
+    await asyncio.gather(consuming, return_exceptions=True)
     turn.put(tokens(1, 41))
     turn.put(ended())
-    assert said(taken) == [40]
-    assert said([piece async for piece in turn]) == [41]
+    assert ids_of(pieces) == [40]
+    assert ids_of([piece async for piece in turn]) == [41]
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_a_turn_that_failed_tells_all_it_has_said(turn: TurnStream, follows: bool) -> None:
-    taken: list[OutputChunk] = []
+async def test_failed_turn_delivers_all_its_output_first(turn: TurnStream, consumes: bool) -> None:
+    pieces: list[OutputChunk] = []
 
     async def read() -> None:
-        if follows:
-            await turn.consume(taken.append)
+        if consumes:
+            await turn.consume(pieces.append)
         else:
             async for piece in turn:
-                taken.append(piece)
+                pieces.append(piece)
 
     reading = asyncio.create_task(read())
     await asyncio.sleep(0)
@@ -91,21 +91,23 @@ async def test_a_turn_that_failed_tells_all_it_has_said(turn: TurnStream, follow
     turn.put(ended("failed", "it broke"))
     with pytest.raises(TurnFailed, match="it broke"):
         await reading
-    assert said(taken) == [40, 41]
+    assert ids_of(pieces) == [40, 41]
 
 
 @pytest.mark.parametrize("follows", [True, False])
-async def test_where_it_is_interrupted(turn: TurnStream, follows: bool) -> None:
-    """Between the last piece before and the first after; and what ends it is raised."""
-    told: list[int | str] = []
-    turn.set_on_interrupted(lambda: told.append("gone"))
+async def test_interruption_is_reported_between_the_pieces_around_it(
+    turn: TurnStream, consumes: bool
+) -> None:
+    """The error that ends the turn is raised after the last piece."""
+    received: list[int | str] = []
+    turn.set_on_interrupted(lambda: received.append("interrupted"))
 
     async def read() -> None:
-        if follows:
-            await turn.consume(lambda piece: told.extend(piece.ids))
+        if consumes:
+            await turn.consume(lambda piece: received.extend(piece.ids))
         else:
             async for piece in turn:
-                told.extend(piece.ids)
+                received.extend(piece.ids)
 
     turn.put(tokens(0, 40))
     turn.interrupt()
@@ -115,4 +117,4 @@ async def test_where_it_is_interrupted(turn: TurnStream, follows: bool) -> None:
     turn.put(StaleEngineFence("taken over"))
     with pytest.raises(StaleEngineFence):
         await reading
-    assert told == [40, "gone", 41]
+    assert received == [40, "interrupted", 41]

@@ -1,11 +1,11 @@
-"""A regular session takes up a branch that the tree knows, while a step has no room for it."""
+"""Tests of a regular session that branches while no step has a row for it."""
 
 from tests.support.core_harness import Desk
 from tests.support.digest_runner import oracle
 
 
-def test_a_branch_taken_up_rests_with_its_pages() -> None:
-    """Its lease is idle, so that its pages can be given away; the books say so at once."""
+def test_branch_without_a_row_is_idle_and_its_pages_evictable() -> None:
+    """The lease of the branch is idle at once, so that the audit counts its pages as evictable."""
     desk = Desk(rows=1)
     desk.open("busy")
     desk.append("busy", [1, 2])

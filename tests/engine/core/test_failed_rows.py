@@ -1,4 +1,4 @@
-"""A row that makes its step raise fails alone: the other rows of the step are computed again."""
+"""Tests of fault isolation: a row that makes its step raise fails only its own turn."""
 
 import math
 from pathlib import Path
@@ -15,15 +15,15 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 SESSIONS = 16
 HALVINGS = int(math.log2(SESSIONS))
 EXTRA_STEPS_MAX = 2 * (2 * HALVINGS + 1)
-"""Steps of suspects, and as many of the other sessions between them."""
+"""Steps of suspects, alternating with as many steps of the other sessions."""
 BAD = VOCABULARY
 """An id that no turn draws."""
 IDS = 8
-"""Each turn draws so many."""
+"""Number of ids that each turn draws."""
 
 
 def prompts(length: int) -> list[list[int]]:
-    """Of all sessions."""
+    """Return one prompt of `length` ids per session."""
     return [[(n * 31 + k) % 90 for k in range(length)] for n in range(SESSIONS)]
 
 
@@ -36,7 +36,7 @@ def desk_with(logs: list[list[int]], pages: int = 1024, batched_tokens: int = 51
 
 
 def check(desk: Desk, logs: list[list[int]], bad: int, reason: str = "length") -> None:
-    """All turns but that of the row `bad` have said what they would have said without it."""
+    """Check that only the turn of row `bad` failed, and that all other outputs are unaffected."""
     for n, log in enumerate(logs):
         if n != bad:
             assert desk.ended(f"s{n}").reason == reason
@@ -50,12 +50,12 @@ def check(desk: Desk, logs: list[list[int]], bad: int, reason: str = "length") -
 def run(
     logs: list[list[int]],
     ahead: int,
-    explosive: set[int],
+    raising: set[int],
     pages: int = 1024,
     batched_tokens: int = 512,
 ) -> tuple[Desk, int]:
     desk = desk_with(logs, pages, batched_tokens)
-    desk.runner.explosive = explosive
+    desk.runner.explosive = raising
     for n in range(len(logs)):
         desk.generate(f"s{n}", IDS)
     return desk, desk.run(ahead=ahead)
@@ -64,7 +64,7 @@ def run(
 @AHEAD
 @pytest.mark.parametrize("bad", [0, 7, 15])
 @pytest.mark.parametrize("length", [5, 70])
-def test_a_bad_prompt_fails_alone(ahead: int, bad: int, length: int) -> None:
+def test_bad_prompt_fails_only_its_own_turn(ahead: int, bad: int, length: int) -> None:
     logs = prompts(length)
     logs[bad][length // 2] = BAD
     _, undisturbed = run(logs, ahead, set())
@@ -78,7 +78,7 @@ def test_a_bad_prompt_fails_alone(ahead: int, bad: int, length: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("bad", [0, 15])
-def test_a_bad_id_in_a_late_chunk_of_a_prompt_fails_alone(ahead: int, bad: int) -> None:
+def test_bad_id_in_a_late_prefill_chunk_fails_only_its_own_turn(ahead: int, bad: int) -> None:
     logs = prompts(60)
     logs[bad][55] = BAD
     desk, _ = run(logs, ahead, {BAD}, batched_tokens=128)
@@ -87,24 +87,24 @@ def test_a_bad_id_in_a_late_chunk_of_a_prompt_fails_alone(ahead: int, bad: int) 
 
 @AHEAD
 @pytest.mark.parametrize("bad", [1, 9])
-def test_an_id_that_cannot_be_computed_once_it_is_drawn_fails_alone(ahead: int, bad: int) -> None:
+def test_bad_drawn_id_fails_only_its_own_turn(ahead: int, bad: int) -> None:
     logs = [[1, 2, 3]] * SESSIONS
     others = set(oracle(logs[0], IDS))
     logs[bad] = next(
         log for log in ([n, 80] for n in range(80)) if not others & set(oracle(log, IDS))
     )
-    explosive = oracle(logs[bad], IDS)[4]
+    raising = oracle(logs[bad], IDS)[4]
     _, undisturbed = run(logs, ahead, set())
-    desk, steps = run(logs, ahead, {explosive})
+    desk, steps = run(logs, ahead, {raising})
     check(desk, logs, bad)
-    assert desk.said(f"s{bad}")[-1] == explosive
+    assert desk.said(f"s{bad}")[-1] == raising
     if not ahead:
         assert steps <= undisturbed + EXTRA_STEPS_MAX
         assert desk.counters.failed_steps == HALVINGS + 1
 
 
 @AHEAD
-def test_two_bad_rows_fail_and_no_other(ahead: int) -> None:
+def test_two_bad_rows_fail_only_their_own_turns(ahead: int) -> None:
     logs = prompts(5)
     logs[3][2] = logs[4][2] = BAD
     desk, _ = run(logs, ahead, {BAD})
@@ -115,7 +115,7 @@ def test_two_bad_rows_fail_and_no_other(ahead: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("failed", range(8))
-def test_a_failure_that_does_not_come_again_fails_no_turn(ahead: int, failed: int) -> None:
+def test_transient_step_failure_fails_no_turn(ahead: int, failed: int) -> None:
     logs = prompts(40)
     desk = desk_with(logs, batched_tokens=128)
     desk.runner.fail_at = {failed, failed + 1}
@@ -128,7 +128,7 @@ def test_a_failure_that_does_not_come_again_fails_no_turn(ahead: int, failed: in
 
 
 @AHEAD
-def test_a_bad_append_without_a_turn_stops_no_turn(ahead: int) -> None:
+def test_bad_append_without_a_turn_fails_no_other_turn(ahead: int) -> None:
     logs = prompts(12)
     logs[2][6] = BAD
     desk = desk_with(logs)
@@ -143,16 +143,16 @@ def test_a_bad_append_without_a_turn_stops_no_turn(ahead: int) -> None:
     desk.generate("s2", IDS)
     desk.run(ahead=ahead)
     assert desk.ended("s2").reason == "failed"
-    assert desk.counters.failed_steps <= failed + 1 + ahead, "it was known, and ran alone at once"
+    assert desk.counters.failed_steps <= failed + 1 + ahead, "a known suspect runs alone at once"
     desk.rewind("s2", 6)
-    desk.generate("s2", IDS, "anew")
+    desk.generate("s2", IDS, "next")
     desk.run(ahead=ahead)
-    assert desk.said("s2", "anew") == oracle(logs[2][:6], IDS)
+    assert desk.said("s2", "next") == oracle(logs[2][:6], IDS)
 
 
 @AHEAD
-@pytest.mark.parametrize("way", ["cancel", "drop", "close"])
-def test_suspects_that_end_while_the_bad_row_is_searched_for(ahead: int, way: str) -> None:
+@pytest.mark.parametrize("ending", ["cancel", "drop", "close"])
+def test_suspects_can_end_during_fault_isolation(ahead: int, ending: str) -> None:
     logs = prompts(5)
     logs[0][2] = BAD
     desk = desk_with(logs)
@@ -161,32 +161,32 @@ def test_suspects_that_end_while_the_bad_row_is_searched_for(ahead: int, way: st
         desk.generate(f"s{n}", IDS)
     desk.step()  # all are suspects now
     for n in (0, 1, 12):
-        if way == "close":
+        if ending == "close":
             desk.close(f"s{n}")
         else:
-            desk.do(CancelTurn(desk.n(), f"s{n}", None, way == "drop"))
+            desk.do(CancelTurn(desk.n(), f"s{n}", None, ending == "drop"))
     desk.run(ahead=ahead)
     for n, log in enumerate(logs):
         if n in (0, 1, 12):
             assert desk.ended(f"s{n}").reason == "cancelled"
         else:
             assert desk.said(f"s{n}") == oracle(log, IDS)
-    if way != "close":
-        desk.generate("s1", IDS, "anew")
+    if ending != "close":
+        desk.generate("s1", IDS, "next")
         desk.run(ahead=ahead)
-        assert desk.said("s1", "anew") == oracle(logs[1], IDS)
+        assert desk.said("s1", "next") == oracle(logs[1], IDS)
 
 
 @AHEAD
-def test_a_search_in_a_pool_that_is_too_small_for_all_ends(ahead: int) -> None:
+def test_fault_isolation_terminates_in_a_small_page_pool(ahead: int) -> None:
     logs = prompts(30)
     logs[11][20] = BAD
     desk, _ = run(logs, ahead, {BAD}, pages=40, batched_tokens=64)
     check(desk, logs, 11)
 
 
-def test_others_go_on_while_the_bad_row_is_searched_for() -> None:
-    """A group of suspects has every other step."""
+def test_other_turns_run_every_other_step_during_fault_isolation() -> None:
+    """Suspects and other turns alternate in the steps."""
     logs = prompts(6)
     desk = desk_with(logs)
     desk.run()
@@ -205,7 +205,7 @@ def test_others_go_on_while_the_bad_row_is_searched_for() -> None:
         assert {f"s{n}" for n in range(8, SESSIONS)} <= {w.sequence.id for w in together.rows}
 
 
-def test_a_session_that_is_attached_apart_shares_no_step_until_it_has_proved_itself() -> None:
+def test_session_attached_apart_runs_alone_until_it_is_cleared() -> None:
     logs = prompts(6)
     desk = desk_with(logs[:3])
     for n in range(3):
@@ -216,14 +216,14 @@ def test_a_session_that_is_attached_apart_shares_no_step_until_it_has_proved_its
     while (order := desk.step()) is not None:
         steps.append({work.sequence.id for work in order.rows})
     own = [step for step in steps if "x" in step]
-    assert own[:5] == [{"x"}] * 5, "its prompt, and four ids"
+    assert own[:5] == [{"x"}] * 5, "prompt and four ids run alone"
     assert own[5:] == [{"s0", "s1", "s2", "x"}] * 5
-    assert steps[:4] == [{"x"}, {"s0", "s1", "s2"}] * 2, "the others have every other step"
+    assert steps[:4] == [{"x"}, {"s0", "s1", "s2"}] * 2, "the other turns have every other step"
     assert desk.said("x") == oracle(logs[3], 10)
 
 
 @AHEAD
-async def test_in_the_real_loop(letters: Path, ahead: int) -> None:
+async def test_bad_row_fails_only_its_own_turn_in_the_real_loop(letters: Path, ahead: int) -> None:
     logs = prompts(9)
     logs[6][4] = BAD
     async with digest_engine(
@@ -245,5 +245,5 @@ async def test_in_the_real_loop(letters: Path, ahead: int) -> None:
                 with pytest.raises(TurnFailed, match="on fire"):
                     [piece async for piece in turn]
             else:
-                said = [id async for piece in turn for id in piece.ids]
-                assert said == oracle(logs[n], IDS)
+                output = [id async for piece in turn for id in piece.ids]
+                assert output == oracle(logs[n], IDS)

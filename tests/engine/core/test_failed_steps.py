@@ -1,4 +1,4 @@
-"""A step that the device fails once, anywhere, fails no turn, and no wrong KV is ever believed."""
+"""Tests of a step that fails once, anywhere: no turn fails, and no undefined KV is used."""
 
 from pathlib import Path
 
@@ -15,8 +15,8 @@ PROMPT = [n % 90 for n in range(60)]
 
 @AHEAD
 @pytest.mark.parametrize("failed", range(10))
-def test_the_step_behind_a_lost_one_is_not_believed(ahead: int, failed: int) -> None:
-    """It was launched to go on from what the lost one should have written."""
+def test_kv_of_the_step_after_a_failed_one_is_discarded(ahead: int, failed: int) -> None:
+    """The later step was launched to read KV that the failed step should have written."""
     desk = Desk(batched_tokens=8)
     desk.open("s")
     desk.append("s", PROMPT)
@@ -34,7 +34,9 @@ def test_the_step_behind_a_lost_one_is_not_believed(ahead: int, failed: int) -> 
 
 @AHEAD
 @pytest.mark.parametrize("failed", [0, 3, 6, 8])
-async def test_a_lost_step_in_the_real_loop(letters: Path, ahead: int, failed: int) -> None:
+async def test_failed_step_is_repeated_by_the_real_loop(
+    letters: Path, ahead: int, failed: int
+) -> None:
     async with digest_engine(letters, batched_tokens=8, steps_ahead=ahead) as bench:
         engine, log = bench.engine, list(PROMPT)
         session = await engine.open()
@@ -45,14 +47,14 @@ async def test_a_lost_step_in_the_real_loop(letters: Path, ahead: int, failed: i
         assert log == PROMPT + oracle(PROMPT, 8)
         await engine.append(session, [5])
         turn = await engine.generate(session, Sampling(max_tokens=4))
-        said = [id async for piece in turn for id in piece.ids]
-        assert said == oracle([*log, 5], 4)
+        output = [id async for piece in turn for id in piece.ids]
+        assert output == oracle([*log, 5], 4)
         assert (await engine.stats()).failed_steps > 0
 
 
 @AHEAD
-def test_a_copy_lost_with_its_step_is_not_believed(ahead: int) -> None:
-    """A fork's last page was to be copied in a step that is another session's."""
+def test_page_copy_of_a_failed_step_is_discarded(ahead: int) -> None:
+    """The last page of a fork is copied in a step with a row of another session only."""
     desk = Desk()
     desk.open("parent")
     desk.append("parent", PROMPT[:10])
@@ -73,8 +75,8 @@ def test_a_copy_lost_with_its_step_is_not_believed(ahead: int) -> None:
 
 @AHEAD
 @pytest.mark.parametrize("nth", range(12))
-def test_pages_that_were_to_be_spilled_or_recalled(ahead: int, nth: int) -> None:
-    """Two sessions take turns in a pool for one, over a host tier; one step of theirs is lost."""
+def test_failed_step_with_spills_or_recalls_loses_no_kv(ahead: int, nth: int) -> None:
+    """Two sessions alternate in a pool for one, with a host tier; one of their steps fails."""
     desk = Desk(pages=8, host_pages=16)
     logs = {"a": PROMPT[:20], "b": PROMPT[20:40]}
     for session, log in logs.items():
@@ -86,23 +88,23 @@ def test_pages_that_were_to_be_spilled_or_recalled(ahead: int, nth: int) -> None
             turn = f"{round}"
             desk.generate(session, 2, turn)
             desk.run(ahead=ahead)
-            said = desk.said(session, turn)
-            assert said == oracle(log, 2)
-            log += said
+            output = desk.said(session, turn)
+            assert output == oracle(log, 2)
+            log += output
     assert all(end.reason == "length" for end in desk.heard(TurnEnded))
     assert desk.counters.failed_steps >= 1
     assert desk.cache.host_tier.spilled_pages > 0
     assert desk.cache.host_tier.recalled_pages > 0
 
 
-def test_turns_of_other_sessions_start_over_when_all_kv_is_forgotten() -> None:
-    """There are too many turns for the rows of a step, so that one was not in the lost step."""
+def test_turns_outside_the_failed_step_restart_when_all_kv_is_discarded() -> None:
+    """A step has one row for two turns, so that one turn is not in the failed step."""
     desk = Desk(rows=1, pages=40)
     for name in ("a", "b"):
         desk.open(name)
         desk.append(name, PROMPT[:9])
         desk.run()
-    desk.fork("b", "c", 9)  # its copy goes with the next step, which is a's
+    desk.fork("b", "c", 9)  # its page is copied in the next step, which is a's
     for name in ("a", "b"):
         desk.generate(name, 3)
     desk.runner.fail_at = {desk.counters.steps}

@@ -1,5 +1,7 @@
-"""Forks at every position of a log, with and without a provisional span behind it: the child and
-the parent both go on from what is theirs, and next to nothing is computed again."""
+"""Tests of forks at every position of a log, with and without a provisional span at its end.
+
+Child and parent each continue from their own log, and almost no tokens are recomputed.
+"""
 
 import pytest
 
@@ -12,50 +14,54 @@ AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
 @AHEAD
-@pytest.mark.parametrize("spoken", [0, 3, 10])
+@pytest.mark.parametrize("provisional", [0, 3, 10])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_fork_anywhere(page_size: int, spoken: int, ahead: int) -> None:
+def test_fork_at_every_position_recomputes_almost_no_tokens(
+    page_size: int, provisional: int, ahead: int
+) -> None:
     log = words(22, seed=1)
     for at in range(1, len(log) + 1):
         desk = Desk(pages=64 if page_size > 1 else 256, page_size=page_size)
         desk.open("parent")
         desk.append("parent", list(log))
-        if spoken:
-            desk.append("parent", words(spoken, seed=2), span="provisional")
+        if provisional:
+            desk.append("parent", words(provisional, seed=2), span="provisional")
         desk.run()
-        assert desk.sequence("parent").committed == len(log) + spoken
+        assert desk.sequence("parent").committed == len(log) + provisional
         before = desk.runner.tokens_run
         desk.fork("parent", "child", at)
         desk.append("child", [5, 6])
-        desk.append("parent", words(spoken, seed=2), span="commit")
+        desk.append("parent", words(provisional, seed=2), span="commit")
         for session in ("child", "parent"):
             desk.generate(session, 3)
         desk.run(ahead=ahead)
         assert desk.said("child") == oracle([*log[:at], 5, 6], 3)
-        assert desk.said("parent") == oracle(log + words(spoken, seed=2), 3)
+        assert desk.said("parent") == oracle(log + words(provisional, seed=2), 3)
         assert desk.ended("child").cached_tokens == at
         assert desk.runner.tokens_run - before <= (2 + 2) + (1 + 2)
 
 
 @AHEAD
-@pytest.mark.parametrize("back", ["fork", "rewind"])
+@pytest.mark.parametrize("command", ["fork", "rewind"])
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-def test_back_below_what_the_tree_owns(page_size: int, back: str, ahead: int) -> None:
-    """Into pages that were published, and at their edges: the shared page that must be written is
-    copied, and nothing in it is computed again. Whoever else shares it is left alone."""
+def test_fork_and_rewind_into_shared_pages_copy_only_the_last_page(
+    page_size: int, command: str, ahead: int
+) -> None:
+    """A fork or rewind into a published page, also at its edges, copies the page to be written and
+    recomputes no token in it. Other leases of the shared page are not affected."""
     log = words(2 * page_size + 7, seed=1)
     desk = Desk(pages=96 if page_size < 256 else 16, page_size=page_size, batched_tokens=512)
     desk.open("other")
     desk.append("other", list(log))
     desk.generate("other", 3)
     desk.run(ahead=ahead)
-    others = log + desk.said("other")
+    other_log = log + desk.said("other")
     owned = desk.sequence("other").lease.path
     assert len(owned) * page_size == len(log) // page_size * page_size, "the tree owns full pages"
     edges = {1, 2, page_size // 2, page_size - 1, page_size, page_size + 1, 2 * page_size - 1}
     for at in sorted(edges - {0}):
         name = f"at {at}"
-        if back == "fork":
+        if command == "fork":
             before = desk.runner.tokens_run
             desk.fork("other", name, at)
         else:
@@ -70,16 +76,16 @@ def test_back_below_what_the_tree_owns(page_size: int, back: str, ahead: int) ->
         assert desk.runner.tokens_run - before <= 2 + 2 + ahead
         desk.close(name)
     desk.append("other", [4])
-    desk.generate("other", 3, "again")
+    desk.generate("other", 3, "next")
     desk.run(ahead=ahead)
-    assert desk.said("other", "again") == oracle([*others, 4], 3)
+    assert desk.said("other", "next") == oracle([*other_log, 4], 3)
 
 
 @AHEAD
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_fork_while_a_turn_runs(page_size: int, ahead: int) -> None:
-    """What the turn began with does not change: a child of it need not wait, nor compute it again.
-    At every step of the turn, also while steps are in flight."""
+def test_prompt_can_be_forked_at_every_step_of_a_turn(page_size: int, ahead: int) -> None:
+    """The prompt of a turn does not change: a fork of it neither waits nor recomputes it, at every
+    step of the turn, also while steps are in flight."""
     log = words(21, seed=1)
     for steps in range(1, 12):
         desk = Desk(pages=64 if page_size > 1 else 256, page_size=page_size, batched_tokens=16)
@@ -106,7 +112,7 @@ def test_fork_while_a_turn_runs(page_size: int, ahead: int) -> None:
         assert running or steps > 8
 
 
-def test_fork_of_what_a_turn_says_waits_for_its_end() -> None:
+def test_fork_into_the_output_of_a_turn_waits_for_its_end() -> None:
     desk = Desk()
     desk.open("parent")
     desk.append("parent", words(9, seed=1))

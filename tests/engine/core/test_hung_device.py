@@ -1,4 +1,4 @@
-"""A device beside the loop that hangs: the loop answers pings, and nothing comes of it."""
+"""Tests of a hung device: the loop still answers pings, but no step completes."""
 
 import asyncio
 import threading
@@ -17,76 +17,76 @@ GEOMETRY = Geometry(64, 4, 200, VOCABULARY, 16, 1, 0)
 PROMPT = [n % 90 for n in range(30)]
 
 
-class Hanging(DigestRunner):
+class HangingRunner(DigestRunner):
     def __init__(self, geometry: Geometry, *, step_s: float) -> None:
         super().__init__(geometry, step_s=step_s)
-        self.goes_on = threading.Event()
-        self.goes_on.set()
+        self.may_compute = threading.Event()
+        self.may_compute.set()
 
     def launch(self, batch: Batch) -> BatchResult:
-        self.goes_on.wait()
+        self.may_compute.wait()
         return super().launch(batch)
 
 
 @pytest.fixture
 async def bench(letters: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
-    """Asked often, so that a test takes no minute."""
+    """Yield an engine that is pinged often, so that a hang is detected fast."""
     monkeypatch.setattr(router, "PING_INTERVAL_S", 0.05)
     monkeypatch.setattr(connection, "DEVICE_HANG_S", 0.5)
-    async with engine_on(letters, lambda: Hanging(GEOMETRY, step_s=0.01)) as bench:
+    async with engine_on(letters, lambda: HangingRunner(GEOMETRY, step_s=0.01)) as bench:
         try:
             yield bench
         finally:
-            bench.runner.goes_on.set()
+            bench.runner.may_compute.set()
 
 
-async def begun(bench: Bench, sampling: Sampling) -> "asyncio.Task[list[int]]":
-    """What it says, of which the first id is there; and nothing more comes."""
+async def start_turn_and_hang(bench: Bench, sampling: Sampling) -> "asyncio.Task[list[int]]":
+    """Start a turn, and hang the device after its first ids. Returns the task that reads it."""
     engine, first = bench.engine, asyncio.Event()
     session = await engine.open()
     await engine.append(session, PROMPT)
     turn = await engine.generate(session, sampling)
 
-    async def say() -> list[int]:
-        said: list[int] = []
+    async def read_output() -> list[int]:
+        output: list[int] = []
         async for piece in turn:
-            said += piece.ids
+            output += piece.ids
             if not first.is_set():
-                bench.runner.goes_on.clear()
+                bench.runner.may_compute.clear()
                 first.set()
-        return said
+        return output
 
-    saying = asyncio.create_task(say())
+    reading = asyncio.create_task(read_output())
     await first.wait()
-    return saying
+    return reading
 
 
-async def test_it_is_as_good_as_silent(bench: Bench) -> None:
-    saying = await begun(bench, Sampling(max_tokens=60))
+async def test_hung_device_makes_the_engine_unavailable_until_it_recovers(bench: Bench) -> None:
+    reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
     async with asyncio.timeout(30):
         while bench.engine.is_accepting_sessions:
             await asyncio.sleep(0.01)
     assert not bench.engine.is_available
-    assert not saying.done()
-    bench.runner.goes_on.set()
-    assert await saying == oracle(PROMPT, 60)
+    assert not reading.done()
+    bench.runner.may_compute.set()
+    assert await reading == oracle(PROMPT, 60)
     async with asyncio.timeout(30):
         while not bench.engine.is_accepting_sessions:
             await asyncio.sleep(0.01)
     assert bench.launches == 1
 
 
-async def test_one_that_hangs_for_long_is_started_again(
+async def test_engine_whose_device_hangs_for_long_is_restarted(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "DISCONNECT_AFTER_S", 2.0)
-    saying = await begun(bench, Sampling(max_tokens=60))
+    reading = await start_turn_and_hang(bench, Sampling(max_tokens=60))
     hung = bench.runner
     (child,) = bench.engine._router.connections
     async with asyncio.timeout(30):
         while child.is_connected:
             await asyncio.sleep(0.01)
-    hung.goes_on.set()  # a process would be killed; a thread can not
-    assert await saying == oracle(PROMPT, 60), "it goes on where it was"
+    hung.may_compute.set()  # a process would be killed; a thread cannot be
+    assert await reading == oracle(PROMPT, 60), "the turn continues on the new engine"
     assert bench.launches == 2
     assert bench.engine.is_accepting_sessions

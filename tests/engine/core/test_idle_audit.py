@@ -1,5 +1,7 @@
-"""An engine proves its books where nothing is owed, and only there: a real loop, whose audits are
-due whenever they may be made."""
+"""Tests of the idle audit: page ownership is audited when no work is owed, and only then.
+
+The loop is real; an audit is due whenever one may run.
+"""
 
 import asyncio
 import contextlib
@@ -29,8 +31,8 @@ from tests.support.digest_runner import VOCABULARY, DigestRunner
 AHEAD = pytest.mark.parametrize("ahead", [0, 1])
 
 
-class House:
-    """A loop with nobody before it but a test."""
+class LoopHarness:
+    """An engine loop driven by the test alone."""
 
     def __init__(self, folder: Path, ahead: int) -> None:
         runner = DigestRunner(Geometry(64, 4, 200, VOCABULARY, 16, ahead, 0))
@@ -38,48 +40,48 @@ class House:
             runner, ModelText(str(folder)), EngineConfig()
         )
         self.events: list[EngineEvent] = []
-        self._came = asyncio.Event()
+        self._received = asyncio.Event()
         self._n = 0
 
-    def hear(self, events: list[EngineEvent]) -> None:
+    def receive(self, events: list[EngineEvent]) -> None:
         self.events += events
-        self._came.set()
+        self._received.set()
 
     def n(self) -> int:
         self._n += 1
         return self._n
 
-    async def ask(self, command: LoopCommand) -> CommandDone:
+    async def request(self, command: LoopCommand) -> CommandDone:
         self.parts.loop.enqueue([command])
         while True:
             for event in self.events:
                 if isinstance(event, CommandDone) and event.n == command.n:
                     return event
-            self._came.clear()
-            await self._came.wait()
+            self._received.clear()
+            await self._received.wait()
 
-    async def talk(self) -> None:
-        """One turn, to its end."""
+    async def run_turn(self) -> None:
+        """Run one turn to its end."""
         for command in (
             OpenSession(self.n(), "s"),
             AppendIds(self.n(), "s", [1, 2, 3]),
             Generate(self.n(), "s", "turn", Sampling(max_tokens=30)),
         ):
-            await self.ask(command)
+            await self.request(command)
         while not any(isinstance(event, TurnEnded) for event in self.events):
-            self._came.clear()
-            await self._came.wait()
+            self._received.clear()
+            await self._received.wait()
 
     async def failed_audits(self) -> int:
-        stats = (await self.ask(GetStats(self.n()))).stats
+        stats = (await self.request(GetStats(self.n()))).stats
         assert stats is not None
         return stats.failed_audits
 
 
 @contextlib.asynccontextmanager
-async def living(house: House) -> AsyncIterator[None]:
-    parts = house.parts
-    running = asyncio.create_task(parts.loop.run(parts.sessions, house.hear))
+async def running_loop(harness: LoopHarness) -> AsyncIterator[None]:
+    parts = harness.parts
+    running = asyncio.create_task(parts.loop.run(parts.sessions, harness.receive))
     try:
         async with asyncio.timeout(20):
             yield
@@ -89,42 +91,42 @@ async def living(house: House) -> AsyncIterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def due(monkeypatch: pytest.MonkeyPatch) -> None:
+def audit_at_every_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("continuo.engine.core.loop.AUDIT_EVERY_S", 0.0)
 
 
 @AHEAD
-async def test_a_fault_is_found_when_it_is_idle(letters: Path, ahead: int) -> None:
-    """It is counted, and the engine lives."""
-    house = House(letters, ahead)
-    async with living(house):
-        await house.talk()
-        assert await house.failed_audits() == 0
-        lost = house.parts.cache.pool.allocate()
-        while not await house.failed_audits():
+async def test_audit_of_an_idle_engine_counts_a_leaked_page(letters: Path, ahead: int) -> None:
+    """The failed audit is counted, and the engine keeps running."""
+    harness = LoopHarness(letters, ahead)
+    async with running_loop(harness):
+        await harness.run_turn()
+        assert await harness.failed_audits() == 0
+        leaked = harness.parts.cache.pool.allocate()
+        while not await harness.failed_audits():
             await asyncio.sleep(0.001)
-        house.parts.cache.pool.release([lost])
-        await house.ask(AppendIds(house.n(), "s", [4]))
+        harness.parts.cache.pool.release([leaked])
+        await harness.request(AppendIds(harness.n(), "s", [4]))
 
 
 @AHEAD
-async def test_a_turn_is_not_held_up_by_an_audit(letters: Path, ahead: int) -> None:
-    """The books are wrong from its first word to its last; nobody looks at them meanwhile."""
+async def test_no_audit_runs_during_a_turn(letters: Path, ahead: int) -> None:
+    """A page is leaked from the first tokens of the turn to its end; no audit may notice."""
 
-    class Spoilt(House):
-        lost = -1
+    class LeakingHarness(LoopHarness):
+        leaked = -1
 
-        def hear(self, events: list[EngineEvent]) -> None:
-            super().hear(events)
+        def receive(self, events: list[EngineEvent]) -> None:
+            super().receive(events)
             pool = self.parts.cache.pool
             for event in events:
-                if isinstance(event, TurnTokens) and self.lost < 0:
-                    self.lost = pool.allocate()
+                if isinstance(event, TurnTokens) and self.leaked < 0:
+                    self.leaked = pool.allocate()
                 if isinstance(event, TurnEnded):
-                    pool.release([self.lost])
+                    pool.release([self.leaked])
 
-    house = Spoilt(letters, ahead)
-    async with living(house):
-        await house.talk()
-        assert house.lost >= 0
-        assert await house.failed_audits() == 0
+    harness = LeakingHarness(letters, ahead)
+    async with running_loop(harness):
+        await harness.run_turn()
+        assert harness.leaked >= 0
+        assert await harness.failed_audits() == 0

@@ -1,5 +1,5 @@
-"""What a closed session leaves behind: with `keep_prefix` its whole log, to be found by any other
-of its scope; without it nothing but the first prompt, which was shared while it lived."""
+"""Tests of `keep_prefix`: a session closed with it leaves its whole log in the radix tree, for its
+cache scope; one closed without it leaves only the first prompt, published while it was open."""
 
 import pytest
 
@@ -12,7 +12,7 @@ KEEP = pytest.mark.parametrize("keep", [True, False])
 
 @KEEP
 @pytest.mark.parametrize("streaming", [True, False], ids=["session", "one-shot"])
-def test_what_comes_after_it_finds_the_log_or_the_first_prompt(keep: bool, streaming: bool) -> None:
+def test_closed_session_leaves_its_log_or_first_prompt_cached(keep: bool, streaming: bool) -> None:
     desk, log = Desk(), list[int]()
     desk.open("s", scope="ours")
     for turn, count in (("first", 17), ("second", 16)):
@@ -21,17 +21,17 @@ def test_what_comes_after_it_finds_the_log_or_the_first_prompt(keep: bool, strea
         desk.run()
         log += words(count) + desk.said("s", turn)
     desk.close("s", keep_prefix=keep)
-    for scope, found in (("ours", 48 if keep else 16), ("theirs", 0)):
+    for scope, cached in (("ours", 48 if keep else 16), ("theirs", 0)):
         desk.open(scope, streaming=streaming, scope=scope)
         desk.append(scope, [*log, 1])
         desk.generate(scope, 3)
         desk.run()
-        assert desk.ended(scope).cached_tokens == found
+        assert desk.ended(scope).cached_tokens == cached
         assert desk.said(scope) == oracle([*log, 1], 3)
 
 
 @KEEP
-def test_a_session_that_never_spoke_leaves_its_pages_or_none(keep: bool) -> None:
+def test_session_without_a_turn_leaves_its_pages_or_none(keep: bool) -> None:
     desk = Desk()
     desk.open("s")
     desk.append("s", words(21))

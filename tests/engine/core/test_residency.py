@@ -1,4 +1,4 @@
-"""Where a turn's KV came from, as it is told: hot, host, recomputed, or none there ever was."""
+"""Tests of the residency that a turn reports for its KV: hot, host, recomputed or none."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ def info(desk: Desk, session: str) -> SessionInfo:
     return found
 
 
-def crowded(host_pages: int, *, streaming: bool = True) -> Desk:
-    """A pool that holds one of its two sessions: `idle` had it first."""
+def desk_with_small_pool(host_pages: int, *, streaming: bool = True) -> Desk:
+    """Return a desk whose pool holds one of its two sessions; `idle` ran first."""
     desk = Desk(pages=12, host_pages=host_pages)
     for n, name in enumerate(("idle", "other"), 1):
         desk.open(name, streaming=streaming)
@@ -31,57 +31,57 @@ def crowded(host_pages: int, *, streaming: bool = True) -> Desk:
     return desk
 
 
-def ask(desk: Desk, session: str) -> str:
-    desk.generate(session, 3, "again")
+def residency_of_next_turn(desk: Desk, session: str) -> str:
+    desk.generate(session, 3, "next")
     desk.run()
-    return desk.ended(session, "again").residency
+    return desk.ended(session, "next").residency
 
 
-def test_what_is_kept_is_hot() -> None:
-    desk = crowded(0)
+def test_kept_kv_is_reported_hot() -> None:
+    desk = desk_with_small_pool(0)
     kept = info(desk, "other")
     assert (kept.committed, kept.host_tokens, kept.lost_tokens) == (32, 0, 0)
-    assert ask(desk, "other") == "hot"
+    assert residency_of_next_turn(desk, "other") == "hot"
 
 
-def test_what_was_spilled_comes_back_from_the_host() -> None:
-    desk = crowded(12)
+def test_spilled_kv_is_recalled_from_the_host() -> None:
+    desk = desk_with_small_pool(12)
     spilled = info(desk, "idle")
     assert spilled.host_tokens > 0
     assert spilled.committed + spilled.host_tokens == 32
     assert spilled.lost_tokens == 0
-    assert ask(desk, "idle") == "host"
+    assert residency_of_next_turn(desk, "idle") == "host"
     assert info(desk, "idle").host_tokens == 0
 
 
-def test_what_was_dropped_is_computed_again() -> None:
-    desk = crowded(0)
-    dropped = info(desk, "idle")
-    assert dropped.lost_tokens > 0
-    assert (dropped.committed + dropped.lost_tokens, dropped.host_tokens) == (32, 0)
-    assert ask(desk, "idle") == "recomputed"
+def test_evicted_kv_is_reported_recomputed() -> None:
+    desk = desk_with_small_pool(0)
+    evicted = info(desk, "idle")
+    assert evicted.lost_tokens > 0
+    assert (evicted.committed + evicted.lost_tokens, evicted.host_tokens) == (32, 0)
+    assert residency_of_next_turn(desk, "idle") == "recomputed"
     assert info(desk, "idle").lost_tokens == 0
 
 
-def test_so_it_was_if_it_was_computed_again_while_words_came() -> None:
-    desk = crowded(0)
+def test_kv_recomputed_by_a_provisional_append_is_reported_recomputed() -> None:
+    desk = desk_with_small_pool(0)
     desk.append("idle", [7, 7], span="provisional")
     desk.run()
     assert info(desk, "idle").lost_tokens == 0
     desk.append("idle", [7, 7], span="commit")
-    assert ask(desk, "idle") == "recomputed"
-    assert desk.ended("idle", "again").cached_tokens == 34
+    assert residency_of_next_turn(desk, "idle") == "recomputed"
+    assert desk.ended("idle", "next").cached_tokens == 34
 
 
-def test_a_branch_of_what_was_dropped_is_computed_again() -> None:
-    desk = crowded(0)
+def test_fork_of_evicted_kv_is_reported_recomputed() -> None:
+    desk = desk_with_small_pool(0)
     desk.fork("idle", "branch", 31)
     desk.append("branch", [5])
-    assert ask(desk, "branch") == "recomputed"
+    assert residency_of_next_turn(desk, "branch") == "recomputed"
 
 
-def test_what_others_kept_meanwhile_is_not_computed_again() -> None:
-    """A regular session shares its pages: who else has them keeps them for it."""
+def test_kv_kept_by_a_fork_is_not_recomputed() -> None:
+    """A regular session shares its pages: its fork keeps them when its own lease is retracted."""
     desk = Desk(pages=16)
     desk.open("idle", streaming=False)
     desk.append("idle", LOG[:29])
@@ -90,13 +90,13 @@ def test_what_others_kept_meanwhile_is_not_computed_again() -> None:
     desk.fork("idle", "same", 32)
     desk.cache.retract(desk.sequence("idle").lease)
     assert info(desk, "idle").lost_tokens == 32
-    assert ask(desk, "idle") == "hot"
-    assert desk.ended("idle", "again").cached_tokens == 32
+    assert residency_of_next_turn(desk, "idle") == "hot"
+    assert desk.ended("idle", "next").cached_tokens == 32
 
 
 @pytest.mark.parametrize("known", [[], LOG])
-def test_a_session_from_elsewhere_is_computed_again(known: list[int]) -> None:
-    """But one of which nothing was said is not."""
+def test_attached_session_is_reported_recomputed_unless_empty(known: list[int]) -> None:
+    """A session attached with an empty log reports `none`."""
     desk = Desk()
     opened = OpenSession(desk.n(), "s")
     desk.do(
@@ -106,11 +106,11 @@ def test_a_session_from_elsewhere_is_computed_again(known: list[int]) -> None:
     desk.run()
     assert info(desk, "s").lost_tokens == 0
     desk.append("s", [1, 2])
-    assert ask(desk, "s") == ("recomputed" if known else "none")
-    assert desk.said("s", "again") == oracle([*known, 1, 2], 3)
+    assert residency_of_next_turn(desk, "s") == ("recomputed" if known else "none")
+    assert desk.said("s", "next") == oracle([*known, 1, 2], 3)
 
 
-async def test_after_an_engine_died_it_is_computed_again_and_then_hot(letters: Path) -> None:
+async def test_turn_after_an_engine_crash_is_recomputed_and_the_next_is_hot(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         talk = await Talk.open(bench.engine)
         await talk.say([1, 2, 3], 4)

@@ -1,5 +1,5 @@
-"""Where the loop works at each step itself, others do the end of it while the next one is planned:
-its turn may have ended by then."""
+"""Tests of the ends of turns: output of a step is processed while the next step is planned, so that
+a step may be launched for a turn that has already ended."""
 
 import asyncio
 from pathlib import Path
@@ -12,59 +12,65 @@ from tests.support.digest_runner import oracle
 from tests.support.engines import Bench, digest_engine
 
 
-async def say(bench: Bench, session: str, log: list[int], sampling: Sampling) -> list[int]:
+async def generate_and_check(
+    bench: Bench, session: str, log: list[int], sampling: Sampling
+) -> list[int]:
     async with asyncio.timeout(20):
         turn = await bench.engine.generate(session, sampling)
-        said = [id async for piece in turn for id in piece.ids]
-    assert said == oracle(log, len(said))
-    return said
+        output = [id async for piece in turn for id in piece.ids]
+    assert output == oracle(log, len(output))
+    return output
 
 
 @pytest.mark.parametrize("length", range(1, 8))
-async def test_a_step_for_a_turn_that_has_ended_is_abandoned(letters: Path, length: int) -> None:
-    """What it has written is not believed by the next turn, in the same pages."""
+async def test_step_launched_for_an_ended_turn_is_abandoned(letters: Path, length: int) -> None:
+    """The next turn, in the same pages, does not use the KV of the abandoned step."""
     async with digest_engine(letters) as bench:
         log = [3, 1, 4, 1, 5]
         session = await bench.engine.open()
         await bench.engine.append(session, log)
         for n in range(6):
             last = oracle(log, length + n % 2)[-1]
-            log += await say(bench, session, log, Sampling(max_tokens=20, stop_ids=(last,)))
+            log += await generate_and_check(
+                bench, session, log, Sampling(max_tokens=20, stop_ids=(last,))
+            )
             await bench.engine.append(session, [n, 7])
             log += [n, 7]
         assert bench.runner.abandoned > 0
 
 
-async def test_not_if_it_is_for_somebody_else_as_well(letters: Path) -> None:
+async def test_step_shared_with_a_running_turn_is_not_abandoned(letters: Path) -> None:
     async with digest_engine(letters) as bench:
-        talker, other = await bench.engine.open(), await bench.engine.open()
-        await bench.engine.append(talker, [7])
-        going_on = await bench.engine.generate(talker, Sampling(max_tokens=150))
+        running, other = await bench.engine.open(), await bench.engine.open()
+        await bench.engine.append(running, [7])
+        long_turn = await bench.engine.generate(running, Sampling(max_tokens=150))
         log = [2, 7, 1, 8]
         await bench.engine.append(other, log)
         for _ in range(6):
             last = oracle(log, 3)[-1]
-            log += await say(bench, other, log, Sampling(max_tokens=20, stop_ids=(last,)))
+            log += await generate_and_check(
+                bench, other, log, Sampling(max_tokens=20, stop_ids=(last,))
+            )
         async with asyncio.timeout(20):
-            said = [id async for piece in going_on for id in piece.ids]
-        assert said == oracle([7], 150)
+            output = [id async for piece in long_turn for id in piece.ids]
+        assert output == oracle([7], 150)
         assert bench.runner.approached > 0
         assert bench.runner.abandoned == 0
 
 
-async def test_a_turn_that_ends_at_its_limit_has_no_step_behind_it(letters: Path) -> None:
+async def test_turn_that_ends_at_its_limit_launches_no_further_step(letters: Path) -> None:
     async with digest_engine(letters) as bench:
         log = [1, 6, 1, 8]
         session = await bench.engine.open()
         await bench.engine.append(session, log)
         for _ in range(6):
-            log += await say(bench, session, log, Sampling(max_tokens=5))
+            log += await generate_and_check(bench, session, log, Sampling(max_tokens=5))
         assert bench.runner.approached > 0
         assert bench.runner.abandoned == 0
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_turn_that_is_paused_and_dropped_while_its_step_flies(ahead: int) -> None:
+def test_turn_can_be_paused_and_discarded_while_in_flight(ahead: int) -> None:
     desk = Desk()
     desk.open("s")
     desk.append("s", [3, 1, 4])
@@ -85,20 +91,20 @@ def test_a_turn_that_is_paused_and_dropped_while_its_step_flies(ahead: int) -> N
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_what_is_to_be_read_is_read_in_each_step_beside_a_running_turn(ahead: int) -> None:
+def test_prefill_advances_in_each_step_beside_a_running_turn(ahead: int) -> None:
     desk = Desk(pages=200, batched_tokens=16)
-    desk.open("talks")
-    desk.append("talks", [7])
-    desk.generate("talks", 60)
-    desk.open("listens")
-    desk.tell(AppendIds(desk.n(), "listens", [n % 90 for n in range(300)]))
+    desk.open("decoding")
+    desk.append("decoding", [7])
+    desk.generate("decoding", 60)
+    desk.open("prefilling")
+    desk.tell(AppendIds(desk.n(), "prefilling", [n % 90 for n in range(300)]))
     steps = list[int]()
-    while desk.sequence("listens").owed:
+    while desk.sequence("prefilling").owed:
         order = desk.launch()
         assert order is not None
-        steps.append(sum(w.tokens for w in order.rows if w.sequence.id == "listens"))
+        steps.append(sum(w.tokens for w in order.rows if w.sequence.id == "prefilling"))
         if desk.flying > ahead:
             desk.collect()
     assert all(steps)
     desk.run(ahead=ahead)
-    assert desk.said("talks") == oracle([7], 60)
+    assert desk.said("decoding") == oracle([7], 60)

@@ -1,4 +1,4 @@
-"""Moves of whole pages between the device and the host tier, against plain lists."""
+"""Tests of page moves between the device and the host tier, against plain lists."""
 
 import torch
 from hypothesis import given
@@ -21,7 +21,7 @@ MOVES = st.lists(
 
 
 @given(MOVES)
-def test_moves_are_carried_out_in_order(moves: list[PageMove]) -> None:
+def test_page_moves_are_applied_in_order(moves: list[PageMove]) -> None:
     pool = KVPool([KVShape(2, 4, 4), KVShape(1, 4, 2)], PAGES, 2, torch.empty(0), HOST)
     for layer in (*pool.keys, *pool.values):
         layer.copy_(torch.arange(PAGES, dtype=layer.dtype)[:, None, None, None].expand_as(layer))

@@ -1,4 +1,4 @@
-"""Page moves in order, where tokens are written, and how large a pool is."""
+"""Tests of the KV pool: page moves, the slots of tokens, and the size of the pool."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ moves = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(moves)
-def test_moves_happen_as_if_one_after_the_other(todo: list[PageMove]) -> None:
+def test_batched_page_moves_equal_sequential_moves(page_moves: list[PageMove]) -> None:
     pool = KVPool(SHAPES, pages=4, page_size=2, like=EMPTY, host_pages=4)
     device, host = [f"page {n}" for n in range(4)], ["nothing"] * 4
     for layer in pool.keys + pool.values:
         layer.copy_(torch.arange(1.0, 5.0).view(4, 1, 1, 1).expand_as(layer))
-    for kind, source, target in todo:
+    for kind, source, target in page_moves:
         if kind == "copy":
             device[target] = device[source]
         elif kind == "spill":
             host[target] = device[source]
         else:
             device[target] = host[source]
-    pool.move(todo)
+    pool.move(page_moves)
     names = {f"page {n}": n + 1.0 for n in range(4)} | {"nothing": 0.0}
     for layer in pool.keys + pool.values:
         for page, name in enumerate(device):
             assert (layer[page] == names[name]).all()
 
 
-def test_a_token_lands_in_its_page_head_and_slot() -> None:
+def test_token_is_written_to_its_page_head_and_slot() -> None:
     pool = KVPool(SHAPES, pages=5, page_size=3, like=EMPTY)
     pages, slots = torch.tensor([4, 0]), torch.tensor([2, 1])
     for layer, shape in enumerate(SHAPES):
@@ -68,11 +68,11 @@ def test_a_token_lands_in_its_page_head_and_slot() -> None:
         assert written == 2 * shape.heads
 
 
-def test_bytes_per_token() -> None:
+def test_bytes_per_token_counts_keys_and_values_of_all_layers() -> None:
     assert bytes_per_token(SHAPES, torch.bfloat16) == 2 * (2 * 8 + 1 * 9)
 
 
-def test_a_pool_of_given_size() -> None:
+def test_pool_size_follows_the_config() -> None:
     assert size_pool(EngineConfig(num_gpu_blocks_override=40), 100, 4096, CPU) == (40, 640)
     assert size_pool(EngineConfig(num_gpu_blocks_override=40), 100, 512, CPU) == (40, 512)
     assert size_pool(EngineConfig(kv_cache_memory_bytes=160_000), 100, 4096, CPU) == (100, 1600)
@@ -89,12 +89,12 @@ def test_a_pool_of_given_size() -> None:
         EngineConfig(max_model_len=4097),
     ],
 )
-def test_a_pool_that_cannot_hold_one_session_is_refused(config: EngineConfig) -> None:
+def test_pool_that_cannot_hold_one_session_is_refused(config: EngineConfig) -> None:
     with pytest.raises(ModelError, match="max_model_len"):
         size_pool(config, 100, 4096, CPU)
 
 
-def test_the_default_pool_is_a_modest_share_but_holds_one_session(
+def test_default_pool_is_a_quarter_of_memory_but_holds_one_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meminfo = tmp_path / "meminfo"

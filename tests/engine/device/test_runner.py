@@ -1,4 +1,4 @@
-"""The runner itself: feeding on the device, one step ahead, page moves, rows that fail alone."""
+"""Tests of the torch runner: fed tokens, steps ahead, page moves, and rows that fail alone."""
 
 from __future__ import annotations
 
@@ -34,15 +34,17 @@ def row(
     return BatchRow(array("i", ids), -1, start, array("i", pages), sample or SampleParams())
 
 
-def fed(feed: int, start: int, pages: list[int], sample: SampleParams | None = None) -> BatchRow:
+def fed_row(
+    feed: int, start: int, pages: list[int], sample: SampleParams | None = None
+) -> BatchRow:
     return BatchRow(array("i"), feed, start, array("i", pages), sample or SampleParams())
 
 
-def one(
+def run_step(
     runner: TorchRunner, *rows: BatchRow, moves: list[PageMove] | None = None
 ) -> list[int | None]:
-    answer = runner.collect(runner.launch(Batch(0, list(rows), moves or [])))
-    return [drawn and drawn.id for drawn in answer.results]
+    result = runner.collect(runner.launch(Batch(0, list(rows), moves or [])))
+    return [drawn and drawn.id for drawn in result.results]
 
 
 def test_geometry_follows_the_config(runner: TorchRunner) -> None:
@@ -52,63 +54,64 @@ def test_geometry_follows_the_config(runner: TorchRunner) -> None:
     assert geometry.batched_tokens == 512
 
 
-def test_rows_fed_on_the_device_say_what_rows_fed_by_the_host_say(runner: TorchRunner) -> None:
-    """Launched one step ahead of collecting, rows changing their places from step to step."""
+def test_rows_fed_on_the_device_draw_the_same_ids_as_rows_fed_by_host(runner: TorchRunner) -> None:
+    """Steps are launched one ahead of collect, and rows change places from step to step."""
     starts = oracle.prompts(1, [20, 5])
-    wishes = [SampleParams(temperature=1.0, uniform=0.1 + 0.07 * step) for step in range(9)]
+    samples = [SampleParams(temperature=1.0, uniform=0.1 + 0.07 * step) for step in range(9)]
     by_host: list[list[int | None]] = [[], []]
     for ids, pages, out in zip(starts, ([0, 1], [2]), by_host, strict=True):
         log = list(ids)
-        out += one(runner, row(log, 0, pages, wishes[0]))
-        for wish in wishes[1:]:
+        out += run_step(runner, row(log, 0, pages, samples[0]))
+        for sample in samples[1:]:
             log.append(out[-1] or 0)
-            out += one(runner, row(log[-1:], len(log) - 1, pages, wish))
+            out += run_step(runner, row(log[-1:], len(log) - 1, pages, sample))
 
     pages = [[3, 4], [5]]
-    places = [[0, 1]]  # per step: the rows of the two sequences
-    first = [row(ids, 0, held, wishes[0]) for ids, held in zip(starts, pages, strict=True)]
-    tickets = [runner.launch(Batch(0, first))]
+    positions_by_step = [[0, 1]]  # per step: the rows of the two sequences
+    first = [row(ids, 0, held, samples[0]) for ids, held in zip(starts, pages, strict=True)]
+    pending_steps = [runner.launch(Batch(0, first))]
     for step in range(1, 9):
         rows = [
-            fed(places[-1][n], len(starts[n]) + step - 1, pages[n], wishes[step]) for n in (0, 1)
+            fed_row(positions_by_step[-1][n], len(starts[n]) + step - 1, pages[n], samples[step])
+            for n in (0, 1)
         ]
         mixed = step % 3 == 0
         swapped = step % 2 == 0
         extra = [BatchRow(array("i", [1, 2, 3]), -1, 0, array("i", [6]), None)] if mixed else []
-        places.append([mixed + swapped, mixed + (not swapped)])
-        tickets.append(runner.launch(Batch(step, extra + (rows[::-1] if swapped else rows))))
+        positions_by_step.append([mixed + swapped, mixed + (not swapped)])
+        pending_steps.append(runner.launch(Batch(step, extra + (rows[::-1] if swapped else rows))))
     by_device: list[list[int | None]] = [[], []]
-    for ticket, where in zip(tickets, places, strict=True):
-        drawn = runner.collect(ticket).results
-        for out, place in zip(by_device, where, strict=True):
-            answer = drawn[place]
-            out.append(answer and answer.id)
+    for pending, positions in zip(pending_steps, positions_by_step, strict=True):
+        drawn = runner.collect(pending).results
+        for out, position in zip(by_device, positions, strict=True):
+            result = drawn[position]
+            out.append(result and result.id)
     assert by_device == by_host
     assert len(set(by_host[0])) > 3
 
 
-def test_only_rows_that_sample_are_answered(runner: TorchRunner) -> None:
-    quiet = BatchRow(array("i", [4, 5]), -1, 0, array("i", [1]), None)
-    answer = runner.collect(runner.launch(Batch(0, [quiet, row([4, 5], 0, [2]), quiet])))
-    assert [drawn is None for drawn in answer.results] == [True, False, True]
-    assert answer.model_s > 0
-    alone = runner.collect(runner.launch(Batch(1, [quiet])))
+def test_only_rows_that_sample_have_results(runner: TorchRunner) -> None:
+    silent = BatchRow(array("i", [4, 5]), -1, 0, array("i", [1]), None)
+    result = runner.collect(runner.launch(Batch(0, [silent, row([4, 5], 0, [2]), silent])))
+    assert [drawn is None for drawn in result.results] == [True, False, True]
+    assert result.model_s > 0
+    alone = runner.collect(runner.launch(Batch(1, [silent])))
     assert alone.results == [None]
 
 
-def test_a_copied_page_carries_its_tokens(runner: TorchRunner) -> None:
+def test_copied_page_contains_its_tokens(runner: TorchRunner) -> None:
     [ids] = oracle.prompts(4, [24])
-    one(runner, row(ids[:20], 0, [7, 8]))
-    expected = one(runner, row(ids[20:], 20, [7, 8]))
-    one(runner, row(ids[:20], 0, [7, 8]))
+    run_step(runner, row(ids[:20], 0, [7, 8]))
+    expected = run_step(runner, row(ids[20:], 20, [7, 8]))
+    run_step(runner, row(ids[:20], 0, [7, 8]))
     moves = [PageMove("copy", 8, 9), PageMove("copy", 9, 10), PageMove("copy", 7, 9)]
-    assert one(runner, row(ids[20:], 20, [9, 10]), moves=moves) == expected
+    assert run_step(runner, row(ids[20:], 20, [9, 10]), moves=moves) == expected
 
 
-def test_nan_fails_its_row_alone_and_leaves_nothing_behind(runner: TorchRunner) -> None:
-    """NaN in one sequence's KV reaches no other row, not even one that gets its pages later."""
+def test_nan_fails_only_its_own_row_and_does_not_spread(runner: TorchRunner) -> None:
+    """NaN in the KV of one sequence affects no other row, not even a later owner of its pages."""
     [ids] = oracle.prompts(5, [20])
-    clean = one(runner, row(ids, 0, [20, 21]), row(ids[:3], 0, [22]), row(ids[:9], 0, [23]))
+    clean = run_step(runner, row(ids, 0, [20, 21]), row(ids[:3], 0, [22]), row(ids[:9], 0, [23]))
     with torch.inference_mode():
         for layer in runner.pool.keys + runner.pool.values:
             layer[[10, 11]] = math.nan
@@ -120,15 +123,15 @@ def test_nan_fails_its_row_alone_and_leaves_nothing_behind(runner: TorchRunner) 
         (clean[0], None),
         (clean[1], None),
     ]
-    reused = one(runner, row(ids[:3], 0, [10]), row(ids[:9], 0, [11]))
+    reused = run_step(runner, row(ids[:3], 0, [10]), row(ids[:9], 0, [11]))
     assert reused == clean[1:]
-    again = one(runner, row([ids[2]], 2, [10]), row([ids[8]], 8, [11]), row([1], 0, [12]))
-    assert again[:2] == clean[1:]
+    reread = run_step(runner, row([ids[2]], 2, [10]), row([ids[8]], 8, [11]), row([1], 0, [12]))
+    assert reread[:2] == clean[1:]
 
 
-def test_logprobs_come_with_the_row_that_asked(runner: TorchRunner) -> None:
-    wish = SampleParams(logprobs=3)
-    batch = Batch(0, [row([4, 5], 0, [1]), row([4, 5], 0, [2], wish)])
+def test_logprobs_are_returned_only_for_the_row_that_requests_them(runner: TorchRunner) -> None:
+    sample = SampleParams(logprobs=3)
+    batch = Batch(0, [row([4, 5], 0, [1]), row([4, 5], 0, [2], sample)])
     without, with_logprobs = runner.collect(runner.launch(batch)).results
     assert without is not None
     assert without.logprobs is None
@@ -138,27 +141,27 @@ def test_logprobs_come_with_the_row_that_asked(runner: TorchRunner) -> None:
     assert with_logprobs.logprobs.drawn == pytest.approx(with_logprobs.logprobs.top[0][1])
 
 
-def test_inference_leaves_no_graph(runner: TorchRunner) -> None:
-    ticket = runner.launch(Batch(0, [row([4, 5], 0, [1])]))
-    assert isinstance(ticket, PendingStep)
-    assert ticket.output is not None
-    assert not ticket.output.ids.requires_grad
-    assert ticket.output.ids.device == torch.device("cpu")
+def test_inference_builds_no_autograd_graph(runner: TorchRunner) -> None:
+    pending = runner.launch(Batch(0, [row([4, 5], 0, [1])]))
+    assert isinstance(pending, PendingStep)
+    assert pending.output is not None
+    assert not pending.output.ids.requires_grad
+    assert pending.output.ids.device == torch.device("cpu")
 
 
-def test_light_steps_run_on_one_thread_and_heavy_ones_on_all(
+def test_small_steps_use_one_thread_and_large_steps_use_all(
     runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     runner.threads, runner.parameter_count = 7, 10_000_000
-    one(runner, row([1], 0, [1]))
-    one(runner, row([1] * 64, 0, [1, 2, 3, 4]))
+    run_step(runner, row([1], 0, [1]))
+    run_step(runner, row([1] * 64, 0, [1, 2, 3, 4]))
     assert used == [1, 7]
 
 
 @pytest.mark.parametrize(
-    "bound",
+    "limit",
     [
         {"block_size": 0},
         {"max_num_batched_tokens": 0},
@@ -167,7 +170,7 @@ def test_light_steps_run_on_one_thread_and_heavy_ones_on_all(
         {"steps_ahead": 2},
     ],
 )
-def test_absurd_bounds_are_named(folder: Path, bound: dict[str, Any]) -> None:
-    [name] = bound
+def test_invalid_limit_is_named_in_the_error(folder: Path, limit: dict[str, Any]) -> None:
+    [name] = limit
     with pytest.raises(ModelError, match=name):
-        oracle.runner_of(folder, **bound)
+        oracle.runner_of(folder, **limit)

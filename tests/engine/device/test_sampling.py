@@ -1,4 +1,4 @@
-"""The sampler against a slow, obvious reference, alone and among other rows."""
+"""Tests of the sampler against a slow reference, alone and beside other rows."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def penalised(logits: list[float], sample: SampleParams) -> np.ndarray:
 
 
 class Only(TokenMask):
-    """Allows these ids."""
+    """Mask that allows only `ids`."""
 
     def __init__(self, ids: set[int], vocab: int) -> None:
         self.ids = ids
         self._bytes = np.packbits([id in ids for id in range(vocab)], bitorder="little").tobytes()
 
     def compute_bitmask(self) -> bytes:
-        return self._bytes + b"\xff\xff"  # of a tokenizer larger than the model
+        return self._bytes + b"\xff\xff"  # as from a tokenizer larger than the model
 
 
-def obvious(logits: list[float], sample: SampleParams) -> set[int]:
-    """The ids that may be drawn: one, or two where `uniform` lies on their border but for rounding.
+def reference_ids(logits: list[float], sample: SampleParams) -> set[int]:
+    """Return the ids that may be drawn: one, or two if `uniform` is close to their border.
 
-    Every step of the documented order, with a loop over a list of (probability, id).
+    The steps follow the documented order, in a loop over the ids by probability.
     """
     scores = penalised(logits, sample).astype(np.float64)
     ids = sample.mask.ids if isinstance(sample.mask, Only) else range(len(scores))
@@ -61,19 +61,19 @@ def obvious(logits: list[float], sample: SampleParams) -> set[int]:
         mass = sum(probs[:kept])
         if sample.top_p < 1:
             reached = 0.0
-            for place in range(kept):
-                reached += probs[place]
+            for index in range(kept):
+                reached += probs[index]
                 if reached >= sample.top_p * mass + slack:
-                    kept = place + 1
+                    kept = index + 1
                     break
         if sample.min_p > 0:
             kept = sum(prob >= (sample.min_p + slack) * probs[0] for prob in probs[:kept]) or 1
         target = sample.uniform * sum(probs[:kept]) + slack
         reached = 0.0
-        for place in range(kept):
-            reached += probs[place]
-            if reached > target or place == kept - 1:
-                allowed.add(order[place])
+        for index in range(kept):
+            reached += probs[index]
+            if reached > target or index == kept - 1:
+                allowed.add(order[index])
                 break
     return allowed
 
@@ -83,54 +83,58 @@ def ids_of(logits: torch.Tensor, samples: list[SampleParams]) -> list[RowResult]
 
 
 @st.composite
-def wishes(pick: st.DrawFn, vocab: int) -> SampleParams:
+def sample_params(draw_value: st.DrawFn, vocab: int) -> SampleParams:
     some_ids = st.integers(0, vocab - 1)
     penalties = None
-    if pick(st.booleans()):
+    if draw_value(st.booleans()):
         penalties = Penalties(
-            repetition=pick(st.sampled_from([1.0, 1.3, 0.8])),
-            presence=pick(st.sampled_from([0.0, 0.5, -0.5])),
-            frequency=pick(st.sampled_from([0.0, 0.25])),
-            seen_ids=pick(st.sets(some_ids, max_size=5)),
-            output_counts=pick(st.dictionaries(some_ids, st.integers(1, 4), max_size=4)),
+            repetition=draw_value(st.sampled_from([1.0, 1.3, 0.8])),
+            presence=draw_value(st.sampled_from([0.0, 0.5, -0.5])),
+            frequency=draw_value(st.sampled_from([0.0, 0.25])),
+            seen_ids=draw_value(st.sets(some_ids, max_size=5)),
+            output_counts=draw_value(st.dictionaries(some_ids, st.integers(1, 4), max_size=4)),
         )
     return SampleParams(
-        temperature=pick(st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0])),
-        top_k=pick(st.sampled_from([0, 1, 3, 10, vocab, 10 * vocab])),
-        top_p=pick(st.sampled_from([1.0, 0.9, 0.5, 0.01])),
-        min_p=pick(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
-        uniform=pick(st.floats(0, 1, exclude_max=True)),
-        logprobs=pick(st.sampled_from([-1, 0, 3])),
+        temperature=draw_value(st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0])),
+        top_k=draw_value(st.sampled_from([0, 1, 3, 10, vocab, 10 * vocab])),
+        top_p=draw_value(st.sampled_from([1.0, 0.9, 0.5, 0.01])),
+        min_p=draw_value(st.sampled_from([0.0, 0.05, 0.5, 1.0])),
+        uniform=draw_value(st.floats(0, 1, exclude_max=True)),
+        logprobs=draw_value(st.sampled_from([-1, 0, 3])),
         logit_bias=tuple(
-            pick(st.dictionaries(some_ids, st.floats(-5, 5, width=32), max_size=3)).items()
+            draw_value(st.dictionaries(some_ids, st.floats(-5, 5, width=32), max_size=3)).items()
         ),
         penalties=penalties,
-        mask=Only(pick(st.sets(some_ids, min_size=1)), vocab) if pick(st.booleans()) else None,
+        mask=Only(draw_value(st.sets(some_ids, min_size=1)), vocab)
+        if draw_value(st.booleans())
+        else None,
     )
 
 
 @st.composite
-def tables(pick: st.DrawFn) -> tuple[list[list[float]], list[SampleParams]]:
-    """Logits [S][vocab], with ties, and as many wishes."""
-    vocab = pick(st.sampled_from([2, 7, 40]))
+def tables(draw_value: st.DrawFn) -> tuple[list[list[float]], list[SampleParams]]:
+    """Draw logits [S][vocab], with ties, and S sample parameters."""
+    vocab = draw_value(st.sampled_from([2, 7, 40]))
     level = st.sampled_from([-3.0, 0.0, 0.25, 1.5, 4.0]) | st.floats(-10, 10, width=32)
-    rows = pick(st.lists(st.lists(level, min_size=vocab, max_size=vocab), min_size=1, max_size=4))
-    return rows, [pick(wishes(vocab)) for _ in rows]
+    rows = draw_value(
+        st.lists(st.lists(level, min_size=vocab, max_size=vocab), min_size=1, max_size=4)
+    )
+    return rows, [draw_value(sample_params(vocab)) for _ in rows]
 
 
-@pytest.mark.parametrize("narrow", [sampling.PARTIAL_SORT_SIZE, 4, 1])
+@pytest.mark.parametrize("partial_size", [sampling.PARTIAL_SORT_SIZE, 4, 1])
 @settings(max_examples=150, deadline=None)
 @given(table=tables())
-def test_like_the_reference_whatever_else_is_in_the_batch(
-    narrow: int, table: tuple[list[list[float]], list[SampleParams]]
+def test_draw_equals_the_reference_in_any_batch(
+    partial_size: int, table: tuple[list[list[float]], list[SampleParams]]
 ) -> None:
-    """Also when only the few likeliest candidates are looked at first."""
+    """A partial sort of the likeliest candidates does not change the result."""
     rows, samples = table
-    whole, sampling.PARTIAL_SORT_SIZE = sampling.PARTIAL_SORT_SIZE, narrow
+    whole, sampling.PARTIAL_SORT_SIZE = sampling.PARTIAL_SORT_SIZE, partial_size
     try:
         together = ids_of(torch.tensor(rows), samples)
         for row, sample, drawn in zip(rows, samples, together, strict=True):
-            assert drawn.id in obvious(row, sample)
+            assert drawn.id in reference_ids(row, sample)
             assert ids_of(torch.tensor([row]), [sample]) == [drawn]
     finally:
         sampling.PARTIAL_SORT_SIZE = whole
@@ -158,39 +162,41 @@ def test_logprobs_are_of_the_penalised_logits_before_temperature(
 
 
 @pytest.mark.parametrize(
-    "wish", [SampleParams(), SampleParams(temperature=0.8, uniform=0.5, top_p=0.9)]
+    "sample", [SampleParams(), SampleParams(temperature=0.8, uniform=0.5, top_p=0.9)]
 )
-def test_a_mask_that_allows_nothing_fails_its_row_alone(wish: SampleParams) -> None:
+def test_empty_mask_fails_only_its_own_row(sample: SampleParams) -> None:
     logits = torch.randn(2, 900, generator=torch.Generator().manual_seed(0))
-    masked = msgspec.structs.replace(wish, mask=Only(set(), 900))
-    sound, broken = ids_of(logits, [wish, masked])
-    assert sound == ids_of(logits[:1], [wish])[0]
+    masked = msgspec.structs.replace(sample, mask=Only(set(), 900))
+    sound, broken = ids_of(logits, [sample, masked])
+    assert sound == ids_of(logits[:1], [sample])[0]
     assert broken.failure is not None
     assert "grammar" in broken.failure
 
 
-def test_no_rounding_leads_out_of_a_mask() -> None:
-    """`uniform` just below 1, where the sum of the probabilities may stay below it."""
+def test_rounding_never_draws_an_id_outside_the_mask() -> None:
+    """`uniform` is just below 1, and the sum of the probabilities may be less."""
     logits = torch.randn(200, 900, generator=torch.Generator().manual_seed(0))
-    wish = SampleParams(temperature=1.0, uniform=1 - 2**-53, mask=Only(set(range(3, 700, 2)), 900))
-    assert all(drawn.id in range(3, 700, 2) for drawn in ids_of(logits, [wish] * 200))
+    sample = SampleParams(
+        temperature=1.0, uniform=1 - 2**-53, mask=Only(set(range(3, 700, 2)), 900)
+    )
+    assert all(drawn.id in range(3, 700, 2) for drawn in ids_of(logits, [sample] * 200))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize(
-    "wish", [SampleParams(), SampleParams(temperature=0.8, uniform=0.5, top_p=0.9)]
+    "sample", [SampleParams(), SampleParams(temperature=0.8, uniform=0.5, top_p=0.9)]
 )
-def test_logits_that_are_not_finite_fail_their_row_alone(bad: float, wish: SampleParams) -> None:
+def test_non_finite_logits_fail_only_their_own_row(bad: float, sample: SampleParams) -> None:
     logits = torch.randn(3, 900, generator=torch.Generator().manual_seed(0))
-    sound = ids_of(logits, [wish] * 3)
+    sound = ids_of(logits, [sample] * 3)
     logits[1, 17] = bad
-    broken = ids_of(logits, [wish] * 3)
+    broken = ids_of(logits, [sample] * 3)
     assert [drawn.failure is None for drawn in broken] == [True, False, True]
     assert [broken[0].id, broken[2].id] == [sound[0].id, sound[2].id]
     assert 0 <= broken[1].id < 900
 
 
-def test_greedy_ties_go_to_the_lowest_id_in_every_dtype() -> None:
+def test_greedy_ties_draw_the_lowest_id_in_every_dtype() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         logits = torch.zeros(2, 300, dtype=dtype)
         logits[0, [40, 200]] = 3.0
@@ -199,8 +205,8 @@ def test_greedy_ties_go_to_the_lowest_id_in_every_dtype() -> None:
         assert ids_of(logits, warm)[0].id == 40
 
 
-def test_uniform_walks_down_the_candidates() -> None:
-    """Over a grid of uniforms each id comes up as often as its probability says."""
+def test_uniform_numbers_draw_each_id_with_its_probability() -> None:
+    """Over a grid of uniform numbers, each id is drawn in proportion to its probability."""
     logits = torch.tensor([[0.0, 2.0, 1.0, -1.0]])
     probs = logits.softmax(-1)[0].tolist()
     grid = [(step + 0.5) / 1000 for step in range(1000)]
@@ -212,27 +218,27 @@ def test_uniform_walks_down_the_candidates() -> None:
         assert ids.count(id) == pytest.approx(1000 * prob, abs=1)
 
 
-def test_a_large_vocabulary_with_a_flat_distribution() -> None:
-    """Where the likeliest few hold little, the whole vocabulary is sorted after all."""
+def test_flat_distribution_of_a_large_vocabulary_is_exact() -> None:
+    """The whole vocabulary is sorted if the likeliest candidates hold too little mass."""
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(4, 5000, generator=generator) * 0.01
     uniforms = (0.0, 0.4, 0.9, 0.999999)
     samples = [SampleParams(temperature=1.0, uniform=uniform) for uniform in uniforms]
-    found = [drawn.id for drawn in ids_of(logits, samples)]
-    for row, sample, id in zip(logits.tolist(), samples, found, strict=True):
-        assert id in obvious(row, sample)
+    ids = [drawn.id for drawn in ids_of(logits, samples)]
+    for row, sample, id in zip(logits.tolist(), samples, ids, strict=True):
+        assert id in reference_ids(row, sample)
 
 
-def test_min_p_that_cuts_beyond_the_likeliest_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_p_cut_beyond_the_partial_sort_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "PARTIAL_SORT_SIZE", 3)
     logits = [0.0] * 3 + [-0.1] + [-2.0] * 40
     for uniform in (0.1, 0.3, 0.35, 0.6, 0.9):
         sample = SampleParams(temperature=1.0, min_p=0.5, uniform=uniform)
         [drawn] = ids_of(torch.tensor([logits]), [sample])
-        assert drawn.id in obvious(logits, sample)
+        assert drawn.id in reference_ids(logits, sample)
 
 
-def test_ties_on_the_border_of_the_likeliest_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ties_at_the_border_of_the_partial_sort_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "PARTIAL_SORT_SIZE", 4)
     logits = torch.zeros(50, 50)
     samples = [SampleParams(temperature=1.0, uniform=(id + 0.5) / 50) for id in range(50)]

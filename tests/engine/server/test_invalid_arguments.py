@@ -1,5 +1,7 @@
-"""Ids and other arguments from outside: each bad command is refused, by field and limit, and no
-other session notices. Through the door, and past it by a link of one's own."""
+"""Tests of invalid arguments: a bad command is refused by field, and affects no other session.
+
+Commands are sent through the engine client, and by a client that checks none of its arguments.
+"""
 
 import asyncio
 import contextlib
@@ -12,7 +14,6 @@ import numpy as np
 import pytest
 
 from continuo.engine.client.engine_client import EngineClient, UnfinishedTurn
-from continuo.engine.client.turn_stream import TurnStream
 from continuo.engine.config import BUNDLED_MODEL, EngineConfig
 from continuo.engine.errors import (
     BadRequest,
@@ -41,17 +42,14 @@ from continuo.engine.wire.messages import (
     Sampling,
 )
 from tests.support.digest_runner import VOCABULARY, oracle
+from tests.support.engine_sessions import read
 from tests.support.engines import Bench, digest_engine
 
 PROMPT = [1, 2, 3]
 BAD_IDS = [VOCABULARY, 1 << 30, 1 << 33, 1 << 70, -1]
 BAD_KINDS: list[Any] = [[1.5], [True], ["1"], [None], "abc", 7, None, [[1]]]
 
-Call = Callable[[EngineClient], Awaitable[object]]
-
-
-async def read(turn: TurnStream) -> list[int]:
-    return [id async for piece in turn for id in piece.ids]
+ClientCall = Callable[[EngineClient], Awaitable[object]]
 
 
 @pytest.fixture
@@ -62,19 +60,19 @@ async def bench(letters: Path) -> AsyncIterator[Bench]:
 
 @contextlib.asynccontextmanager
 async def bystander(bench: Bench) -> AsyncIterator[None]:
-    """A turn of another session runs meanwhile: whole and right in the end, on the same engine."""
+    """Run a turn of another session meanwhile, and check its output and the engine."""
     await bench.engine.open("other")
     await bench.engine.append("other", PROMPT)
     turn = await bench.engine.generate("other", Sampling(max_tokens=25))
     yield
     assert await read(turn) == oracle(PROMPT, 25)
-    assert bench.launches == 1, "the engine has not been started again"
+    assert bench.launches == 1, "the engine was not restarted"
     stats = await bench.engine.stats()
     assert (stats.failed_steps, stats.failed_audits) == (0, 0)
 
 
-def unfinished(said: Any = 1, **sampling: Any) -> UnfinishedTurn:
-    return UnfinishedTurn("t", seeded(**sampling), said)
+def unfinished(output_tokens: Any = 1, **sampling: Any) -> UnfinishedTurn:
+    return UnfinishedTurn("t", seeded(**sampling), output_tokens)
 
 
 def seeded(**sampling: Any) -> Sampling:
@@ -82,7 +80,7 @@ def seeded(**sampling: Any) -> Sampling:
 
 
 @pytest.mark.parametrize("id", BAD_IDS)
-async def test_an_id_the_model_does_not_have_is_refused_at_the_door(bench: Bench, id: int) -> None:
+async def test_engine_client_refuses_an_id_outside_the_vocabulary(bench: Bench, id: int) -> None:
     engine = bench.engine
     async with bystander(bench):
         await engine.open("s")
@@ -103,12 +101,12 @@ async def test_an_id_the_model_does_not_have_is_refused_at_the_door(bench: Bench
             with pytest.raises(BadRequest) as refused:
                 await call
             assert refused.value.field == "stop_ids"
-        assert await engine.append("s", PROMPT) == 3, "nothing of it was kept"
+        assert await engine.append("s", PROMPT) == 3, "no id of a refused command was kept"
         assert {info.session for info in await engine.list_sessions()} == {"s", "other"}
 
 
 @pytest.mark.parametrize("ids", BAD_KINDS)
-async def test_what_is_no_list_of_ints_is_refused_at_the_door(bench: Bench, ids: Any) -> None:
+async def test_engine_client_refuses_ids_that_are_no_list_of_ints(bench: Bench, ids: Any) -> None:
     async with bystander(bench):
         await bench.engine.open("s")
         for call in (
@@ -121,15 +119,15 @@ async def test_what_is_no_list_of_ints_is_refused_at_the_door(bench: Bench, ids:
             assert refused.value.field == "ids"
 
 
-async def test_ints_of_numpy_are_ints(bench: Bench) -> None:
+async def test_numpy_integers_are_accepted_as_ids(bench: Bench) -> None:
     await bench.engine.open("s")
     assert await bench.engine.append("s", np.array(PROMPT)) == 3  # pyright: ignore
     turn = await bench.engine.generate("s", Sampling(max_tokens=5))
     assert await read(turn) == oracle(PROMPT, 5)
 
 
-CALLS: dict[str, tuple[Call, str]] = {
-    "append to no name": (lambda e: e.append(5, PROMPT), "session"),  # pyright: ignore
+CALLS: dict[str, tuple[ClientCall, str]] = {
+    "session not a string": (lambda e: e.append(5, PROMPT), "session"),  # pyright: ignore
     "surrogate": (lambda e: e.append("\ud800", PROMPT), "session"),
     "span": (lambda e: e.append("s", PROMPT, "all"), "span"),  # pyright: ignore
     "offset": (lambda e: e.append("s", PROMPT, offset=1 << 64), "offset"),
@@ -144,9 +142,9 @@ CALLS: dict[str, tuple[Call, str]] = {
     "capacity 0": (lambda e: e.open("n", capacity_tokens=0), "capacity_tokens"),
     "timeout": (lambda e: e.open("n", timeout_s=float("nan")), "timeout_s"),
     "fence": (lambda e: e.open("n", fence=1 << 64), "fence"),
-    "said below": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(-1)), "said"),
-    "said above": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(4)), "said"),
-    "said half": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(0.5)), "resumed"),
+    "output below": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(-1)), "said"),
+    "output above": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(4)), "said"),
+    "output half": (lambda e: e.attach("n", PROMPT, unfinished=unfinished(0.5)), "resumed"),
     "temperature": (
         lambda e: e.generate("s", Sampling(temperature="hot")),  # pyright: ignore
         "temperature",
@@ -163,7 +161,7 @@ CALLS: dict[str, tuple[Call, str]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-async def test_arguments_are_checked_before_they_are_sent(bench: Bench, name: str) -> None:
+async def test_engine_client_checks_arguments_before_sending(bench: Bench, name: str) -> None:
     call, field = CALLS[name]
     async with bystander(bench):
         await bench.engine.open("s")
@@ -175,8 +173,8 @@ async def test_arguments_are_checked_before_they_are_sent(bench: Bench, name: st
         assert {info.session for info in await bench.engine.list_sessions()} == {"s", "other"}
 
 
-async def test_too_many_ids_are_refused_before_they_are_sent(bench: Bench) -> None:
-    """A frame longer than the link takes would end it."""
+async def test_engine_client_refuses_commands_too_long_for_a_frame(bench: Bench) -> None:
+    """A frame longer than the limit of the link would close the link."""
     async with bystander(bench):
         await bench.engine.open("s")
         with pytest.raises(TooLong, match="200 at most"):
@@ -186,11 +184,11 @@ async def test_too_many_ids_are_refused_before_they_are_sent(bench: Bench) -> No
             await bench.engine.generate("s", Sampling(grammar=grammar, stop_ids=(0,)))
 
 
-# ---- past the door: a front that checks nothing
+# ---- a client that checks no arguments
 
 
-class Stranger:
-    """A front of its own make, on a link over TCP."""
+class RawClient:
+    """A client without checks, on a link over TCP."""
 
     def __init__(self) -> None:
         self.events: list[EngineEvent] = []
@@ -198,54 +196,54 @@ class Stranger:
         self._new = asyncio.Event()
         self.link: Link[EngineCommand, EngineEvent] = Link(
             msgspec.msgpack.Decoder(list[EngineEvent]),
-            self._hear,
+            self._receive,
             self.lost.set,
             ClientHandshake(b""),
         )
 
-    def _hear(self, events: list[EngineEvent]) -> None:
+    def _receive(self, events: list[EngineEvent]) -> None:
         self.events += events
         self._new.set()
 
-    async def until(self, true: Callable[[EngineEvent], bool]) -> EngineEvent:
+    async def until(self, matches: Callable[[EngineEvent], bool]) -> EngineEvent:
         async with asyncio.timeout(20):
             while True:
                 for event in self.events:
-                    if true(event):
+                    if matches(event):
                         return event
                 self._new.clear()
                 await self._new.wait()
 
-    async def answer(self, command: EngineCommand) -> CommandDone | CommandRefused:
+    async def request(self, command: EngineCommand) -> CommandDone | CommandRefused:
         self.link.send(command)
-        found = await self.until(
+        reply = await self.until(
             lambda e: isinstance(e, CommandDone | CommandRefused) and e.n == command.n
         )
-        assert isinstance(found, CommandDone | CommandRefused)
-        return found
+        assert isinstance(reply, CommandDone | CommandRefused)
+        return reply
 
     def send_raw(self, messages: list[object] | bytes) -> None:
-        """In one frame, whatever they are."""
+        """Send messages of any type in one frame."""
         body = messages if isinstance(messages, bytes) else msgspec.msgpack.encode(messages)
         self.link._write(body)  # pyright: ignore[reportPrivateUsage]
 
 
 @contextlib.asynccontextmanager
-async def stranger(bench: Bench, port: int) -> AsyncIterator[Stranger]:
-    made = Stranger()
+async def raw_client(bench: Bench, port: int) -> AsyncIterator[RawClient]:
+    raw = RawClient()
     loop = asyncio.get_running_loop()
-    await loop.create_connection(lambda: made.link, "127.0.0.1", port)
-    await made.until(lambda event: type(event).__name__ == "EngineReady")
-    yield made
-    made.link.abort()
+    await loop.create_connection(lambda: raw.link, "127.0.0.1", port)
+    await raw.until(lambda event: type(event).__name__ == "EngineReady")
+    yield raw
+    raw.link.abort()
 
 
 def attach(n: int, session: str = "s", ids: list[int] | None = None, **more: Any) -> AttachSession:
     return AttachSession(n, OpenSession(n, session), PROMPT if ids is None else ids, **more)
 
 
-def turn_of(said: int, **sampling: Any) -> Generate:
-    return Generate(9, "s", "t", seeded(**sampling), said)
+def turn_of(resumed: int, **sampling: Any) -> Generate:
+    return Generate(9, "s", "t", seeded(**sampling), resumed)
 
 
 COMMANDS: dict[str, tuple[EngineCommand, str]] = {
@@ -272,28 +270,30 @@ COMMANDS: dict[str, tuple[EngineCommand, str]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-async def test_the_engine_checks_what_other_fronts_send(bench: Bench, name: str) -> None:
-    """The refused command changes nothing: a session that it would have made is not there."""
+async def test_engine_refuses_bad_commands_of_an_unchecked_client(bench: Bench, name: str) -> None:
+    """A refused command changes no state, and opens no session."""
     command, field = COMMANDS[name]
-    async with bystander(bench), stranger(bench, await bench.listen()) as front:
-        assert isinstance(await front.answer(OpenSession(1, "old")), CommandDone)
-        assert isinstance(await front.answer(AppendIds(2, "old", PROMPT)), CommandDone)
-        refused = await front.answer(command)
+    async with bystander(bench), raw_client(bench, await bench.listen()) as client:
+        assert isinstance(await client.request(OpenSession(1, "old")), CommandDone)
+        assert isinstance(await client.request(AppendIds(2, "old", PROMPT)), CommandDone)
+        refused = await client.request(command)
         assert isinstance(refused, CommandRefused), refused
         assert refused.field == field
-        found = await front.answer(ListSessions(3))
-        assert isinstance(found, CommandDone)
-        lengths = {info.session: info.length for info in found.sessions or []}
+        reply = await client.request(ListSessions(3))
+        assert isinstance(reply, CommandDone)
+        lengths = {info.session: info.length for info in reply.sessions or []}
         assert lengths.keys() == {"old", "other"}
         assert lengths["old"] == 3
-        assert isinstance(await front.answer(attach(4)), CommandDone), "and can be made after it"
+        assert isinstance(await client.request(attach(4)), CommandDone), (
+            "the session can be attached afterwards"
+        )
 
 
-async def test_a_refused_attach_leaves_a_session_that_was_there(bench: Bench) -> None:
-    async with bystander(bench), stranger(bench, await bench.listen()) as front:
-        await front.answer(attach(1))
-        assert isinstance(await front.answer(attach(2, ids=[1 << 30])), CommandRefused)
-        appended = await front.answer(AppendIds(3, "s", [4]))
+async def test_refused_attach_keeps_the_existing_session(bench: Bench) -> None:
+    async with bystander(bench), raw_client(bench, await bench.listen()) as client:
+        await client.request(attach(1))
+        assert isinstance(await client.request(attach(2, ids=[1 << 30])), CommandRefused)
+        appended = await client.request(AppendIds(3, "s", [4]))
         assert isinstance(appended, CommandDone)
         assert appended.length == 4
 
@@ -309,43 +309,47 @@ UNREADABLE: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("message", UNREADABLE)
-async def test_a_command_that_cannot_be_read_is_refused_by_its_number(
+async def test_unreadable_command_is_refused_by_its_number(
     bench: Bench, message: dict[str, object]
 ) -> None:
-    """What stands before and behind it in its frame takes effect."""
-    async with bystander(bench), stranger(bench, await bench.listen()) as front:
-        front.send_raw([OpenSession(4, "s"), message, AppendIds(6, "s", PROMPT)])
-        answers = {
-            n: await front.until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
+    """The commands before and after it in its frame take effect."""
+    async with bystander(bench), raw_client(bench, await bench.listen()) as client:
+        client.send_raw([OpenSession(4, "s"), message, AppendIds(6, "s", PROMPT)])
+        replies = {
+            n: await client.until(lambda e, n=n: getattr(e, "n", None) == n) for n in (4, 5, 6)
         }
-        refused = answers[5]
+        refused = replies[5]
         assert isinstance(refused, CommandRefused)
         assert refused.code == "bad_request"
-        assert isinstance(answers[4], CommandDone)
-        assert isinstance(answers[6], CommandDone)
+        assert isinstance(replies[4], CommandDone)
+        assert isinstance(replies[6], CommandDone)
 
 
 @pytest.mark.parametrize(
     "frame", [b"GET / HTTP/1.1", b"\xc1", b"\x05", b"\x91\x05", b"\x91\x80", b"\x91" * 5000]
 )
-async def test_a_link_that_is_none_is_closed_alone(
+async def test_link_with_a_malformed_frame_is_closed_alone(
     bench: Bench, frame: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = await bench.listen()
-    async with bystander(bench), stranger(bench, port) as other, stranger(bench, port) as front:
-        front.send_raw(frame)
+    async with (
+        bystander(bench),
+        raw_client(bench, port) as other,
+        raw_client(bench, port) as client,
+    ):
+        client.send_raw(frame)
         async with asyncio.timeout(20):
-            await front.lost.wait()
+            await client.lost.wait()
         other.link.send(Ping(0))
         await other.until(lambda event: isinstance(event, Pong))
         assert "Fatal error" not in caplog.text
         assert "Traceback" not in caplog.text
 
 
-# ---- faults of our own
+# ---- exceptions in the engine
 
 
-async def test_a_fault_at_one_command_is_refused_and_its_session_closed(
+async def test_exception_in_a_command_closes_only_its_session(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = bench.engine
@@ -353,10 +357,10 @@ async def test_a_fault_at_one_command_is_refused_and_its_session_closed(
         await engine.open("s")
         await engine.append("s", PROMPT)
 
-        def fault(*_: object) -> None:
+        def fail(*_: object) -> None:
             raise ZeroDivisionError("a bug")
 
-        monkeypatch.setattr(bench.cache, "fork", fault)
+        monkeypatch.setattr(bench.cache, "fork", fail)
         with pytest.raises(CommandFailed, match="ZeroDivisionError: a bug"):
             await engine.fork("s", child="c")
         assert caplog.text.count("Traceback") == 1
@@ -368,10 +372,10 @@ async def test_a_fault_at_one_command_is_refused_and_its_session_closed(
 
 
 @pytest.mark.parametrize("deferred", [False, True])
-async def test_a_fault_at_an_attach_leaves_no_session(
+async def test_exception_in_an_attach_leaves_no_session(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, deferred: bool
 ) -> None:
-    """Also where it waits for a turn to end."""
+    """An attach that waits for a turn to end is covered too."""
     engine = bench.engine
     async with bystander(bench):
         if deferred:
@@ -379,22 +383,22 @@ async def test_a_fault_at_an_attach_leaves_no_session(
             await engine.append("s", PROMPT)
             await engine.generate("s", Sampling(max_tokens=100))
 
-        def fault(self: object, *_: object) -> None:
+        def fail(self: object, *_: object) -> None:
             raise ZeroDivisionError("a bug")
 
         with monkeypatch.context() as patch:
-            patch.setattr("continuo.engine.core.sessions.common_prefix_length", fault)
+            patch.setattr("continuo.engine.core.sessions.common_prefix_length", fail)
             with pytest.raises(CommandFailed):
                 await engine.attach("s", [4, 5, 6])
-        assert (await engine.stats()).sessions == 1, "the bystander's"
+        assert (await engine.stats()).sessions == 1, "the session of the bystander"
         await engine.attach("s", PROMPT, fence=1)
         assert (await engine.info("s")).length == 3
 
 
-# ---- a real engine process, with the bundled model in our own C
+# ---- a real engine process, with the bundled model on the native decoder
 
 
-async def test_a_real_engine_outlives_all_of_it() -> None:
+async def test_engine_process_survives_all_bad_ids() -> None:
     engine = await EngineClient.start(EngineConfig(model=BUNDLED_MODEL, device="cpu", threads=1))
     try:
         pid, vocabulary = engine.pid, engine.ready.vocab_size

@@ -1,4 +1,4 @@
-"""What an engine says at once is passed on a slice at a time, in order, all of it."""
+"""Tests of event slices: a burst of engine events is delivered slice by slice, in order."""
 
 import asyncio
 import contextlib
@@ -22,10 +22,10 @@ from continuo.engine.wire.messages import (
 COUNT = 5 * EVENTS_PER_SLICE + 3
 
 
-class Heard:
-    """`Listener` of one peer."""
+class RecordingListener:
+    """Listener that records the events of one connection."""
 
-    client_id = "front"
+    client_id = "client"
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -62,8 +62,8 @@ READY = EngineReady(
 
 
 @contextlib.asynccontextmanager
-async def connected(heard: Heard) -> AsyncIterator[Link[EngineEvent, EngineCommand]]:
-    """The engine's end of the link."""
+async def connected(listener: RecordingListener) -> AsyncIterator[Link[EngineEvent, EngineCommand]]:
+    """Yield the engine's end of the link."""
     ours, theirs = socket.socketpair()
 
     async def launch() -> socket.socket:
@@ -73,7 +73,7 @@ async def connected(heard: Heard) -> AsyncIterator[Link[EngineEvent, EngineComma
         msgspec.msgpack.Decoder(list[EngineCommand]), lambda _: None, lambda: None
     )
     await asyncio.get_running_loop().create_connection(lambda: link, sock=theirs)
-    peer = EngineConnection("engine", launch, heard)
+    peer = EngineConnection("engine", launch, listener)
     link.send(READY)
     await peer.connect()
     yield link
@@ -95,54 +95,63 @@ def ended(turn: str) -> TurnEnded:
     return TurnEnded(f"of {turn}", turn, "stop", 9, 3, 0, 6, 7)
 
 
-def said(turn: str, first: int) -> TurnTokens:
+def tokens(turn: str, first: int) -> TurnTokens:
     return TurnTokens(f"of {turn}", turn, first, [1])
 
 
-async def test_beginnings_are_told_first_but_nothing_overtakes_what_it_stands_behind() -> None:
-    heard = Heard()
-    async with connected(heard) as link:
-        first = [said("a", 7), said("b", 0), said("b", 1), ended("a")]
-        then = [said("c", 4), said("d", 0), TurnTokens("of a", "e", 0, [1]), said("f", 0)]
-        link.send_now([CommandDone(1), *first, *then, CommandDone(2), said("g", 3), said("h", 0)])
+async def test_first_tokens_of_turns_overtake_events_but_keep_session_order() -> None:
+    listener = RecordingListener()
+    async with connected(listener) as link:
+        first = [tokens("a", 7), tokens("b", 0), tokens("b", 1), ended("a")]
+        second = [tokens("c", 4), tokens("d", 0), TurnTokens("of a", "e", 0, [1]), tokens("f", 0)]
+        link.send_now(
+            [CommandDone(1), *first, *second, CommandDone(2), tokens("g", 3), tokens("h", 0)]
+        )
         async with asyncio.timeout(20):
-            while len(heard.order) < 12:
+            while len(listener.order) < 12:
                 await asyncio.sleep(0)
-    before, behind = ["b0", "d0", "f0"], ["a7", "b1", "a.", "c4", "e0"]
-    assert heard.order == ["CommandDone", *before, *behind, "CommandDone", "h0", "g3"]
+    expected_first, expected_rest = ["b0", "d0", "f0"], ["a7", "b1", "a.", "c4", "e0"]
+    assert listener.order == [
+        "CommandDone",
+        *expected_first,
+        *expected_rest,
+        "CommandDone",
+        "h0",
+        "g3",
+    ]
 
 
 def burst() -> list[EngineEvent]:
     return [TurnTokens("s", "t", number, [1]) for number in range(COUNT)]
 
 
-async def test_others_have_their_turn_between_slices() -> None:
-    heard, seen = Heard(), list[int]()
-    async with connected(heard) as link:
+async def test_event_loop_runs_other_tasks_between_slices() -> None:
+    listener, lengths_between_slices = RecordingListener(), list[int]()
+    async with connected(listener) as link:
         link.send_now(burst())
         async with asyncio.timeout(20):
-            while len(heard.numbers) < COUNT:
-                seen.append(len(heard.numbers))
+            while len(listener.numbers) < COUNT:
+                lengths_between_slices.append(len(listener.numbers))
                 await asyncio.sleep(0)
-    assert heard.numbers == list(range(COUNT))
-    assert max(heard.slices) == EVENTS_PER_SLICE
-    assert set(range(EVENTS_PER_SLICE, COUNT, EVENTS_PER_SLICE)) <= set(seen), (
+    assert listener.numbers == list(range(COUNT))
+    assert max(listener.slices) == EVENTS_PER_SLICE
+    assert set(range(EVENTS_PER_SLICE, COUNT, EVENTS_PER_SLICE)) <= set(lengths_between_slices), (
         "between any two slices"
     )
 
 
-@pytest.mark.parametrize("waits", [0, 1, 2])
-async def test_all_that_was_heard_is_passed_on_before_the_end(waits: int) -> None:
-    heard = Heard()
-    async with connected(heard) as link:
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+async def test_received_events_are_delivered_before_the_disconnect(rounds: int) -> None:
+    listener = RecordingListener()
+    async with connected(listener) as link:
         link.send_now(burst())
-        while not heard.numbers:
+        while not listener.numbers:
             await asyncio.sleep(0)
-        for _ in range(waits):
+        for _ in range(rounds):
             await asyncio.sleep(0)
         link.close()
         async with asyncio.timeout(20):
-            while heard.down_after is None:
+            while listener.down_after is None:
                 await asyncio.sleep(0)
-    assert heard.down_after == COUNT
-    assert heard.numbers == list(range(COUNT))
+    assert listener.down_after == COUNT
+    assert listener.numbers == list(range(COUNT))

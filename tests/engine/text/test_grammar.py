@@ -1,4 +1,4 @@
-"""Grammars over the tokenizers of every family: whatever is drawn, what comes out is valid."""
+"""Tests of grammars over the tokenizers of every family: any text drawn is valid."""
 
 import json
 import random
@@ -19,35 +19,37 @@ from continuo.engine.wire.messages import Grammar
 from tests.support.checkpoints import NAMES, family
 
 SHORT = 25
-"""Ids drawn at random; then whatever closes what is open."""
+"""Number of ids drawn at random, before ids that close open structures are preferred."""
 IDS_MAX = 2000
 
 
 @cache
-def grammars(name: str) -> GrammarCompiler:
+def compiler_of(name: str) -> GrammarCompiler:
     return family(name).create_grammar_compiler(family(name).vocab_size, lambda: None)
 
 
-def drawn(text: ModelText, matcher: GrammarMatcher, seed: int) -> str | None:
-    """What a turn says that draws any allowed id at random, then one that closes; None: it was not
-    done after IDS_MAX ids. It may always go on, or end."""
+def draw_text(text: ModelText, matcher: GrammarMatcher, seed: int) -> str | None:
+    """Draw allowed ids at random, then ids that close open structures, and return their text.
+
+    Returns None if the text is not complete after IDS_MAX ids. Every step must allow an id.
+    """
     source = random.Random(seed)
     detokenizer = text.create_detokenizer()
-    said = ""
+    drawn = ""
     for count in range(IDS_MAX):
         mask = matcher.compute_bitmask()
         ids = [id for id in range(8 * len(mask)) if mask[id >> 3] >> (id & 7) & 1]
-        assert ids, f"a dead end after {said!r}"
+        assert ids, f"no id is allowed after {drawn!r}"
         ends = set(ids) & set(text.stop_ids)
         if ends and (count >= SHORT or source.random() < 0.1):
-            return said + detokenizer.flush()
+            return drawn + detokenizer.flush()
         ids = [id for id in ids if id not in ends] or ids
         closing = [id for id in ids if text.decode([id]).strip() in ('"', "}", "]", "e", '"}')]
         id = source.choice(closing if closing and count >= SHORT else ids)
         if id in text.stop_ids:
-            return said + detokenizer.flush()
+            return drawn + detokenizer.flush()
         matcher.accept(id)
-        said += detokenizer.push([id])
+        drawn += detokenizer.push([id])
     return None
 
 
@@ -70,7 +72,7 @@ leaf = st.one_of(
 
 
 def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    def thing(properties: dict[str, Any], optional: set[str]) -> dict[str, Any]:
+    def object_schema(properties: dict[str, Any], optional: set[str]) -> dict[str, Any]:
         required = [name for name in properties if name not in optional]
         return {
             "type": "object",
@@ -82,7 +84,9 @@ def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     names = st.sampled_from(["a", "b c", "ü", "name", "x\n"])
     return st.one_of(
         st.builds(
-            thing, st.dictionaries(names, inner, min_size=1, max_size=4), st.sets(names, max_size=2)
+            object_schema,
+            st.dictionaries(names, inner, min_size=1, max_size=4),
+            st.sets(names, max_size=2),
         ),
         st.builds(
             lambda items, low: {"type": "array", "items": items, "minItems": low, "maxItems": 3},
@@ -99,34 +103,36 @@ schemas = st.recursive(leaf, nested, max_leaves=6)
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, deadline=None)
 @given(schema=schemas, seed=st.integers(0, 2**32))
-def test_whatever_is_drawn_is_valid(name: str, schema: dict[str, Any], seed: int) -> None:
+def test_drawn_text_is_valid_under_its_schema(name: str, schema: dict[str, Any], seed: int) -> None:
     text, grammar = family(name), Grammar("json_schema", json.dumps(schema))
-    said = drawn(text, grammars(name).create_matcher(grammar, text.stop_ids), seed)
-    assert said is not None, schema
-    jsonschema.validate(json.loads(said), schema, format_checker=jsonschema.FormatChecker())
+    drawn = draw_text(text, compiler_of(name).create_matcher(grammar, text.stop_ids), seed)
+    assert drawn is not None, schema
+    jsonschema.validate(json.loads(drawn), schema, format_checker=jsonschema.FormatChecker())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_json_mode_says_an_object(name: str) -> None:
+def test_json_mode_produces_an_object(name: str) -> None:
     text = family(name)
     for seed in range(10):
-        said = drawn(text, grammars(name).create_matcher(Grammar("json"), text.stop_ids), seed)
-        assert isinstance(json.loads(said or ""), dict)
+        drawn = draw_text(
+            text, compiler_of(name).create_matcher(Grammar("json"), text.stop_ids), seed
+        )
+        assert isinstance(json.loads(drawn or ""), dict)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_control_tokens_are_never_part_of_a_string(name: str) -> None:
+def test_control_tokens_are_never_allowed_in_a_string(name: str) -> None:
     text = family(name)
-    matcher = grammars(name).create_matcher(Grammar("lark", "start: /(?s:.*)/"), text.stop_ids)
+    matcher = compiler_of(name).create_matcher(Grammar("lark", "start: /(?s:.*)/"), text.stop_ids)
     mask = matcher.compute_bitmask()
     special = text._tokenizer.special_ids - set(text.stop_ids)  # pyright: ignore[reportPrivateUsage]
     assert not any(mask[id >> 3] >> (id & 7) & 1 for id in special)
     assert all(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids)
 
 
-def test_at_the_end_only_the_turns_own_stop_ids_may_follow() -> None:
+def test_only_stop_ids_of_the_turn_are_allowed_at_the_end() -> None:
     text = family("qwen3")
-    matcher = grammars("qwen3").create_matcher(Grammar("lark", 'start: "ab"'), (7, 300))
+    matcher = compiler_of("qwen3").create_matcher(Grammar("lark", 'start: "ab"'), (7, 300))
     for id in text.encode("ab"):
         assert not matcher.compute_bitmask()[7 >> 3] >> 7 & 1
         matcher.accept(id)
@@ -151,56 +157,56 @@ def test_at_the_end_only_the_turns_own_stop_ids_may_follow() -> None:
         ('{"enum": ["' + "x" * 300_000 + '"]}', "characters"),
     ],
 )
-def test_a_schema_that_cannot_be_enforced_is_refused(schema: str, problem: str) -> None:
-    found = find_schema_problem(schema)
-    assert found is not None
-    assert problem in found
-    assert len(found) < 400
-    assert "\n" not in found
+def test_unenforceable_schema_is_refused(schema: str, problem: str) -> None:
+    message = find_schema_problem(schema)
+    assert message is not None
+    assert problem in message
+    assert len(message) < 400
+    assert "\n" not in message
 
 
-def test_a_client_cannot_loosen_it() -> None:
-    """`x-guidance` in a schema is an option of the library, not a keyword."""
+def test_schema_cannot_enable_lenient_mode() -> None:
+    """`x-guidance` in a schema is an option of the library, not a keyword of JSON Schema."""
     assert "not" in (find_schema_problem('{"not": {}, "x-guidance": {"lenient": true}}') or "")
 
 
-def test_hostile_schemas_are_bounded() -> None:
-    """What would blow up when written out is refused, or costs nothing until it is drawn."""
-    two: dict[str, Any] = {"type": "string"}
+def test_hostile_schemas_are_refused_or_compiled_lazily() -> None:
+    """A schema of exponential size is refused, or costs no time until ids are drawn."""
+    nested_schema: dict[str, Any] = {"type": "string"}
     for _ in range(11):
-        two = {"anyOf": [two, two]}
-    assert find_schema_problem(json.dumps(two)) is not None
+        nested_schema = {"anyOf": [nested_schema, nested_schema]}
+    assert find_schema_problem(json.dumps(nested_schema)) is not None
     assert (
         find_schema_problem('{"type": "string", "pattern": "^((a{1,1000}){1,1000}){1,1000}$"}')
         is None
     )
-    matcher = grammars("qwen3").create_matcher(
+    matcher = compiler_of("qwen3").create_matcher(
         Grammar("json_schema", '{"type": "string", "pattern": "^(.*a.{30}|.*b.{31}|.*c.{32})$"}'),
         (0,),
     )
     assert matcher.compute_bitmask().strip(b"\0")
 
 
-def test_compiled_grammars_are_kept_up_to_a_bound() -> None:
+def test_compiled_grammar_cache_is_bounded() -> None:
     text = family("qwen3")
-    kept = text.create_grammar_compiler(text.vocab_size, lambda: None)
+    compiler = text.create_grammar_compiler(text.vocab_size, lambda: None)
     size = 200_000
     for n in range(CACHE_BYTES_MAX // size + 5):
-        kept.create_matcher(Grammar("lark", f'start: "{n}" // {"#" * size}'), (0,))
-    assert kept._compiled_bytes <= CACHE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
-    assert len(kept._compiled) == CACHE_BYTES_MAX // (size + 15)  # pyright: ignore[reportPrivateUsage]
+        compiler.create_matcher(Grammar("lark", f'start: "{n}" // {"#" * size}'), (0,))
+    assert compiler._compiled_bytes <= CACHE_BYTES_MAX  # pyright: ignore[reportPrivateUsage]
+    assert len(compiler._compiled) == CACHE_BYTES_MAX // (size + 15)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_tokenizer_of_neither_bytes_nor_fallback_serves_all_but_grammars(tmp_path: Path) -> None:
+def test_tokenizer_without_byte_tokens_supports_no_grammars(tmp_path: Path) -> None:
     random_checkpoints.save_tokenizer(tmp_path)
     text = ModelText(str(tmp_path))
-    said = "two words, 两字"
-    assert text.decode(text.encode(said)) == said
-    kept = text.create_grammar_compiler(random_checkpoints.VOCAB_SIZE, lambda: None)
+    sample = "two words, 两字"
+    assert text.decode(text.encode(sample)) == sample
+    compiler = text.create_grammar_compiler(random_checkpoints.VOCAB_SIZE, lambda: None)
     with pytest.raises(BadRequest, match="this model's tokenizer supports no grammars"):
-        kept.create_matcher(Grammar("json", ""), (0,))
+        compiler.create_matcher(Grammar("json", ""), (0,))
 
 
-def test_too_long_is_refused_at_once() -> None:
+def test_too_long_grammar_is_refused() -> None:
     with pytest.raises(BadRequest, match="262,144"):
-        grammars("qwen3").prepare(Grammar("lark", "#" * 300_000))
+        compiler_of("qwen3").prepare(Grammar("lark", "#" * 300_000))

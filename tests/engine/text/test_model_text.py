@@ -1,3 +1,5 @@
+"""Tests of ModelText: encoding, template, stop ids, and errors of broken checkpoints."""
+
 import json
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from continuo.engine.text import ModelText
 from tests.support.checkpoints import byte_level, family, family_folder, write_checkpoint
 
 
-def test_ids_there_and_back() -> None:
+def test_encode_and_decode_round_trip() -> None:
     text = family("chatml")
     ids = text.encode("Hello, wörld 😀")
     assert text.decode(ids) == "Hello, wörld 😀"
@@ -19,7 +21,7 @@ def test_ids_there_and_back() -> None:
     assert max(text.encode("<|im_end|>")) == text.vocab_size - 1
 
 
-def test_no_special_tokens_are_added(tmp_path: Path) -> None:
+def test_encode_adds_no_special_tokens(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
     tokenizer = byte_level(["<s>"])
@@ -32,13 +34,13 @@ def test_no_special_tokens_are_added(tmp_path: Path) -> None:
     assert len(text.encode("a")) == 1
 
 
-def test_a_base_model_has_no_template(tmp_path: Path) -> None:
+def test_base_model_has_no_template(tmp_path: Path) -> None:
     text = ModelText(str(write_checkpoint(tmp_path, byte_level([]))))
     assert text.template is None
     assert text.stop_ids == ()
 
 
-def test_the_template_may_stand_in_the_config(tmp_path: Path) -> None:
+def test_template_is_read_from_the_tokenizer_config(tmp_path: Path) -> None:
     tokenizer = byte_level(["<|im_start|>", "<|im_end|>"])
     source = (family_folder("chatml") / "chat_template.jinja").read_text()
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": source}]
@@ -49,7 +51,7 @@ def test_the_template_may_stand_in_the_config(tmp_path: Path) -> None:
         assert template.encode_header("user")
 
 
-def test_stop_ids_from_every_place_that_names_one(tmp_path: Path) -> None:
+def test_stop_ids_are_collected_from_all_config_files(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, byte_level(["<a>", "<b>", "<c>"]), eos_token="<c>")
     a, b, c = (family_ids for family_ids in ModelText(str(folder)).encode("<a><b><c>"))
     (folder / "config.json").write_text(json.dumps({"eos_token_id": b}))
@@ -57,8 +59,8 @@ def test_stop_ids_from_every_place_that_names_one(tmp_path: Path) -> None:
     assert ModelText(str(folder)).stop_ids == (a, b, c)
 
 
-def test_spelling_where_the_vocabulary_itself_holds_the_control_token(tmp_path: Path) -> None:
-    """To a Unigram model <s> is a piece like any other; people still cannot write it."""
+def test_untrusted_text_cannot_encode_a_control_token_of_the_model(tmp_path: Path) -> None:
+    """<s> is an ordinary piece of this Unigram model; untrusted text still cannot encode it."""
     pieces = [("<unk>", 0.0), ("<s>", -1.0), ("a", -2.0), ("<", -9.0), ("s", -9.0), (">", -9.0)]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     tokenizer.decoder = decoders.Fuse()
@@ -77,15 +79,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_what_is_missing_is_named(case: str, tmp_path: Path) -> None:
-    place, words = BROKEN[case]
-    with pytest.raises(ModelError, match=words) as caught:
+def test_missing_file_is_named_in_the_error(case: str, tmp_path: Path) -> None:
+    place, message = BROKEN[case]
+    with pytest.raises(ModelError, match=message) as caught:
         ModelText(str(place(tmp_path)))
     assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("tokenizer.json", "{", "tokenizer.json: broken"),
         ("tokenizer.json", "", "tokenizer.json: broken"),
@@ -96,19 +98,19 @@ def test_what_is_missing_is_named(case: str, tmp_path: Path) -> None:
         ("chat_template.jinja", b"\xff", "chat_template.jinja: not readable"),
     ],
 )
-def test_what_is_broken_is_named(
-    name: str, content: str | bytes, words: str, tmp_path: Path
+def test_broken_file_is_named_in_the_error(
+    name: str, content: str | bytes, message: str, tmp_path: Path
 ) -> None:
     folder = write_checkpoint(tmp_path, byte_level([]), "{{ messages }}")
     data = content.encode() if isinstance(content, str) else content
     (folder / name).write_bytes(data)
-    with pytest.raises(ModelError, match=words) as caught:
+    with pytest.raises(ModelError, match=message) as caught:
         ModelText(str(folder))
     assert "\n" not in caught.value.message
 
 
-def test_loading_stays_light() -> None:
-    """The gateway starts fast and small: neither torch nor transformers comes along."""
+def test_loading_model_text_imports_no_heavy_packages() -> None:
+    """The gateway must start fast and stay small, so torch and transformers are not imported."""
     program = (
         "import sys; from continuo.engine.text import ModelText; "
         f"ModelText({str(family_folder('qwen3'))!r});"

@@ -1,4 +1,4 @@
-"""Answers that may or must call tools, in every family's form: what is drawn is read as calls."""
+"""Tests of tool grammars in the format of every family: output that may or must call tools."""
 
 import json
 import random
@@ -21,10 +21,18 @@ from continuo.engine.text import (
 from continuo.engine.text.tool_format import HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS
 from continuo.engine.text.tool_grammar import build_tool_grammar
 from continuo.engine.wire.messages import Grammar
-from tests.engine.text.test_grammar import drawn, grammars
+from tests.engine.text.test_grammar import compiler_of, draw_text
 from tests.support.checkpoints import family, template_of
 
-CALLING = ["demo", "qwen2_5", "qwen3", "llama3", "mistral_v3", "mistral_small", "mistral_args"]
+FAMILIES_WITH_TOOLS = [
+    "demo",
+    "qwen2_5",
+    "qwen3",
+    "llama3",
+    "mistral_v3",
+    "mistral_small",
+    "mistral_args",
+]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"city": {"enum": ["Köln", "Rome"]}, "days": {"type": "integer", "maximum": 9}},
@@ -36,74 +44,74 @@ TOOLS = [
     CallableTool('say "hi"'),
     CallableTool("get_time"),
 ]
-Call = tuple[str, Any]
+ParsedCall = tuple[str, Any]
 
 
-def said(name: str, grammar: Grammar, seed: int) -> str:
+def draw_output(name: str, grammar: Grammar, seed: int) -> str:
     text = family(name)
-    found = drawn(text, grammars(name).create_matcher(grammar, text.stop_ids), seed)
-    assert found is not None
-    return found
+    output = draw_text(text, compiler_of(name).create_matcher(grammar, text.stop_ids), seed)
+    assert output is not None
+    return output
 
 
 def parse(
-    format: ToolFormat | None, said: str, tools: Sequence[CallableTool] = TOOLS
-) -> tuple[str, list[Call]]:
-    """The text beside the calls, and the calls; each of them is whole."""
+    format: ToolFormat | None, output: str, tools: Sequence[CallableTool] = TOOLS
+) -> tuple[str, list[ParsedCall]]:
+    """Return the text beside the calls, and the calls; each call must be complete."""
     parser = ToolParser(format, [tool.name for tool in tools])
-    text, found = "", list[list[str]]()
-    for event in [*parser.push(said), *parser.finish()]:
+    text, calls = "", list[list[str]]()
+    for event in [*parser.push(output), *parser.finish()]:
         match event:
             case ParsedText(text=piece):
                 text += piece
             case ParsedCallStarted(name=name):
-                found.append([name, ""])
+                calls.append([name, ""])
             case ParsedArguments(text=piece):
-                found[-1][1] += piece
+                calls[-1][1] += piece
             case ParsedCallEnded(is_complete=complete):
-                assert complete, said
-    return text, [(name, json.loads(arguments)) for name, arguments in found]
+                assert complete, output
+    return text, [(name, json.loads(arguments)) for name, arguments in calls]
 
 
-def follow_their_schemas(found: list[Call]) -> bool:
-    for name, arguments in found:
+def check_schemas(calls: list[ParsedCall]) -> bool:
+    for name, arguments in calls:
         assert name in [tool.name for tool in TOOLS]
         jsonschema.validate(arguments, SCHEMA if name == "get_weather" else {"type": "object"})
     return True
 
 
-@pytest.mark.parametrize("name", CALLING)
-@pytest.mark.parametrize("several", [True, False])
-def test_must_call(name: str, several: bool) -> None:
+@pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
+@pytest.mark.parametrize("parallel", [True, False])
+def test_required_calls_follow_their_schemas(name: str, parallel: bool) -> None:
     template = template_of(name)
-    tools = TOOLS if name != "mistral_args" else [TOOLS[0], TOOLS[2]]  # names stand bare there
+    tools = TOOLS if name != "mistral_args" else [TOOLS[0], TOOLS[2]]  # names are not quoted there
     grammar = template.build_tool_grammar(
-        tools, ToolCallRules(is_required=True, allows_parallel=several)
+        tools, ToolCallRules(is_required=True, allows_parallel=parallel)
     )
     assert grammar is not None
     counts: set[int] = set()
     for seed in range(300):
-        text, found = parse(template.tool_format, said(name, grammar, seed))
+        text, calls = parse(template.tool_format, draw_output(name, grammar, seed))
         assert text.strip() == ""
-        assert follow_their_schemas(found)
-        counts.add(len(found))
-        if seed >= 20 and (not several or max(counts) > 1):
+        assert check_schemas(calls)
+        counts.add(len(calls))
+        if seed >= 20 and (not parallel or max(counts) > 1):
             break
     assert min(counts) == 1
-    assert (max(counts) > 1) == several
+    assert (max(counts) > 1) == parallel
 
 
-@pytest.mark.parametrize("name", CALLING)
-def test_may_call(name: str) -> None:
-    """Free text, and behind the marker nothing but a call: the marker is given here, since chance
-    would hardly draw it."""
+@pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
+def test_optional_calls_follow_their_schemas(name: str) -> None:
+    """Text is free, and only a call may follow the marker. The marker is given, because random ids
+    would rarely contain it."""
     template, text = template_of(name), family(name)
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
     assert grammar is not None
     assert template.tool_format is not None
-    made = 0
+    call_count = 0
     for seed in range(12):
-        matcher = grammars(name).create_matcher(grammar, text.stop_ids)
+        matcher = compiler_of(name).create_matcher(grammar, text.stop_ids)
         opening = "Let me see." if not template.tool_format.allows_bare else ""
         marker = "{" if template.tool_format.allows_bare else template.tool_format.marker
         for id in [*text.encode_untrusted(opening), *text.encode(marker)]:
@@ -111,32 +119,34 @@ def test_may_call(name: str) -> None:
             if not mask[id >> 3] >> (id & 7) & 1:
                 continue  # a space that SentencePiece puts before the marker
             matcher.accept(id)
-        rest = drawn(text, matcher, seed)
+        rest = draw_text(text, matcher, seed)
         assert rest is not None
-        _, found = parse(template.tool_format, opening + marker + rest)
-        assert follow_their_schemas(found)
-        made += len(found)
-    assert made >= 12
+        _, calls = parse(template.tool_format, opening + marker + rest)
+        assert check_schemas(calls)
+        call_count += len(calls)
+    assert call_count >= 12
 
 
-@pytest.mark.parametrize("name", CALLING)
-def test_text_stays_free(name: str) -> None:
+@pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
+def test_text_before_a_call_is_unconstrained(name: str) -> None:
     template, text = template_of(name), family(name)
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
     assert grammar is not None
     source = random.Random(1)
     for _ in range(5):
-        matcher = grammars(name).create_matcher(grammar, text.stop_ids)
+        matcher = compiler_of(name).create_matcher(grammar, text.stop_ids)
         for id in text.encode_untrusted("Hello, {world}: 3 < 4. ") * source.randint(1, 3):
             mask = matcher.compute_bitmask()
             assert mask[id >> 3] >> (id & 7) & 1
-            assert all(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids), "it may end anywhere"
+            assert all(mask[id >> 3] >> (id & 7) & 1 for id in text.stop_ids), (
+                "the text may end anywhere"
+            )
             matcher.accept(id)
 
 
-@pytest.mark.parametrize("name", CALLING)
-def test_text_cannot_spell_the_marker(name: str) -> None:
-    """It would be read as a call that follows no schema."""
+@pytest.mark.parametrize("name", FAMILIES_WITH_TOOLS)
+def test_text_cannot_spell_out_the_marker(name: str) -> None:
+    """A marker spelt out in text would be parsed as a call that follows no schema."""
     template, text = template_of(name), family(name)
     grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules())
     assert grammar is not None
@@ -144,62 +154,62 @@ def test_text_cannot_spell_the_marker(name: str) -> None:
     marker = template.tool_format.marker
     plain = text._tokenizer.encode_untrusted  # pyright: ignore[reportPrivateUsage]
     spelt = [id for letter in "So, " + marker for id in plain(letter, is_continuation=True)]
-    matcher = grammars(name).create_matcher(grammar, text.stop_ids)
-    for place, id in enumerate(spelt):
+    matcher = compiler_of(name).create_matcher(grammar, text.stop_ids)
+    for position, id in enumerate(spelt):
         mask = matcher.compute_bitmask()
         if not mask[id >> 3] >> (id & 7) & 1:
-            assert place >= len(spelt) - 2, "all but its end is text like any other"
+            assert position >= len(spelt) - 2, "all but the end of the marker is plain text"
             return
         matcher.accept(id)
-    raise AssertionError("it was spelt")
+    raise AssertionError("the text spelt out the marker")
 
 
 @pytest.mark.parametrize("format", [HERMES, MISTRAL, MISTRAL_ARGS, LLAMA3])
-def test_a_marker_that_is_no_token_is_found_in_the_text(format: ToolFormat) -> None:
+def test_marker_that_is_no_token_starts_a_call(format: ToolFormat) -> None:
     text = family("chatml")
     grammar = build_tool_grammar(format, [TOOLS[0]], lambda spelling: None, ToolCallRules())
     for seed in range(10):
-        matcher = grammars("chatml").create_matcher(grammar, text.stop_ids)
+        matcher = compiler_of("chatml").create_matcher(grammar, text.stop_ids)
         opening = "Well, " + format.marker
         for id in text.encode_untrusted(opening):
             matcher.accept(id)
-        rest = drawn(text, matcher, seed)
+        rest = draw_text(text, matcher, seed)
         assert rest is not None
-        begun, found = parse(format, opening + rest)
-        assert begun.strip() == "Well,"
-        assert len(found) >= 1
-        assert follow_their_schemas(found)
+        before, calls = parse(format, opening + rest)
+        assert before.strip() == "Well,"
+        assert len(calls) >= 1
+        assert check_schemas(calls)
 
 
 @pytest.mark.parametrize("name", ["demo", "llama3", "mistral_v3"])
-def test_an_answer_is_a_call_or_follows_a_schema(name: str) -> None:
+def test_output_is_a_call_or_follows_the_text_schema(name: str) -> None:
     template = template_of(name)
-    wanted = {"type": "array", "items": {"type": "boolean"}, "minItems": 1}
-    answer = Grammar("json_schema", json.dumps(wanted))
-    grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules(text_grammar=answer))
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 1}
+    text_grammar = Grammar("json_schema", json.dumps(schema))
+    grammar = template.build_tool_grammar([TOOLS[0]], ToolCallRules(text_grammar=text_grammar))
     assert grammar is not None
     kinds: set[str] = set()
     for seed in range(40):
-        text, found = parse(template.tool_format, said(name, grammar, seed))
-        if found:
-            assert follow_their_schemas(found)
+        text, calls = parse(template.tool_format, draw_output(name, grammar, seed))
+        if calls:
+            assert check_schemas(calls)
         else:
-            jsonschema.validate(json.loads(text), wanted)
-        kinds.add("call" if found else "answer")
-    assert kinds == {"call", "answer"}
+            jsonschema.validate(json.loads(text), schema)
+        kinds.add("call" if calls else "text")
+    assert kinds == {"call", "text"}
 
 
 @pytest.mark.parametrize("schema", ["{}", "true", '{"properties": {"a": {"type": "null"}}}'])
-def test_arguments_are_an_object_whatever_their_schema_leaves_open(schema: str) -> None:
+def test_arguments_are_an_object_even_under_an_open_schema(schema: str) -> None:
     grammar = template_of("qwen3").build_tool_grammar(
         [CallableTool("f", schema)], ToolCallRules(is_required=True, allows_parallel=False)
     )
     assert grammar is not None
     for seed in range(10):
         tools = [CallableTool("f", schema)]
-        _, [(_, arguments)] = parse(HERMES, said("qwen3", grammar, seed), tools)
+        _, [(_, arguments)] = parse(HERMES, draw_output("qwen3", grammar, seed), tools)
         assert isinstance(arguments, dict)
 
 
-def test_a_template_that_shows_no_calls_has_no_grammar_for_them() -> None:
+def test_template_without_tool_calls_has_no_tool_grammar() -> None:
     assert template_of("chatml").build_tool_grammar(TOOLS, ToolCallRules(is_required=True)) is None

@@ -1,3 +1,5 @@
+"""Tests of the tool parser: text and tool calls are read from output in every format."""
+
 import json
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,31 +26,31 @@ from tests.support.checkpoints import family, template_of
 FORMATS = {format.name: format for format in (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS)}
 ALL = pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
 
-Said = str | tuple[str, str, bool]
+Part = str | tuple[str, str, bool]
 """Text, or a call: name, arguments, whether they were complete."""
 
 
-def read(
+def parse(
     format: ToolFormat | None, pieces: Sequence[str], names: set[str] | None = None
-) -> list[Said]:
+) -> list[Part]:
     parser = ToolParser(format, names)
     events = [event for piece in pieces for event in parser.push(piece)]
-    return summed([*events, *parser.finish()])
+    return join_deltas([*events, *parser.finish()])
 
 
-def summed(events: Sequence[ParsedToolEvent]) -> list[Said]:
-    """Deltas put together; fails if the events are not in order."""
-    said: list[Said] = []
+def join_deltas(events: Sequence[ParsedToolEvent]) -> list[Part]:
+    """Join deltas to parts; fails if the events are out of order."""
+    parts: list[Part] = []
     name, arguments = None, ""
     for event in events:
         match event:
             case ParsedText(text):
                 assert name is None
                 assert text
-                if said and isinstance(said[-1], str):
-                    said[-1] += text
+                if parts and isinstance(parts[-1], str):
+                    parts[-1] += text
                 else:
-                    said.append(text)
+                    parts.append(text)
             case ParsedCallStarted(started):
                 assert name is None
                 name, arguments = started, ""
@@ -57,17 +59,17 @@ def summed(events: Sequence[ParsedToolEvent]) -> list[Said]:
                 arguments += text
             case ParsedCallEnded(complete):
                 assert name is not None
-                said.append((name, arguments, complete))
+                parts.append((name, arguments, complete))
                 name = None
     assert name is None
-    return said
+    return parts
 
 
 CALL = '{"name": "f", "arguments": {"a": [1, "}<\\""]}}'
 ARGS = '{"a": [1, "}<\\""]}'
 F = ("f", ARGS, True)
 
-EXAMPLES: list[tuple[ToolFormat | None, str, list[Said]]] = [
+EXAMPLES: list[tuple[ToolFormat | None, str, list[Part]]] = [
     (None, "<tool_call>" + CALL, ["<tool_call>" + CALL]),
     # Hermes
     (HERMES, "just text <b> ", ["just text <b> "]),
@@ -80,7 +82,7 @@ EXAMPLES: list[tuple[ToolFormat | None, str, list[Said]]] = [
     (HERMES, '<tool_call>{"name": "g", "arguments": "{}"}</tool_call>', [("g", "{}", True)]),
     (HERMES, '<tool_call>{"name": "g"}</tool_call>', [("g", "{}", True)]),
     (HERMES, '<tool_call>{"name": "g", "arguments": null}</tool_call>', [("g", "{}", True)]),
-    # ... and wrong
+    # Hermes, malformed
     (HERMES, "<tool_call>nonsense</tool_call>", ["<tool_call>nonsense</tool_call>"]),
     (HERMES, '<tool_call>{"nam": 1}', ['<tool_call>{"nam": 1}']),
     (HERMES, '<tool_call>{"name": 3}', ['<tool_call>{"name": 3}']),
@@ -121,21 +123,23 @@ EXAMPLES: list[tuple[ToolFormat | None, str, list[Said]]] = [
 ]
 
 
-def merged(said: Sequence[Said]) -> list[Said]:
-    """Neighbouring texts as one."""
-    out: list[Said] = []
-    for one in said:
-        if out and isinstance(one, str) and isinstance(out[-1], str):
-            out[-1] += one
+def merged(parts: Sequence[Part]) -> list[Part]:
+    """Join adjacent texts."""
+    out: list[Part] = []
+    for part in parts:
+        if out and isinstance(part, str) and isinstance(out[-1], str):
+            out[-1] += part
         else:
-            out.append(one)
+            out.append(part)
     return out
 
 
 @pytest.mark.parametrize(("format", "text", "expected"), EXAMPLES)
-def test_examples(format: ToolFormat | None, text: str, expected: list[Said]) -> None:
-    assert read(format, [text]) == merged(expected)
-    assert read(format, list(text)) == merged(expected)
+def test_parser_reads_example_outputs(
+    format: ToolFormat | None, text: str, expected: list[Part]
+) -> None:
+    assert parse(format, [text]) == merged(expected)
+    assert parse(format, list(text)) == merged(expected)
 
 
 SNIPPETS = st.sampled_from(
@@ -150,22 +154,26 @@ SNIPPETS = st.sampled_from(
 @ALL
 @given(st.lists(SNIPPETS, max_size=8).map("".join), st.lists(st.integers(0, 200), max_size=5))
 @example(f"<tool_call>{CALL}</tool_call>x", [3])
-def test_pieces_do_not_matter(format: ToolFormat, text: str, cuts: list[int]) -> None:
+def test_result_does_not_depend_on_how_the_text_is_split(
+    format: ToolFormat, text: str, cuts: list[int]
+) -> None:
     borders = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
     pieces = [text[start:end] for start, end in pairwise(borders)]
-    whole = read(format, [text])
-    assert read(format, pieces) == whole
-    assert read(format, list(text)) == whole
+    whole = parse(format, [text])
+    assert parse(format, pieces) == whole
+    assert parse(format, list(text)) == whole
 
 
 @ALL
 @given(text=st.text(st.characters(exclude_characters="<[{"), max_size=30))
-def test_text_without_markers_stays_itself(format: ToolFormat, text: str) -> None:
+def test_text_without_markers_passes_unchanged(format: ToolFormat, text: str) -> None:
     parser = ToolParser(format)
-    shown = [event for letter in text for event in parser.push(letter)]
-    told = summed(shown)
-    assert told == ([text.rstrip()] if text.strip() else []), "only spaces at the end wait"
-    assert summed([*shown, *parser.finish()]) == ([text] if text else [])
+    events = [event for letter in text for event in parser.push(letter)]
+    streamed = join_deltas(events)
+    assert streamed == ([text.rstrip()] if text.strip() else []), (
+        "only trailing spaces are held back"
+    )
+    assert join_deltas([*events, *parser.finish()]) == ([text] if text else [])
 
 
 WORDS = st.text('ab "\\\n<{}]é😀你', max_size=6)
@@ -187,28 +195,28 @@ CALLS = st.lists(
 )
 @settings(max_examples=30, deadline=None)
 @given(calls=CALLS, size=st.integers(1, 50))
-def test_what_the_template_writes_is_read_back(
+def test_calls_rendered_by_the_template_are_parsed_back(
     name: str, calls: list[tuple[str, dict[str, object]]], size: int
 ) -> None:
-    """Rendered as ids, detokenised one id at a time, parsed in pieces."""
+    """Calls are rendered to ids, detokenised one id at a time, and parsed in pieces."""
     template, text = template_of(name), family(name)
-    made = tuple(
-        ToolCall(name=called, arguments=json.dumps(arguments), id=f"call{at:05}")
-        for at, (called, arguments) in enumerate(calls[: 1 if name == "llama3" else None])
+    tool_calls = tuple(
+        ToolCall(name=tool, arguments=json.dumps(arguments), id=f"call{at:05}")
+        for at, (tool, arguments) in enumerate(calls[: 1 if name == "llama3" else None])
     )
     question = ChatMessage(role="user", content="?")
-    ids = template.extend([question], [ChatMessage(role="assistant", tool_calls=made)]).ids
+    ids = template.extend([question], [ChatMessage(role="assistant", tool_calls=tool_calls)]).ids
     header = template.encode_header("user")
     detokenizer = text.create_detokenizer()
-    written = "".join(detokenizer.push([id]) for id in ids[len(header) :]) + detokenizer.flush()
-    pieces = [written[at : at + size] for at in range(0, len(written), size)]
+    rendered = "".join(detokenizer.push([id]) for id in ids[len(header) :]) + detokenizer.flush()
+    pieces = [rendered[at : at + size] for at in range(0, len(rendered), size)]
     if name == "qwen3":
-        pieces = [written.partition("</think>")[2]]
-    found = read(template.tool_format, pieces)
+        pieces = [rendered.partition("</think>")[2]]
+    parsed = parse(template.tool_format, pieces)
     assert [
-        (said[0], json.loads(said[1]), said[2]) for said in found if isinstance(said, tuple)
-    ] == [(called, arguments, True) for called, arguments in calls[: len(made)]]
-    assert not [said for said in found if isinstance(said, str)]
+        (part[0], json.loads(part[1]), part[2]) for part in parsed if isinstance(part, tuple)
+    ] == [(tool, arguments, True) for tool, arguments in calls[: len(tool_calls)]]
+    assert not [part for part in parsed if isinstance(part, str)]
 
 
 @pytest.mark.parametrize(
@@ -219,11 +227,11 @@ def test_what_the_template_writes_is_read_back(
         *[("llama2", None), ("gemma", None)],
     ],
 )
-def test_the_format_is_seen_in_the_template(name: str, format: ToolFormat | None) -> None:
+def test_tool_format_is_detected_from_the_template(name: str, format: ToolFormat | None) -> None:
     assert template_of(name).tool_format == format
 
 
-def test_arguments_are_shown_as_they_come() -> None:
+def test_arguments_are_streamed_as_they_arrive() -> None:
     parser = ToolParser(HERMES)
     assert parser.push('<tool_call>\n{"name": "f", "argu') == []
     assert parser.push('ments": ') == []
@@ -233,16 +241,16 @@ def test_arguments_are_shown_as_they_come() -> None:
     assert parser.push("\n</tool_call>") == []
 
 
-def test_without_a_marker_only_known_tools_are_called() -> None:
+def test_call_without_a_marker_must_name_a_known_tool() -> None:
     text = '{"name": "g", "parameters": {}}'
-    assert read(LLAMA3, [text], {"f"}) == [text]
-    assert read(LLAMA3, [text], {"g"}) == [("g", "{}", True)]
-    assert read(LLAMA3, ["<|python_tag|>" + text], {"f"}) == [("g", "{}", True)]
+    assert parse(LLAMA3, [text], {"f"}) == [text]
+    assert parse(LLAMA3, [text], {"g"}) == [("g", "{}", True)]
+    assert parse(LLAMA3, ["<|python_tag|>" + text], {"f"}) == [("g", "{}", True)]
 
 
-def test_an_endless_head_is_text() -> None:
+def test_unbounded_head_of_a_call_is_passed_as_text() -> None:
     parser = ToolParser(HERMES)
-    shown = parser.push('<tool_call>{"arguments": {"a": "')
+    events = parser.push('<tool_call>{"arguments": {"a": "')
     for _ in range(40):
-        shown += parser.push("x" * 1000)
-    assert sum(len(event.text) for event in shown if isinstance(event, ParsedText)) > 30_000
+        events += parser.push("x" * 1000)
+    assert sum(len(event.text) for event in events if isinstance(event, ParsedText)) > 30_000

@@ -1,4 +1,4 @@
-"""The link carries what is sent in order, also where the other end reads slowly."""
+"""Tests of the link: messages arrive in order, even if the other end reads slowly."""
 
 import asyncio
 import socket
@@ -19,8 +19,8 @@ async def test_messages_keep_their_order_when_the_socket_is_full() -> None:
     link: Link[EngineEvent, EngineCommand] = Link(
         msgspec.msgpack.Decoder(list[EngineCommand]), lambda _: None, lost.set
     )
-    heard: list[int] = []
-    reader = threading.Thread(target=_read, args=(theirs, heard))
+    received: list[int] = []
+    reader = threading.Thread(target=_read, args=(theirs, received))
     reader.start()
     await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
     for number in range(MESSAGES):
@@ -34,18 +34,18 @@ async def test_messages_keep_their_order_when_the_socket_is_full() -> None:
     await asyncio.sleep(0)
     link.close()
     await asyncio.to_thread(reader.join, 60)
-    assert heard == list(range(MESSAGES))
+    assert received == list(range(MESSAGES))
     await lost.wait()
 
 
-def _read(end: socket.socket, heard: list[int]) -> None:
-    """In small bites, until it is closed."""
+def _read(end: socket.socket, received: list[int]) -> None:
+    """Read small chunks until the socket is closed."""
     decoder = msgspec.msgpack.Decoder(list[TurnTokens])
     buffer = bytearray()
     with end:
-        while bite := end.recv(3000 + len(heard) % 5000):
-            buffer += bite
+        while chunk := end.recv(3000 + len(received) % 5000):
+            buffer += chunk
             while len(buffer) >= 4 and len(buffer) >= 4 + int.from_bytes(buffer[:4], "little"):
                 size = int.from_bytes(buffer[:4], "little")
-                heard += [message.first for message in decoder.decode(buffer[4 : 4 + size])]
+                received += [message.first for message in decoder.decode(buffer[4 : 4 + size])]
                 del buffer[: 4 + size]

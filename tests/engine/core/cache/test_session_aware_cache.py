@@ -1,4 +1,4 @@
-"""Cases that random lives seldom meet."""
+"""Tests of cache cases that random histories seldom reach."""
 
 from array import array
 
@@ -14,8 +14,8 @@ def computed(cache: SessionAwareCache, length: int) -> Lease:
     return lease
 
 
-def test_a_match_takes_no_less_than_what_was_spilled() -> None:
-    """The tree knows more than is on the device, and less than is on the host."""
+def test_match_never_shortens_a_spilled_lease() -> None:
+    """The radix tree holds more of the log than the device, and less than the host."""
     cache = SessionAwareCache(12, 4, host_pages=8)
     spilled = computed(cache, 20)
     cache.mark_idle(spilled)
@@ -32,7 +32,7 @@ def test_a_match_takes_no_less_than_what_was_spilled() -> None:
     cache.audit()
 
 
-def test_the_host_forgets_what_has_been_there_longest() -> None:
+def test_host_tier_evicts_its_oldest_pages_first() -> None:
     cache = SessionAwareCache(8, 4, host_pages=4)
     leases = [computed(cache, 8) for _ in range(3)]
     for lease in leases:
@@ -43,17 +43,17 @@ def test_the_host_forgets_what_has_been_there_longest() -> None:
     cache.audit()
 
 
-def test_what_is_being_recalled_is_not_pushed_out_by_whom_it_pushes() -> None:
-    """The host is full; the room on the device is another session's, which must be spilled. There
-    is no room for that one on the host, so it is what is forgotten."""
+def test_pages_being_recalled_are_not_evicted_by_the_spill_they_cause() -> None:
+    """The host tier is full, and the recall evicts another session from the device. The host tier
+    has no room for that one, so its pages are evicted, not spilled."""
     cache = SessionAwareCache(6, 4, host_pages=4)
-    wanted = computed(cache, 16)
-    cache.mark_idle(wanted)
+    recalled = computed(cache, 16)
+    cache.mark_idle(recalled)
     other = computed(cache, 24)
-    assert len(wanted.host_pages) == 4
+    assert len(recalled.host_pages) == 4
     cache.mark_idle(other)
-    cache.mark_busy(wanted)
-    assert cache.recall(wanted)
-    assert (wanted.committed, len(wanted.host_pages)) == (16, 0)
+    cache.mark_busy(recalled)
+    assert cache.recall(recalled)
+    assert (recalled.committed, len(recalled.host_pages)) == (16, 0)
     assert len(other.pages) == 2
     cache.audit()

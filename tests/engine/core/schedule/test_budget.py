@@ -1,5 +1,7 @@
-"""What is left of a step, and what a step costs: shares, fits, predictions. No clock: timings here
-are made from known coefficients."""
+"""Tests of the step budget and of the step-time model: shares, fits, predictions.
+
+No clock is read: timings are computed from known coefficients.
+"""
 
 import random
 
@@ -12,12 +14,12 @@ from continuo.engine.core.schedule.step_time_model import (
     StepTimeModel,
 )
 
-TRUE = (0.003, 0.0002, 0.00005, 2e-9)
-"""Seconds: of a step, of a row, of a token, of a token times its context."""
+TRUE_COEFFICIENTS = (0.003, 0.0002, 0.00005, 2e-9)
+"""Seconds per step, per row, per token, and per token and token of its context."""
 
 
 def cost(load: StepLoad) -> float:
-    a, b, c, d = TRUE
+    a, b, c, d = TRUE_COEFFICIENTS
     return a + b * load.rows + c * load.tokens + d * load.attention
 
 
@@ -32,7 +34,7 @@ def loads(count: int, seed: int = 1) -> list[StepLoad]:
     return made
 
 
-def learnt(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTimeModel:
+def fitted_model(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTimeModel:
     time, source = StepTimeModel(), random.Random(seed)
     for load in loads(count, seed):
         time.observe(load, cost(load) * (1 + noise * source.uniform(-1, 1)))
@@ -43,41 +45,46 @@ def learnt(count: int = 200, noise: float = 0.0, seed: int = 1) -> StepTimeModel
 
 
 @pytest.mark.parametrize(
-    ("wanted", "tokens", "given"),
+    ("requested", "tokens", "allotted"),
     [
         ([], 10, []),
         ([5], 10, [5]),
         ([50], 10, [10]),
         ([100, 100], 10, [5, 5]),
-        ([100, 2, 100], 12, [6, 2, 4]),  # what the second leaves goes to the oldest
+        ([100, 2, 100], 12, [6, 2, 4]),  # what the second leaves is given to the oldest
         ([3, 100], 12, [3, 9]),
         ([100, 100, 100], 2, [1, 1, 0]),  # too little for all: the oldest first
         ([1, 1, 1], 3, [1, 1, 1]),
         ([9, 9], 0, [0, 0]),
     ],
 )
-def test_allot(wanted: list[int], tokens: int, given: list[int]) -> None:
-    assert allot(wanted, tokens) == given
+def test_allot_divides_the_tokens_of_a_step(
+    requested: list[int], tokens: int, allotted: list[int]
+) -> None:
+    assert allot(requested, tokens) == allotted
 
 
-def test_allot_gives_all_that_is_wanted_and_no_more() -> None:
+def test_allot_gives_each_row_at_least_its_fair_share() -> None:
     source = random.Random(3)
     for _ in range(500):
-        wanted = [source.randint(1, 90) for _ in range(source.randint(1, 9))]
+        requested = [source.randint(1, 90) for _ in range(source.randint(1, 9))]
         tokens = source.randint(0, 200)
-        given = allot(wanted, tokens)
-        assert sum(given) == min(sum(wanted), tokens)
-        assert all(0 <= give <= want for give, want in zip(given, wanted, strict=True))
-        share = tokens // len(wanted)
-        assert all(give >= min(want, share) for give, want in zip(given, wanted, strict=True)), (
-            "nobody stands behind a longer one"
+        allotted = allot(requested, tokens)
+        assert sum(allotted) == min(sum(requested), tokens)
+        assert all(
+            0 <= granted <= request for granted, request in zip(allotted, requested, strict=True)
         )
+        share = tokens // len(requested)
+        assert all(
+            granted >= min(request, share)
+            for granted, request in zip(allotted, requested, strict=True)
+        ), "no row gets less than its share because of a longer one"
 
 
-# ---- Load and Budget -----------------------------------------------------------------------
+# ---- StepBudget ----------------------------------------------------------------------------
 
 
-def test_a_budget_adds_up_to_the_load_it_planned() -> None:
+def test_budget_accumulates_the_planned_load() -> None:
     budget, load = StepBudget(100, 3), StepLoad()
     for start, tokens in ((0, 40), (900, 1), (7, 20)):
         assert budget
@@ -85,22 +92,22 @@ def test_a_budget_adds_up_to_the_load_it_planned() -> None:
         load = load.with_row(start, tokens)
     assert budget.load == load == StepLoad(3, 61, 40 * 20 + 900 + 7 * 20 + 200)
     assert (budget.remaining_tokens, budget.remaining_rows) == (39, 0)
-    assert not budget, "no row is left"
+    assert not budget, "no row remains"
     assert StepBudget(1, 1)
     assert not StepBudget(0, 1)
 
 
-# ---- StepTime ------------------------------------------------------------------------------
+# ---- StepTimeModel -------------------------------------------------------------------------
 
 
-def test_it_learns_what_a_step_costs() -> None:
-    time = learnt()
+def test_step_time_model_learns_the_cost_of_a_step() -> None:
+    time = fitted_model()
     assert time.is_fitted
     for load in loads(50, seed=2):
         assert time.predict(load) == pytest.approx(cost(load), rel=0.02)
 
 
-def test_it_is_not_fitted_before_it_has_seen_enough() -> None:
+def test_step_time_model_needs_a_minimum_of_observations() -> None:
     time = StepTimeModel()
     for load in loads(OBSERVATIONS_MIN - 1):
         time.observe(load, cost(load))
@@ -109,35 +116,35 @@ def test_it_is_not_fitted_before_it_has_seen_enough() -> None:
     assert time.is_fitted
 
 
-def test_noise_averages_out() -> None:
-    time = learnt(400, noise=0.3)
+def test_step_time_model_averages_out_noise() -> None:
+    time = fitted_model(400, noise=0.3)
     errors = [time.predict(load) / cost(load) - 1 for load in loads(100, seed=2)]
     assert abs(sum(errors) / len(errors)) < 0.1
 
 
-def test_an_outlier_counts_for_little() -> None:
-    """A step that took a second (something else ran on the machine) is counted as a few."""
-    time = learnt()
+def test_outlier_has_bounded_influence_on_predictions() -> None:
+    """A step delayed by other work on the machine is clipped before it is counted."""
+    time = fitted_model()
     before = [time.predict(load) for load in loads(20, seed=2)]
     for load in loads(32, seed=4)[:1]:
         time.observe(load, 1000 * cost(load))
     for load in loads(64, seed=5):
         time.observe(load, cost(load))
-    for load, was in zip(loads(20, seed=2), before, strict=True):
-        assert time.predict(load) < (1 + OUTLIER_RATIO_MAX) * was
+    for load, earlier in zip(loads(20, seed=2), before, strict=True):
+        assert time.predict(load) < (1 + OUTLIER_RATIO_MAX) * earlier
         assert time.predict(load) == pytest.approx(cost(load), rel=0.5)
 
 
-def test_it_forgets_a_machine_that_has_become_slower() -> None:
-    time = learnt()
+def test_step_time_model_adapts_to_a_slower_machine() -> None:
+    time = fitted_model()
     for load in loads(400, seed=6):
         time.observe(load, 3 * cost(load))
     for load in loads(20, seed=2):
         assert time.predict(load) == pytest.approx(3 * cost(load), rel=0.1)
 
 
-def test_predictions_are_never_negative_and_never_shrink_with_the_load() -> None:
-    """Coefficients below zero are taken as zero, whatever nonsense was measured."""
+def test_predictions_are_non_negative_and_monotonic_in_the_load() -> None:
+    """Negative coefficients are clipped to zero, even if timings are random."""
     time, source = StepTimeModel(), random.Random(1)
     for load in loads(200):
         time.observe(load, source.uniform(0, 0.01))
@@ -148,8 +155,8 @@ def test_predictions_are_never_negative_and_never_shrink_with_the_load() -> None
         load = more
 
 
-def test_steps_that_are_all_alike_can_be_learnt() -> None:
-    """Nothing tells rows from tokens then; the same step is still predicted."""
+def test_identical_steps_can_be_fitted() -> None:
+    """Rows and tokens are collinear then; the same step is still predicted."""
     time = StepTimeModel()
     for _ in range(100):
         time.observe(StepLoad(4, 4, 400), 0.01)
@@ -158,8 +165,8 @@ def test_steps_that_are_all_alike_can_be_learnt() -> None:
 
 @pytest.mark.parametrize("start", [0, 1_000, 40_000])
 @pytest.mark.parametrize("seconds", [0.004, 0.02, 0.2])
-def test_tokens_within_is_the_most_that_fits(start: int, seconds: float) -> None:
-    time, load = learnt(), StepLoad().with_row(500, 1).with_row(700, 1)
+def test_tokens_within_returns_the_most_that_fits(start: int, seconds: float) -> None:
+    time, load = fitted_model(), StepLoad().with_row(500, 1).with_row(700, 1)
     tokens = time.tokens_within(seconds, load, start, 5_000)
     assert 0 <= tokens <= 5_000
     if tokens:
@@ -168,8 +175,8 @@ def test_tokens_within_is_the_most_that_fits(start: int, seconds: float) -> None
         assert time.predict(load.with_row(start, tokens + 1)) > seconds
 
 
-def test_a_long_context_leaves_room_for_fewer_tokens() -> None:
-    """One query over 40,000 tokens of context is not one token's work."""
-    time = learnt()
+def test_long_context_leaves_room_for_fewer_tokens() -> None:
+    """A query over 40,000 tokens of context costs more than one token."""
+    time = fitted_model()
     counts = [time.tokens_within(0.05, StepLoad(), start, 5_000) for start in (0, 10_000, 40_000)]
     assert counts[0] > counts[1] > counts[2] > 0

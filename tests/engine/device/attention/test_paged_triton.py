@@ -1,4 +1,4 @@
-"""The Triton kernels under Triton's interpreter, on the CPU, against one token at a time in fp64.
+"""Tests of the Triton kernels under Triton's interpreter, against attention per token in fp64.
 
 The interpreter is chosen when triton is imported, so the cases run in a process of their own.
 """
@@ -15,8 +15,8 @@ import pytest
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
 @pytest.mark.parametrize("rows", ["decode", "appends", "mixed"])
-def test_like_the_obvious_way(rows: str) -> None:
-    """One split and several, windows, page sizes, heads alone and shared, fp32 and fp16."""
+def test_triton_kernels_equal_fp64_attention(rows: str) -> None:
+    """Cases: one split and several, windows, page sizes, MHA and GQA, fp32 and fp16."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.triton_cases", rows],
         env=os.environ | {"TRITON_INTERPRET": "1"},

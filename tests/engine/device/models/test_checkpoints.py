@@ -1,4 +1,4 @@
-"""A checkpoint that is broken says so in one line; one that is whole is found and read."""
+"""Tests of checkpoints: broken ones are refused in one line, complete ones are found and read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from continuo.engine.errors import ModelError
 from tests.support import transformers_oracle as oracle
 
 
-def quiet(what: str, fraction: float) -> None:
+def ignore_progress(what: str, fraction: float) -> None:
     pass
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A whole checkpoint in several shards."""
+    """Return a complete checkpoint in several shards."""
     oracle.FAMILIES["qwen2-windows"]().save_pretrained(tmp_path, max_shard_size="40KB")
     return tmp_path
 
@@ -42,7 +42,7 @@ def edit_tensor(folder: Path, name: str, change: Callable[[torch.Tensor], torch.
     save_file(tensors, path)
 
 
-def lose_tensor(folder: Path, name: str) -> None:
+def delete_tensor(folder: Path, name: str) -> None:
     index = json.loads((folder / weights.INDEX_FILE).read_text())
     path = folder / index["weight_map"].pop(name)
     (folder / weights.INDEX_FILE).write_text(json.dumps(index))
@@ -56,7 +56,7 @@ def truncate(path: Path) -> None:
 
 
 UP = "model.layers.1.mlp.up_proj.weight"
-BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), "config.json is missing"),
     "config of text": (lambda f: (f / "config.json").write_text("{"), "config.json: cannot be"),
     "config of a list": (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
@@ -75,7 +75,7 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: truncate(f / "model-00001-of-00009.safetensors"),
         "model-00001-of-00009.safetensors: cannot be read",
     ),
-    "no tensor": (lambda f: lose_tensor(f, UP), f"tensor {UP} is missing"),
+    "no tensor": (lambda f: delete_tensor(f, UP), f"tensor {UP} is missing"),
     "wrong shape": (
         lambda f: edit_tensor(f, UP, lambda x: x[:3].clone()),
         f"{UP} has shape [3, 48], but the config requires [80, 48]",
@@ -93,30 +93,33 @@ BREAKS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(BREAKS))
-def test_a_broken_checkpoint_says_in_one_line_what_is_wrong(folder: Path, name: str) -> None:
-    damage, message = BREAKS[name]
+@pytest.mark.parametrize("name", list(DAMAGES))
+def test_broken_checkpoint_is_refused_with_a_one_line_error(folder: Path, name: str) -> None:
+    damage, message = DAMAGES[name]
     damage(folder)
     with pytest.raises(ModelError) as refused:
         build_runner(
-            EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4), quiet
+            EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4),
+            ignore_progress,
         )
     assert message in refused.value.message
     assert "\n" not in refused.value.message
 
 
-@pytest.mark.parametrize("more", [{"kv_cache_memory_bytes": 10**16}, {"kv_offloading_size": 1e7}])
-def test_pages_that_memory_cannot_hold_are_refused(folder: Path, more: dict[str, Any]) -> None:
-    config = EngineConfig(model=str(folder), device="cpu", max_model_len=16, **more)
+@pytest.mark.parametrize(
+    "options", [{"kv_cache_memory_bytes": 10**16}, {"kv_offloading_size": 1e7}]
+)
+def test_kv_pages_beyond_memory_are_refused(folder: Path, options: dict[str, Any]) -> None:
+    config = EngineConfig(model=str(folder), device="cpu", max_model_len=16, **options)
     with pytest.raises(ModelError, match=r"no memory for .* KV pages") as refused:
-        build_runner(config, quiet)
+        build_runner(config, ignore_progress)
     assert "\n" not in refused.value.message
 
 
-def test_a_whole_checkpoint_reports_itself_and_its_progress(folder: Path) -> None:
-    seen: list[float] = []
+def test_complete_checkpoint_reports_metadata_and_progress(folder: Path) -> None:
+    fractions: list[float] = []
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
-    runner, loaded = build_runner(config, lambda what, fraction: seen.append(fraction))
+    runner, loaded = build_runner(config, lambda what, fraction: fractions.append(fraction))
     assert (loaded.architecture, loaded.device, loaded.dtype) == (
         "Qwen2ForCausalLM",
         "cpu",
@@ -124,15 +127,15 @@ def test_a_whole_checkpoint_reports_itself_and_its_progress(folder: Path) -> Non
     )
     assert loaded.folder == str(folder)
     assert loaded.load_s > 0
-    assert seen == sorted(seen)
-    assert seen[-1] == 1.0
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
     assert runner.geometry.vocab_size == oracle.VOCAB
     assert runner.geometry.max_model_len == 64
 
 
 def test_every_parameter_is_filled_with_its_tensor(folder: Path) -> None:
     config = EngineConfig(model=str(folder), device="cpu", num_gpu_blocks_override=4)
-    runner, _ = build_runner(config, quiet)
+    runner, _ = build_runner(config, ignore_progress)
     index = json.loads((folder / weights.INDEX_FILE).read_text())["weight_map"]
     slots = runner.model.weight_targets()  # pyright: ignore[reportAttributeAccessIssue]
     assert set(slots) == set(index)
@@ -141,20 +144,22 @@ def test_every_parameter_is_filled_with_its_tensor(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stored", "asked", "used"),
+    ("stored", "requested", "used"),
     [
         ("bfloat16", "auto", "float32"),
         ("float16", "auto", "float32"),
         ("float32", "bfloat16", "bfloat16"),
     ],
 )
-def test_dtype_on_a_cpu(tmp_path: Path, stored: str, asked: str, used: str) -> None:
+def test_dtype_on_cpu_follows_option_and_checkpoint(
+    tmp_path: Path, stored: str, requested: str, used: str
+) -> None:
     oracle.FAMILIES["qwen3"]().to(getattr(torch, stored)).save_pretrained(tmp_path)
-    runner = oracle.runner_of(tmp_path, asked, num_gpu_blocks_override=4)
+    runner = oracle.runner_of(tmp_path, requested, num_gpu_blocks_override=4)
     assert runner.pool.keys[0].dtype == getattr(torch, used)
 
 
-def test_auto_on_a_cpu_is_bf16_for_what_is_not_small(
+def test_auto_dtype_on_cpu_is_bf16_for_large_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("continuo.engine.device.build.CPU_FP32_PARAMETERS_MAX", 1000)
@@ -163,30 +168,30 @@ def test_auto_on_a_cpu_is_bf16_for_what_is_not_small(
     assert runner.pool.keys[0].dtype == torch.bfloat16
 
 
-def test_no_such_folder(tmp_path: Path) -> None:
+def test_missing_model_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such folder"):
-        weights.resolve(str(tmp_path / "nowhere"), None, quiet)
+        weights.resolve(str(tmp_path / "nowhere"), None, ignore_progress)
     with pytest.raises(ModelError, match="neither a folder nor a hub id"):
-        weights.resolve("two words", None, quiet)
+        weights.resolve("two words", None, ignore_progress)
 
 
-def test_a_hub_id_that_is_not_cached_and_no_hub(
+def test_uncached_hub_id_is_refused_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub
 
-    whole = huggingface_hub.snapshot_download
+    download = huggingface_hub.snapshot_download
 
-    def offline(model: str, **wanted: object) -> str:
-        return whole(model, **(wanted | {"cache_dir": tmp_path, "local_files_only": True}))  # pyright: ignore
+    def offline(model: str, **options: object) -> str:
+        return download(model, **(options | {"cache_dir": tmp_path, "local_files_only": True}))  # pyright: ignore
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     with pytest.raises(ModelError, match="someone/something: not in the local cache"):
-        weights.resolve("someone/something", None, quiet)
+        weights.resolve("someone/something", None, ignore_progress)
 
 
-def test_a_hub_id_that_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ordinary cache, without a network."""
+def test_cached_hub_id_is_resolved_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot is found in the ordinary cache, without a network."""
     import huggingface_hub
 
     snapshot = tmp_path / "models--someone--something" / "snapshots" / "abc"
@@ -195,10 +200,10 @@ def test_a_hub_id_that_is_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refs = tmp_path / "models--someone--something" / "refs"
     refs.mkdir()
     (refs / "main").write_text("abc")
-    whole = huggingface_hub.snapshot_download
+    download = huggingface_hub.snapshot_download
 
-    def offline(model: str, **wanted: object) -> str:
-        return whole(model, **(wanted | {"cache_dir": tmp_path, "local_files_only": True}))  # pyright: ignore
+    def offline(model: str, **options: object) -> str:
+        return download(model, **(options | {"cache_dir": tmp_path, "local_files_only": True}))  # pyright: ignore
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    assert weights.resolve("someone/something", None, quiet) == snapshot
+    assert weights.resolve("someone/something", None, ignore_progress) == snapshot

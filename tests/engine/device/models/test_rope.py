@@ -1,4 +1,4 @@
-"""Rotary tables: transformers' frequencies at every position, whatever the length of a batch."""
+"""Tests of rotary tables: the frequencies of transformers at every position."""
 
 from __future__ import annotations
 
@@ -34,11 +34,13 @@ def config(parameters: dict[str, Any], positions: int = 60) -> LlamaConfig:
 
 
 @pytest.mark.parametrize("parameters", [PLAIN, LINEAR, DYNAMIC, YARN, LLAMA3, LONG])
-def test_every_position_as_transformers_decodes_it(parameters: dict[str, Any]) -> None:
-    """One token at a time, past the trained length: position p as at length p + 1."""
-    made = config(parameters)
-    table = rope.build_table(made, 16, 100, torch.empty(0))
-    theirs = LlamaRotaryEmbedding(made)
+def test_rope_table_equals_that_of_transformers_at_every_position(
+    parameters: dict[str, Any],
+) -> None:
+    """Position p, also past the trained length, equals that of a sequence of p + 1 tokens."""
+    model_config = config(parameters)
+    table = rope.build_table(model_config, 16, 100, torch.empty(0))
+    theirs = LlamaRotaryEmbedding(model_config)
     for position in range(100):
         cos, sin = theirs(torch.empty(1, 1, 16), torch.tensor([[position]]))
         sign = torch.tensor([-1.0] * 8 + [1.0] * 8)
@@ -50,5 +52,5 @@ def test_every_position_as_transformers_decodes_it(parameters: dict[str, Any]) -
     ("parameters", "tokens"),
     [(PLAIN, 60), (LINEAR, 240), (DYNAMIC, 120), (YARN, 512), (LLAMA3, 60), (LONG, 60)],
 )
-def test_the_longest_context(parameters: dict[str, Any], tokens: int) -> None:
+def test_context_limit_follows_the_rope_parameters(parameters: dict[str, Any], tokens: int) -> None:
     assert rope.context_limit(config(parameters)) == tokens

@@ -1,5 +1,7 @@
-"""Our own C: what it reads, what it does not, and what happens without a compiler. That it computes
-what transformers does is shown for every family in tests/parity."""
+"""Tests of the native decoder: memory it reads, threads, failures, and the lack of a compiler.
+
+Parity with transformers for every family is tested in tests/parity.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ def logits(runner: TorchRunner, ids: list[int], cuts: list[int]) -> torch.Tensor
 
 @needs_compiler
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-def test_what_belongs_to_nobody_is_never_read(folder: Path, page_size: int) -> None:
+def test_unowned_slots_are_never_read(folder: Path, page_size: int) -> None:
     [ids] = oracle.prompts(1, [150])
     clean, dirty = (
         oracle.runner_of(folder, block_size=page_size, kv_cache_memory_bytes=8 << 20)
@@ -58,23 +60,25 @@ def test_what_belongs_to_nobody_is_never_read(folder: Path, page_size: int) -> N
 
 
 @needs_compiler
-def test_threads_change_nothing(folder: Path) -> None:
+def test_logits_do_not_depend_on_the_number_of_threads(folder: Path) -> None:
     [ids] = oracle.prompts(2, [200])
     one, two = (oracle.runner_of(folder, threads=threads) for threads in (1, 2))
     assert torch.equal(logits(one, ids, [64, 65]), logits(two, ids, [64, 65]))
 
 
 @needs_compiler
-def test_more_threads_than_cores_change_nothing(folder: Path) -> None:
-    """Threads come late, sleep and are kept from their core in the middle of a part."""
+def test_logits_are_the_same_with_more_threads_than_cores(folder: Path) -> None:
+    """Threads start late, sleep and are preempted in the middle of a part."""
     [ids] = oracle.prompts(4, [120])
     one, many = (oracle.runner_of(folder, threads=n) for n in (1, 4 * (os.cpu_count() or 1)))
     step_by_step = list(range(1, 120))
     assert torch.equal(logits(one, ids, step_by_step), logits(many, ids, step_by_step))
 
 
-def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, list[int], Any]:
-    """A step on two threads, whose keys were all 0: its ids, and what `collect` wants."""
+def launch_on_two_threads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[TorchRunner, list[int], Any]:
+    """Launch a step on two threads, with zeroed keys. Returns runner, ids and pending step."""
     monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.runner_of(folder, threads=2)
     with torch.inference_mode():
@@ -89,59 +93,63 @@ def begin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchRunner, l
 
 
 @needs_compiler
-def test_others_begin_a_step_before_its_caller_comes(
+def test_worker_threads_begin_a_step_before_collect(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, ids, begun = begin(folder, monkeypatch)
-    until = time.monotonic() + 20
+    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    deadline = time.monotonic() + 20
     while not runner.pool.keys[-1].any():
-        assert time.monotonic() < until, "nobody has written a key of the last layer"
+        assert time.monotonic() < deadline, "no key of the last layer was written"
         time.sleep(0.001)
-    [drawn] = runner.collect(begun).results
+    [drawn] = runner.collect(pending).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
 
 
 @needs_compiler
-def test_the_end_of_a_step_is_left_to_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner, ids, begun = begin(folder, monkeypatch)
-    assert runner.run_until_near_end(begun)
+def test_worker_threads_finish_a_step_that_is_near_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    assert runner.run_until_near_end(pending)
     assert runner.pool.keys[-1].any()
     time.sleep(0.5)
-    [drawn] = runner.collect(begun).results
+    [drawn] = runner.collect(pending).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
-    assert runner.collect(begun).model_s < 0.4, "the time after others were done is not its"
+    assert runner.collect(pending).model_s < 0.4, (
+        "idle time after the end of the step is not counted"
+    )
 
 
 @needs_compiler
-def test_a_row_is_fed_what_the_step_before_has_drawn(
+def test_row_is_fed_the_id_drawn_by_the_previous_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launched while the end of it is still done by others."""
-    runner, ids, begun = begin(folder, monkeypatch)
+    """The row is launched while worker threads still finish the previous step."""
+    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
     pages = array("i", range(20))
-    said = list[int]()
+    output = list[int]()
     for number in range(1, 30):
-        assert runner.run_until_near_end(begun)
+        assert runner.run_until_near_end(pending)
         row = BatchRow(array("i"), 0, len(ids) + number - 1, pages, SampleParams())
-        after = runner.launch(Batch(number, [row]))
-        [drawn] = runner.collect(begun).results
+        next_step = runner.launch(Batch(number, [row]))
+        [drawn] = runner.collect(pending).results
         assert drawn is not None
-        said.append(drawn.id)
-        begun = after
-    runner.discard(begun)
-    log = ids + said
+        output.append(drawn.id)
+        pending = next_step
+    runner.discard(pending)
+    log = ids + output
     cuts = list(range(len(ids), len(log)))
-    assert logits(runner, log, cuts).argmax(1)[:-1].tolist() == said
+    assert logits(runner, log, cuts).argmax(1)[:-1].tolist() == output
 
 
 @needs_compiler
-def test_what_draws_with_torch_is_not_left_to_others(
+def test_step_sampled_by_torch_is_not_left_to_worker_threads(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, ids, begun = begin(folder, monkeypatch)
-    runner.collect(begun)
+    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    runner.collect(pending)
     row = BatchRow(
         array("i", ids[:1]), -1, 0, array("i", [0]), SampleParams(temperature=1.0, uniform=0.5)
     )
@@ -149,15 +157,15 @@ def test_what_draws_with_torch_is_not_left_to_others(
 
 
 @needs_compiler
-@pytest.mark.parametrize("fails", ["_draw", "_move", "_decoder._buffer"])
-def test_a_step_that_fails_is_lost_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+@pytest.mark.parametrize("failing_method", ["_draw", "_move", "_decoder._buffer"])
+def test_failed_step_does_not_affect_the_next_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, failing_method: str
 ) -> None:
-    runner, ids, begun = begin(folder, monkeypatch)
-    expected = runner.collect(begun).results
+    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    expected = runner.collect(pending).results
     plain = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     drawn = BatchRow(plain.ids, -1, 0, plain.pages, SampleParams(temperature=1.0, uniform=0.5))
-    *path, name = fails.split(".")
+    *path, name = failing_method.split(".")
     owner = getattr(runner, path[0]) if path else runner
 
     def fail(*_: object) -> None:
@@ -174,35 +182,35 @@ def test_a_step_that_fails_is_lost_alone(
 
 
 @needs_compiler
-def test_an_abandoned_step_is_over_and_the_next_one_whole(
+def test_step_after_a_discarded_step_is_complete(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, ids, begun = begin(folder, monkeypatch)
-    expected = runner.collect(begun).results
+    runner, ids, pending = launch_on_two_threads(folder, monkeypatch)
+    expected = runner.collect(pending).results
     row = BatchRow(array("i", ids), -1, 0, array("i", range(13)), SampleParams())
     for number in range(100):
         runner.discard(runner.launch(Batch(number, [row])))
         if number % 3 == 0:
-            again = runner.launch(Batch(number, [row]))
-            assert runner.run_until_near_end(again)
-            assert runner.collect(again).results == expected
+            repeated = runner.launch(Batch(number, [row]))
+            assert runner.run_until_near_end(repeated)
+            assert runner.collect(repeated).results == expected
 
 
 @needs_compiler
-def test_a_step_that_nobody_waits_for_ends_with_its_runner(
+def test_pending_step_ends_when_its_runner_is_deleted(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner, _, begun = begin(folder, monkeypatch)
-    gc.collect()  # other tests' runners
+    runner, _, pending = launch_on_two_threads(folder, monkeypatch)
+    gc.collect()  # runners of other tests
     threads = threads_of_process()
-    del runner, begun
+    del runner, pending
     gc.collect()
     assert threads_of_process() == threads - 1
 
 
 @needs_compiler
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_row_whose_logits_are_not_finite_fails_alone(folder: Path, bad: float) -> None:
+def test_row_with_non_finite_logits_fails_alone(folder: Path, bad: float) -> None:
     runner = oracle.runner_of(folder)
     assert isinstance(runner, NativeRunner)
     with torch.inference_mode():
@@ -215,7 +223,7 @@ def test_a_row_whose_logits_are_not_finite_fails_alone(folder: Path, bad: float)
     assert sound.failure is None
 
 
-def test_without_a_compiler_torch_does_it(
+def test_torch_runner_is_used_without_a_compiler(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "/nowhere/cc")
@@ -232,7 +240,7 @@ def test_without_a_compiler_torch_does_it(
 
 
 def out_of_bounds(runner: TorchRunner, ids: list[int], **differences: Any) -> Batch:
-    """A good row, then one with these ids."""
+    """Return a batch of a valid row and a row with `ids`."""
     pages = {"pages": array("i", [1]), "start": 0} | differences
     good = BatchRow(array("i", [1, 2, 3]), -1, 0, array("i", [0]), SampleParams())
     bad = BatchRow(array("i", ids), -1, pages["start"], pages["pages"], SampleParams())
@@ -242,10 +250,10 @@ def out_of_bounds(runner: TorchRunner, ids: list[int], **differences: Any) -> Ba
 @needs_compiler
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("id", [144, 6920, 1 << 30, -1])
-def test_an_id_outside_the_vocabulary_fails_the_step(
+def test_id_outside_the_vocabulary_fails_the_step(
     folder: Path, monkeypatch: pytest.MonkeyPatch, id: int, threads: int
 ) -> None:
-    """No memory beside the embedding is read, and the next step is as if nothing had been."""
+    """No memory outside the embedding is read, and the next step is not affected."""
     monkeypatch.setattr(native, "SINGLE_THREAD_WORK_MAX", 0)
     runner = oracle.runner_of(folder, threads=threads)
     assert isinstance(runner, NativeRunner)
@@ -258,15 +266,15 @@ def test_an_id_outside_the_vocabulary_fails_the_step(
         runner.compute_logits(batch)
     [ids] = oracle.prompts(7, [40])
     pages = array("i", range(3))
-    begun = runner.launch(Batch(1, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())]))
-    [drawn] = runner.collect(begun).results
+    pending = runner.launch(Batch(1, [BatchRow(array("i", ids), -1, 0, pages, SampleParams())]))
+    [drawn] = runner.collect(pending).results
     assert drawn is not None
     assert drawn.id == int(logits(runner, ids, [])[-1].argmax())
 
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("differences", "said"),
+    ("differences", "message"),
     [
         ({"start": 510}, "positions 510 to 513 are outside the 512 of the model"),
         ({"start": -1}, "positions -1 to 2 are outside"),
@@ -274,18 +282,18 @@ def test_an_id_outside_the_vocabulary_fails_the_step(
         ({"pages": array("i", [-1])}, "outside the pool"),
     ],
 )
-def test_a_row_outside_context_or_pool_fails_the_step(
-    folder: Path, differences: dict[str, Any], said: str
+def test_row_outside_context_or_pool_fails_the_step(
+    folder: Path, differences: dict[str, Any], message: str
 ) -> None:
     runner = oracle.runner_of(folder)
     if "start" in differences:
         differences = differences | {"pages": array("i", range(33))}
-    with pytest.raises(IndexError, match=said):
+    with pytest.raises(IndexError, match=message):
         runner.launch(out_of_bounds(runner, [1, 2, 3], **differences))
 
 
 @pytest.mark.parametrize("id", [144, 1 << 30, -1])
-def test_torch_is_given_no_id_outside_the_vocabulary(
+def test_torch_runner_refuses_an_id_outside_the_vocabulary(
     folder: Path, monkeypatch: pytest.MonkeyPatch, id: int
 ) -> None:
     monkeypatch.setattr(native_decoder.NativeDecoder, "try_create", lambda *_: None)

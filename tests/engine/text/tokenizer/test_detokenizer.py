@@ -1,3 +1,5 @@
+"""Tests of the detokenizer: streamed text equals decoded text, in whole characters."""
+
 import re
 from itertools import pairwise
 
@@ -31,7 +33,7 @@ def ids_of(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
     return st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40)
 
 
-def pushed(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
+def push_each(detokenizer: Detokenizer, ids: list[int]) -> list[str]:
     return [*(detokenizer.push([id]) for id in ids), detokenizer.flush()]
 
 
@@ -41,16 +43,16 @@ def whole_characters(pieces: list[str]) -> bool:
 
 @KINDS
 @given(text=TEXT)
-def test_text_comes_back_whole(tokenizer: Tokenizer, text: str) -> None:
+def test_detokenized_text_equals_the_decoded_text(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text)
-    pieces = pushed(Detokenizer(tokenizer), ids)
+    pieces = push_each(Detokenizer(tokenizer), ids)
     assert "".join(pieces) == tokenizer.decode(ids)
     assert "\ufffd" in text or whole_characters(pieces)
 
 
 @KINDS
 @given(text=TEXT, data=st.data())
-def test_cut_anywhere_it_never_shows_half_a_character(
+def test_push_never_emits_half_a_character(
     tokenizer: Tokenizer, text: str, data: st.DataObject
 ) -> None:
     ids = tokenizer.encode(text.replace("\ufffd", ""))
@@ -60,8 +62,8 @@ def test_cut_anywhere_it_never_shows_half_a_character(
 
 
 @given(ids=ids_of(BYTE_LEVEL))
-def test_any_ids_byte_level(ids: list[int]) -> None:
-    assert "".join(pushed(Detokenizer(BYTE_LEVEL), ids)) == BYTE_LEVEL.decode(ids)
+def test_arbitrary_byte_level_ids_decode_as_by_the_tokenizer(ids: list[int]) -> None:
+    assert "".join(push_each(Detokenizer(BYTE_LEVEL), ids)) == BYTE_LEVEL.decode(ids)
 
 
 def byte_id(byte: int) -> int:
@@ -72,9 +74,9 @@ def byte_id(byte: int) -> int:
 
 @given(ids=ids_of(PIECES))
 @example([byte_id(byte) for byte in "é".encode()] + [byte_id(0xFF)] + PIECES.encode("a"))
-def test_any_ids_byte_fallback(ids: list[int]) -> None:
-    """Here the library takes whole characters back when a broken byte follows; we do not."""
-    text, reference = "".join(pushed(Detokenizer(PIECES), ids)), PIECES.decode(ids)
+def test_arbitrary_byte_fallback_ids_keep_all_whole_characters(ids: list[int]) -> None:
+    """The tokenizer drops whole characters before a broken byte; the detokenizer keeps them."""
+    text, reference = "".join(push_each(Detokenizer(PIECES), ids)), PIECES.decode(ids)
     if "\ufffd" not in reference:
         assert text == reference
     else:
@@ -86,54 +88,54 @@ def test_any_ids_byte_fallback(ids: list[int]) -> None:
 
 
 @given(ids=ids_of(BYTE_LEVEL), cuts=st.lists(st.integers(0, 40), max_size=4))
-def test_grouping_does_not_matter(ids: list[int], cuts: list[int]) -> None:
+def test_text_does_not_depend_on_the_grouping_of_ids(ids: list[int], cuts: list[int]) -> None:
     one, many = Detokenizer(BYTE_LEVEL), Detokenizer(BYTE_LEVEL)
     borders = sorted({0, len(ids), *(min(cut, len(ids)) for cut in cuts)})
     grouped = [many.push(ids[a:b]) for a, b in pairwise(borders)]
-    assert "".join([*grouped, many.flush()]) == "".join(pushed(one, ids))
+    assert "".join([*grouped, many.flush()]) == "".join(push_each(one, ids))
 
 
-def test_noise_is_bounded() -> None:
-    """A thousand bytes that are no text still come out, and nothing is kept for ever."""
-    broken = BYTE_LEVEL.id_of("ÿ")  # stands for the byte FF
+def test_held_back_bytes_are_bounded() -> None:
+    """A thousand bytes of invalid UTF-8 are emitted with a bounded delay."""
+    broken = BYTE_LEVEL.id_of("ÿ")  # the byte FF
     assert broken is not None
     detokenizer = Detokenizer(BYTE_LEVEL)
-    shown = sum(len(detokenizer.push([broken])) for _ in range(1000))
-    assert 900 < shown <= 1000
-    assert shown + len(detokenizer.flush()) == 1000
+    emitted = sum(len(detokenizer.push([broken])) for _ in range(1000))
+    assert 900 < emitted <= 1000
+    assert emitted + len(detokenizer.flush()) == 1000
 
 
 @KINDS
 @given(data=st.data())
-def test_after_a_flush_nothing_is_said_twice(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """A flush closes what was said; the rest is what it would be behind it."""
+def test_flush_repeats_no_text(tokenizer: Tokenizer, data: st.DataObject) -> None:
+    """A flush ends the text so far; the rest decodes as a continuation."""
     first = data.draw(ids_of(tokenizer))
     rest = tokenizer.encode(data.draw(TEXT).replace("\ufffd", ""))
     detokenizer = Detokenizer(tokenizer)
-    pushed(detokenizer, first)
-    after = "".join(pushed(detokenizer, rest))
+    push_each(detokenizer, first)
+    after = "".join(push_each(detokenizer, rest))
     assert "\ufffd" not in after
     assert after.strip() == tokenizer.decode(rest).strip()
 
 
-def test_text_after_noise() -> None:
+def test_text_after_invalid_bytes_is_decoded() -> None:
     broken = BYTE_LEVEL.id_of("ÿ")
     assert broken is not None
     ids = [broken] * 200 + BYTE_LEVEL.encode("Hello")
-    assert "".join(pushed(Detokenizer(BYTE_LEVEL), ids)) == BYTE_LEVEL.decode(ids)
+    assert "".join(push_each(Detokenizer(BYTE_LEVEL), ids)) == BYTE_LEVEL.decode(ids)
 
 
-def test_special_tokens_are_left_out_unless_kept() -> None:
+def test_special_tokens_are_hidden_unless_visible() -> None:
     end, tool = BYTE_LEVEL.id_of("<|end|>"), BYTE_LEVEL.id_of("<|tool|>")
     assert end is not None
     assert tool is not None
     ids = [*BYTE_LEVEL.encode("a é"), tool, *BYTE_LEVEL.encode(" b"), end]
-    assert "".join(pushed(Detokenizer(BYTE_LEVEL), ids)) == "a é b"
-    assert "".join(pushed(Detokenizer(BYTE_LEVEL, visible_ids={tool}), ids)) == "a é<|tool|> b"
+    assert "".join(push_each(Detokenizer(BYTE_LEVEL), ids)) == "a é b"
+    assert "".join(push_each(Detokenizer(BYTE_LEVEL, visible_ids={tool}), ids)) == "a é<|tool|> b"
 
 
-def test_after_a_flush_words_keep_their_spaces() -> None:
-    """Pieces that begin with ▁ lose it only at the very beginning."""
+def test_words_keep_their_spaces_after_a_flush() -> None:
+    """Pieces that begin with ▁ lose that space only at the start of the text."""
     broken, two = [byte_id(0xF0)], PIECES.encode("two")
     assert PIECES.decode(two) == "two"
     detokenizer = Detokenizer(PIECES)
@@ -141,7 +143,7 @@ def test_after_a_flush_words_keep_their_spaces() -> None:
     assert detokenizer.push(two) == " two"
 
 
-def test_flush_in_the_middle_of_a_character() -> None:
+def test_flush_of_half_a_character_emits_a_replacement_character() -> None:
     ids = BYTE_LEVEL.encode("a\U0001fae0")
     assert len(ids) > 2
     detokenizer = Detokenizer(BYTE_LEVEL)

@@ -1,4 +1,4 @@
-"""Long texts in pieces: the ids are those of the whole text."""
+"""Tests of chunked encoding: a long text encoded in chunks has the ids of the whole text."""
 
 import json
 import random
@@ -169,34 +169,34 @@ def random_text(source: random.Random, length: int) -> str:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_pieces_give_the_ids_of_the_whole(name: str) -> None:
+def test_chunked_encoding_equals_the_encoding_of_the_whole(name: str) -> None:
     raw, anchor = kind(name).raw, kind(name)._anchor  # pyright: ignore[reportPrivateUsage]
     lead = None if anchor is None else anchor.content
-    pieces = ChunkedEncoder(raw, lead, chunk_chars=200)
+    encoder = ChunkedEncoder(raw, lead, chunk_chars=200)
     source = random.Random(name)
     for _ in range(60):
         text = random_text(source, source.randrange(150, 3_000))
-        inside = source.random() < 0.5
-        before = lead or "" if inside else ""
+        is_continuation = source.random() < 0.5
+        before = lead or "" if is_continuation else ""
         whole = raw.encode(before + text, add_special_tokens=False).ids[1 if before else 0 :]
-        assert pieces.encode(text, is_continuation=inside) == whole, repr(text)
+        assert encoder.encode(text, is_continuation=is_continuation) == whole, repr(text)
 
 
 @pytest.mark.parametrize("name", sorted(CUT))
-def test_prose_is_cut(name: str) -> None:
+def test_prose_is_cut_into_chunks(name: str) -> None:
     raw, anchor = kind(name).raw, kind(name)._anchor  # pyright: ignore[reportPrivateUsage]
-    pieces = ChunkedEncoder(raw, None if anchor is None else anchor.content, chunk_chars=400)
+    encoder = ChunkedEncoder(raw, None if anchor is None else anchor.content, chunk_chars=400)
     text = "so the quick brown fox jumps, 12 times. " * 10
-    cut, ids = pieces._encode_chunk(text, False, len(text))  # pyright: ignore[reportPrivateUsage]
+    cut, ids = encoder._encode_chunk(text, False, len(text))  # pyright: ignore[reportPrivateUsage]
     assert cut is not None
     assert cut.chars > 200
     assert len(ids) == cut.tokens
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_spelt_out_text_is_what_the_model_alone_makes_of_it(name: str) -> None:
+def test_untrusted_text_is_encoded_by_the_model_alone(name: str) -> None:
     raw = kind(name).raw
-    pieces = ChunkedEncoder(kind(name)._plain_encoder._raw, chunk_chars=200)  # pyright: ignore[reportPrivateUsage]
+    encoder = ChunkedEncoder(kind(name)._plain_encoder._raw, chunk_chars=200)  # pyright: ignore[reportPrivateUsage]
     source = random.Random(name)
     for _ in range(20):
         text = random_text(source, source.randrange(150, 2_000))
@@ -204,8 +204,8 @@ def test_spelt_out_text_is_what_the_model_alone_makes_of_it(name: str) -> None:
         words = [normal]
         if raw.pre_tokenizer:
             words = [word for word, _ in raw.pre_tokenizer.pre_tokenize_str(normal)]
-        made = [token.id for word in words if word for token in raw.model.tokenize(word)]
-        assert pieces.encode(text) == made, repr(text)
+        expected = [token.id for word in words if word for token in raw.model.tokenize(word)]
+        assert encoder.encode(text) == expected, repr(text)
 
 
 @pytest.mark.parametrize(
@@ -219,38 +219,38 @@ def test_spelt_out_text_is_what_the_model_alone_makes_of_it(name: str) -> None:
     ],
     ids=["one word", "emoji", "spaces", "newlines", "control tokens"],
 )
-def test_long_runs(text: str) -> None:
+def test_long_runs_are_encoded_exactly(text: str) -> None:
     for name in ("qwen", "llama3", "demo", "family gemma"):
         text += " and then some words"
         assert kind(name).encode(text) == kind(name).raw.encode(text, add_special_tokens=False).ids
 
 
-def test_too_many_ids_are_refused_before_they_are_made() -> None:
+def test_text_with_too_many_tokens_is_refused_early() -> None:
     raw = kind("qwen").raw
-    made: list[int] = []
+    encoded_chars: list[int] = []
 
-    class Counting:
+    class CountingTokenizer:
         def encode_batch(self, texts: list[str], **options: bool) -> list[tokenizers.Encoding]:
-            made.append(len(texts[0]))
+            encoded_chars.append(len(texts[0]))
             return raw.encode_batch(texts, **options)
 
         encode_batch_fast = encode_batch
 
-    pieces = ChunkedEncoder(cast("tokenizers.Tokenizer", Counting()), tokens_max=2_000)
+    encoder = ChunkedEncoder(cast("tokenizers.Tokenizer", CountingTokenizer()), tokens_max=2_000)
     with pytest.raises(TooLong, match="1,000,000 characters is more than 2,000 tokens"):
-        pieces.encode("word " * 200_000)
-    assert sum(made) < 40_000, "the rest is not looked at"
-    assert len(pieces.encode("word " * 500)) < 2_000
+        encoder.encode("word " * 200_000)
+    assert sum(encoded_chars) < 40_000, "the rest of the text is not encoded"
+    assert len(encoder.encode("word " * 500)) < 2_000
 
 
-def test_a_stretch_without_a_cut_has_a_bound() -> None:
-    pieces = ChunkedEncoder(kind("qwen").raw)
+def test_stretch_without_a_cut_is_bounded() -> None:
+    encoder = ChunkedEncoder(kind("qwen").raw)
     with pytest.raises(TooLong, match=r"1,048,577 characters cannot be cut .* limit .* 1,048,576"):
-        pieces.encode("a" * (1024 * 1024 + 1))
+        encoder.encode("a" * (1024 * 1024 + 1))
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_no_token_stands_for_more_characters(name: str) -> None:
+def test_no_token_has_more_characters_than_the_bound(name: str) -> None:
     raw = kind(name).raw
     longest = compute_token_chars_max(raw)
     if longest is None:
@@ -262,13 +262,13 @@ def test_no_token_stands_for_more_characters(name: str) -> None:
         assert len(text) <= longest * len(kind(name).encode_untrusted(text))
 
 
-def test_where_the_bound_is_known() -> None:
+def test_token_character_bound_is_known_for_these_tokenizers() -> None:
     known = {name: compute_token_chars_max(kind(name).raw) for name in KINDS}
     assert known["llama3"] is not None
     assert known["demo"] == 16
     state = json.loads(kind("qwen").raw.to_str())
     longest = max(map(len, [*state["model"]["vocab"], *IM]))
-    assert known["qwen"] == 4 * longest, "NFC makes one character of up to four"
+    assert known["qwen"] == 4 * longest, "NFC composes up to four characters into one"
     assert known["family gemma"] is not None
     assert known["bpe of words, first"] is not None
     for name in ("word piece", "unigram, always"):
