@@ -108,9 +108,9 @@ def test_message_and_calls_start_and_end_in_order() -> None:
     ended = [event for event in events if isinstance(event, OutputItemEnded)]
     first, second, third = output.items
     assert [event.index for event in started] == [event.index for event in ended] == [0, 1, 2]
-    before = ["u1", first.id, second.id]
-    assert [event.previous for event in started] == before
-    assert [event.previous for event in ended] == before
+    previous_ids = ["u1", first.id, second.id]
+    assert [event.previous for event in started] == previous_ids
+    assert [event.previous for event in ended] == previous_ids
     assert isinstance(third, FunctionCallItem)
     assert third.name == "find"
     order = [event for event in events if isinstance(event, OutputItemStarted | OutputItemEnded)]

@@ -31,10 +31,10 @@ def join_chunks(chunks: list[ParsedChunk]) -> list[ParsedChunk]:
     result: list[ParsedChunk] = []
     for chunk in chunks:
         match (result[-1] if result else None), chunk:
-            case TextChunk(text=before), TextChunk(text=text):
-                result[-1] = TextChunk(before + text)
-            case CallArgumentsChunk(text=before), CallArgumentsChunk(text=text):
-                result[-1] = CallArgumentsChunk(before + text)
+            case TextChunk(text=start), TextChunk(text=text):
+                result[-1] = TextChunk(start + text)
+            case CallArgumentsChunk(text=start), CallArgumentsChunk(text=text):
+                result[-1] = CallArgumentsChunk(start + text)
             case _:
                 result.append(chunk)
     return result

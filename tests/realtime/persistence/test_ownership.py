@@ -114,7 +114,7 @@ async def test_claim_whose_reply_was_lost_is_superseded_by_the_same_owner(
     store: Store, ownership: Ownership
 ) -> None:
     """The store has a newer fence of the same owner, so the next call claims the session again."""
-    ghost = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
+    unknown_claim = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
     used: list[SessionLease] = []
 
     async def write(lease: SessionLease) -> None:
@@ -122,15 +122,15 @@ async def test_claim_whose_reply_was_lost_is_superseded_by_the_same_owner(
         await write_entry(store, lease, 1)
 
     await asyncio.gather(*(ownership.run(write) for _ in range(5)))
-    assert ownership.lease.fence > ghost.fence
+    assert ownership.lease.fence > unknown_claim.fence
     assert used == 5 * [used[0]] + 5 * [ownership.lease], "claimed once for all waiting calls"
-    ghost = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
+    unknown_claim = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
     await ownership.claim()
-    assert ownership.lease.fence > ghost.fence
+    assert ownership.lease.fence > unknown_claim.fence
 
 
 async def test_claim_does_not_supersede_another_owner(store: Store, ownership: Ownership) -> None:
-    theirs = await store.claim(ownership.lease.session, "gate-2", ttl_s=60)
+    other_lease = await store.claim(ownership.lease.session, "gate-2", ttl_s=60)
     for call in (
         lambda: ownership.run(lambda lease: write_entry(store, lease, 1)),
         ownership.claim,
@@ -138,11 +138,11 @@ async def test_claim_does_not_supersede_another_owner(store: Store, ownership: O
         with pytest.raises(OwnershipLost) as caught:
             await call()
         assert caught.value.owner == "gate-2"
-    await write_entry(store, theirs, 3)
+    await write_entry(store, other_lease, 3)
 
 
 async def test_stopped_ownership_does_not_claim_again(store: Store, ownership: Ownership) -> None:
-    ghost = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
+    unknown_claim = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
     ownership.stop()
     for call in (
         lambda: ownership.run(lambda lease: write_entry(store, lease, 1)),
@@ -150,7 +150,7 @@ async def test_stopped_ownership_does_not_claim_again(store: Store, ownership: O
     ):
         with pytest.raises(OwnershipLost):
             await call()
-    await write_entry(store, ghost, 3)
+    await write_entry(store, unknown_claim, 3)
 
 
 async def test_deleted_session_cannot_be_claimed(store: Store, ownership: Ownership) -> None:

@@ -140,17 +140,17 @@ async def test_failover_to_an_unacknowledged_write_of_equal_length_is_detected(
     await check_stored(store, writer, A, C, D)
 
 
-async def test_idempotency_keys_are_known_after_a_failover_that_lost_only_a_claim(
+async def test_idempotency_keys_are_known_after_a_failover_that_lost_a_claim(
     store: ReplicatedStore, writer: SessionWriter
 ) -> None:
     """The store has lost a takeover, and still knows the requests from before."""
-    once = IdempotentRequest("event_1", b"respond", b"resp_1")
-    await writer.write(desired(A, B), SessionChanges(request=once))
+    request = IdempotentRequest("event_1", b"respond", b"resp_1")
+    await writer.write(desired(A, B), SessionChanges(request=request))
     store.copy()
     new = msgspec.structs.replace(fresh_session(), id=writer.lease.session)
     other = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new, entries=(A, B))
     store.fail_over()
-    assert await other.find_result(once) == b"resp_1"
+    assert await other.find_result(request) == b"resp_1"
     await other.write(desired(A, C), SessionChanges())
     await check_stored(store, other, A, C)
 
@@ -161,17 +161,17 @@ async def test_lost_idempotency_keys_are_written_again_after_a_failover(
     """Otherwise a retry of the client on another gateway would be executed again."""
     keys = IdempotencyKeys(writer, is_complete=True)
     store.copy()
-    once = IdempotentRequest("event_1", b"respond", b"resp_1")
-    await writer.write(desired(A, B), SessionChanges(request=once))
-    keys.record(once)
+    request = IdempotentRequest("event_1", b"respond", b"resp_1")
+    await writer.write(desired(A, B), SessionChanges(request=request))
+    keys.record(request)
     store.fail_over()
     await writer.write(
         desired(A, B, C), SessionChanges(request=IdempotentRequest("event_2", b"append"))
     )
     await check_stored(store, writer, A, B, C)
-    assert await store.find_result(writer.lease, once) == b"resp_1"
+    assert await store.find_result(writer.lease, request) == b"resp_1"
     await writer.write(desired(A, B, C, D), SessionChanges())
-    assert await store.find_result(writer.lease, once) == b"resp_1"
+    assert await store.find_result(writer.lease, request) == b"resp_1"
 
 
 async def test_confirm_after_a_failover_fences_out_the_previous_owner(

@@ -86,13 +86,13 @@ async def test_repeated_resumes_deliver_each_event_once(registry: Registry) -> N
     client = await uninterrupted(registry)
     events = client.socket.sent
     for seed in range(20):
-        chance = random.Random(seed)
-        client.seen = events[: chance.randrange(1, 6)]
+        rng = random.Random(seed)
+        client.seen = events[: rng.randrange(1, 6)]
         while told(client.seen) != told(events):
             client.resume()
             await client.socket.until("session.updated")
             await client.drop()
-            client.take(chance.randrange(1, 6))
+            client.take(rng.randrange(1, 6))
         ids = [event["event_id"] for event in client.seen]
         assert len({*ids}) == len(ids), f"seed {seed}"
 
@@ -101,16 +101,16 @@ async def test_repeated_resumes_within_a_response_deliver_its_whole_text(
     registry: Registry,
 ) -> None:
     for seed in range(6):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         client = Client(registry)
         client.connect()
         client.say("u1", "hello")
         client.respond(60)
         while not any(event["type"] == "response.done" for event in client.seen):
-            for _ in range(chance.randrange(40)):
+            for _ in range(rng.randrange(40)):
                 await asyncio.sleep(0)
             await client.drop()
-            client.take(chance.randrange(1, 12))
+            client.take(rng.randrange(1, 12))
             if client.seen:
                 client.resume()
             else:

@@ -81,26 +81,26 @@ async def test_open_response_moves_between_gateways_with_its_whole_text(
     gates: tuple[Registry, Registry],
 ) -> None:
     for seed in range(8):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         client = Client(gates[0])
         client.connect()
         client.say("u1", "hello")
         client.respond(60)
         await client.socket.until("response.created")
         while not any(event["type"] == "response.done" for event in client.seen):
-            for _ in range(chance.randrange(60)):
+            for _ in range(rng.randrange(60)):
                 await asyncio.sleep(0)
-            before = client.socket
-            client.take(chance.randrange(1, 12))
+            old_socket = client.socket
+            client.take(rng.randrange(1, 12))
             if not client.seen:
                 client.take(1)
-            client.registry = chance.choice(gates)
+            client.registry = rng.choice(gates)
             client.resume()
             await client.socket.until("session.updated")
             assert resumed(client.socket)["resumed"] == "exact", f"seed {seed}"
-            while before.closed is None:
+            while old_socket.closed is None:
                 await asyncio.sleep(0.001)
-            assert before.closed[0] is CloseCode.SUPERSEDED
+            assert old_socket.closed[0] is CloseCode.SUPERSEDED
         await client.drop()
         assert deltas(client) == done(client), f"seed {seed}"
         ids = [event["event_id"] for event in client.seen]
@@ -147,12 +147,12 @@ async def test_open_response_continues_after_gateway_and_engine_are_killed(
 ) -> None:
     """Ids that the client has seen and the journal lacks are sampled again, and not sent again."""
     for seed in range(6):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         client = Client(gateway.registry)
         client.connect()
         client.say("u1", "hello")
         client.respond(100)
-        await client.socket.until("response.output_text.delta", chance.randrange(1, 40))
+        await client.socket.until("response.output_text.delta", rng.randrange(1, 40))
         client.take()
         await gateway.kill()
         await gateway.start()

@@ -351,8 +351,8 @@ async def test_write_after_a_gap_is_refused_as_a_whole(store: Store) -> None:
 
 async def test_retry_under_an_idempotency_key_gets_the_recorded_result(store: Store) -> None:
     lease = await store.create(fresh_session())
-    once = IdempotentRequest("event_1", b"say hello", b"\0item_1\xff")
-    first = WriteBatch(kept_entries=0, entries=(entry(1),), request=once)
+    request = IdempotentRequest("event_1", b"say hello", b"\0item_1\xff")
+    first = WriteBatch(kept_entries=0, entries=(entry(1),), request=request)
     assert await store.write(lease, first) == WriteResult(1, 0)
     retry = WriteBatch(
         kept_entries=1,
@@ -406,16 +406,16 @@ async def test_idempotency_keys_are_separate_per_session(store: Store) -> None:
 
 async def test_find_result_returns_the_result_without_recording_the_key(store: Store) -> None:
     lease = await store.create(fresh_session())
-    once = IdempotentRequest("event_1", b"a", b"r")
-    assert await store.find_result(lease, once) is None
-    assert await store.find_result(lease, once) is None, "find_result records nothing"
-    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=once))
+    request = IdempotentRequest("event_1", b"a", b"r")
+    assert await store.find_result(lease, request) is None
+    assert await store.find_result(lease, request) is None, "find_result records nothing"
+    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=request))
     assert await store.find_result(lease, IdempotentRequest("event_1", b"a")) == b"r"
     with pytest.raises(IdempotencyConflict):
         await store.find_result(lease, IdempotentRequest("event_1", b"b"))
     await store.claim(lease.session, "gate-2", ttl_s=60)
     with pytest.raises(OwnershipLost):
-        await store.find_result(lease, once)
+        await store.find_result(lease, request)
 
 
 async def test_revoked_idempotency_key_can_be_used_again(store: Store) -> None:
@@ -444,11 +444,11 @@ async def test_restored_requests_are_recorded_whether_present_or_lost(store: Sto
     await store.write(lease, WriteBatch(request=present))
     await store.write(lease, WriteBatch(restored_requests=(present, lost)))
     await store.write(lease, WriteBatch(restored_requests=(present, lost), request=new))
-    for n, once in enumerate((present, lost, new)):
-        assert await store.find_result(lease, once) == b"r%d" % n
+    for n, request in enumerate((present, lost, new)):
+        assert await store.find_result(lease, request) == b"r%d" % n
     await store.write(lease, WriteBatch(revoked_keys=("event_0", "event_1", "event_2")))
-    for once in (present, lost, new):
-        assert await store.find_result(lease, once) is None
+    for request in (present, lost, new):
+        assert await store.find_result(lease, request) is None
 
 
 async def test_idempotency_window_keeps_the_last_of_the_restored_requests(
@@ -458,7 +458,7 @@ async def test_idempotency_window_keeps_the_last_of_the_restored_requests(
     lease = await store.create(fresh_session())
     requests = [IdempotentRequest(f"event_{n}", b"a", b"rrr") for n in range(30)]
     await store.write(lease, WriteBatch(restored_requests=tuple(requests)))
-    known = [await store.find_result(lease, once) is not None for once in requests]
+    known = [await store.find_result(lease, request) is not None for request in requests]
     assert known[-6:] == [True] * 6
     assert known[:20] == [False] * 20
 

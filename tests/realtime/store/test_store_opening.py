@@ -164,13 +164,13 @@ async def test_emptied_database_is_another_store(tmp_path: Path) -> None:
 
 
 async def test_closed_store_leaves_no_thread() -> None:
-    before = store_threads()
+    other_threads = store_threads()
     store = await open_store("sqlite://:memory:")
     await store.create(fresh_session())
-    assert store_threads() - before, "an open store has a thread"
+    assert store_threads() - other_threads, "an open store has a thread"
     await store.aclose()
     async with asyncio.timeout(10):
-        while store_threads() - before:
+        while store_threads() - other_threads:
             await asyncio.sleep(0.01)
 
 

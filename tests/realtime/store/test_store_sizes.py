@@ -73,12 +73,12 @@ async def test_parked_session_takes_at_most_2_kib_and_8_bytes_a_token(
         checkpoint = ResponseCheckpoint(
             id=response_id, seed=rng.getrandbits(63), prompt=tokens, entry=entry_count + 1
         )
-        once = IdempotentRequest(f"event_{turn}a", b"item", str(entry_count).encode())
+        request = IdempotentRequest(f"event_{turn}a", b"item", str(entry_count).encode())
         await store.write(
-            lease, WriteBatch(kept_entries=entry_count, entries=(user_entry,), request=once)
+            lease, WriteBatch(kept_entries=entry_count, entries=(user_entry,), request=request)
         )
-        once = IdempotentRequest(f"event_{turn}b", b"respond", bytes.fromhex(response_id[5:]))
-        await store.write(lease, WriteBatch(started_responses=(checkpoint,), request=once))
+        request = IdempotentRequest(f"event_{turn}b", b"respond", bytes.fromhex(response_id[5:]))
+        await store.write(lease, WriteBatch(started_responses=(checkpoint,), request=request))
         await store.journal(lease, response_id, 0, assistant_entry.ids)
         await store.write(
             lease,

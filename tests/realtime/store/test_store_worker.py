@@ -50,49 +50,49 @@ class NotesTable:
 
 
 async def test_waiting_calls_share_a_transaction_and_fail_separately(tmp_path: Path) -> None:
-    numbers = NotesTable(tmp_path / "store.db")
-    blocked = numbers.block()
+    table = NotesTable(tmp_path / "store.db")
+    blocked = table.block()
     await asyncio.sleep(0.05)
-    calls = [numbers.worker.run(numbers.insert, n) for n in (1, -2, 3, 1004, 5)]
+    calls = [table.worker.run(table.insert, n) for n in (1, -2, 3, 1004, 5)]
     results = asyncio.gather(*calls, return_exceptions=True)
     await asyncio.sleep(0)
-    numbers.unblock()
+    table.unblock()
     one, two, three, four, five = await results
     assert (one, three, five) == (1, 3, 5)
     assert isinstance(two, ValueError)
     assert isinstance(four, StoreReplaced)
     assert await blocked
-    assert numbers.commits == 2, "one for `block`, one for the group of five"
-    assert await numbers.worker.run(numbers.numbers) == [1, 3, 5, 1004]
-    await numbers.worker.aclose()
+    assert table.commits == 2, "one for `block`, one for the group of five"
+    assert await table.worker.run(table.numbers) == [1, 3, 5, 1004]
+    await table.worker.aclose()
     with pytest.raises(StoreUnavailable):
-        await numbers.worker.run(numbers.numbers)
+        await table.worker.run(table.numbers)
 
 
 async def test_failure_of_the_file_rolls_back_the_whole_group(tmp_path: Path) -> None:
-    numbers = NotesTable(tmp_path / "store.db")
+    table = NotesTable(tmp_path / "store.db")
 
     def fail() -> None:
-        numbers.db.rollback()  # as SQLite does on its own when the disk is full
+        table.db.rollback()  # as SQLite does on its own when the disk is full
         raise sqlite3.OperationalError("database or disk is full")
 
-    blocked = numbers.block()
+    blocked = table.block()
     await asyncio.sleep(0.05)
-    calls = [numbers.worker.run(numbers.insert, 1), numbers.worker.run(fail)]
+    calls = [table.worker.run(table.insert, 1), table.worker.run(fail)]
     results = asyncio.gather(*calls, return_exceptions=True)
     await asyncio.sleep(0)
-    numbers.unblock()
-    assert all(isinstance(answer, StoreUnavailable) for answer in await results)
+    table.unblock()
+    assert all(isinstance(result, StoreUnavailable) for result in await results)
     assert await blocked
-    assert await numbers.worker.run(numbers.numbers) == []
-    await numbers.worker.aclose()
+    assert await table.worker.run(table.numbers) == []
+    await table.worker.aclose()
 
 
 async def test_calls_made_before_the_close_are_executed(tmp_path: Path) -> None:
-    numbers = NotesTable(tmp_path / "store.db")
-    calls = [asyncio.create_task(numbers.worker.run(numbers.insert, n)) for n in range(500)]
+    table = NotesTable(tmp_path / "store.db")
+    calls = [asyncio.create_task(table.worker.run(table.insert, n)) for n in range(500)]
     await asyncio.sleep(0)
-    await numbers.worker.aclose()
+    await table.worker.aclose()
     assert [await task for task in calls] == list(range(500))
     other = sqlite3.connect(tmp_path / "store.db")
     assert other.execute("SELECT count(*) FROM notes").fetchone() == (500,)
