@@ -30,12 +30,8 @@ from continuo.realtime.store import (
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.store_records import fresh_session
 
-A, B, C, PLACEHOLDER = (
-    DraftPiece("a"),
-    DraftPiece("b"),
-    DraftPiece("c"),
-    ResponsePlaceholder("resp_1"),
-)
+A, B, C = map(DraftPiece, "abc")
+PLACEHOLDER = ResponsePlaceholder("resp_1")
 ENTRY_LISTS: tuple[tuple[ConversationEntry, ...], ...] = (
     (A,),
     (A, B),
@@ -110,7 +106,7 @@ async def test_write_after_a_lost_reply_leaves_exactly_the_desired_entries(
         )
 
 
-async def test_write_after_a_lost_claim_reply_replaces_entries_and_events(
+async def test_write_after_a_failed_claim_replaces_entries_and_events(
     store: ReplyLosingStore,
 ) -> None:
     """A write without a reply, then one whose claim fails: events of neither stay in the store."""

@@ -72,11 +72,8 @@ async def test_ids_of_many_responses_are_written_in_few_calls(store: CountingSto
 
 
 async def test_fault_of_one_journal_stops_no_other(store: CountingStore) -> None:
-    flusher, ours, superseded = (
-        JournalFlusher(store),
-        await open_session(store),
-        await open_session(store),
-    )
+    flusher = JournalFlusher(store)
+    ours, superseded = await open_session(store), await open_session(store)
     failed = asyncio.Event()
 
     def fail() -> None:
@@ -122,11 +119,8 @@ async def test_response_not_yet_stored_is_journaled_from_its_first_id(
 
 
 async def test_ended_response_is_not_journaled(store: CountingStore) -> None:
-    flusher, writer, other = (
-        JournalFlusher(store),
-        await open_session(store),
-        await open_session(store),
-    )
+    flusher = JournalFlusher(store)
+    writer, other = await open_session(store), await open_session(store)
     ids: list[int] = []
     with flusher.track(TokenJournal(other, "resp_1", [1])):
         with flusher.track(TokenJournal(writer, "resp_1", ids)):

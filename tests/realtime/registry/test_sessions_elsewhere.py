@@ -149,7 +149,7 @@ async def test_status_of_a_remote_session_shows_an_open_response(
     await client.gone()
 
 
-async def check_is_gone(gates: Gates, session_id: str) -> None:
+async def check_is_deleted(gates: Gates, session_id: str) -> None:
     for registry in gates:
         assert registry.find(session_id) is None
         assert await registry.status(session_id, "") is None
@@ -173,14 +173,13 @@ async def test_remote_session_with_a_connection_is_deleted(
         await client.socket.until("response.created", 2)
     assert await gates[1].delete(client.session_id, "")
     if not tokens:
-        client.say(
-            "u2", "is anybody there?"
-        )  # the owner does not sweep, so only a refused write shows the deletion
+        # The owner does not sweep, so only a refused write shows the deletion.
+        client.say("u2", "is anybody there?")
     await client.gone()
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.CLOSED_BY_OPERATOR
     assert "is anybody there?" not in json.dumps(client.socket.sent)
-    await check_is_gone(gates, client.session_id)
+    await check_is_deleted(gates, client.session_id)
 
 
 async def test_late_write_does_not_restore_a_deleted_session(gates: Gates, bench: Bench) -> None:
@@ -201,7 +200,7 @@ async def test_late_write_does_not_restore_a_deleted_session(gates: Gates, bench
     with pytest.raises(Refusal):
         await talk.respond()
     await session.unload()
-    await check_is_gone(gates, session.id)
+    await check_is_deleted(gates, session.id)
 
 
 async def test_session_held_only_by_the_store_is_deleted(gates: Gates) -> None:
@@ -210,7 +209,7 @@ async def test_session_held_only_by_the_store_is_deleted(gates: Gates) -> None:
     await gates[0].aclose()
     assert not await gates[1].delete(client.session_id, "umbrella")
     assert await gates[1].delete(client.session_id, "")
-    await check_is_gone(gates, client.session_id)
+    await check_is_deleted(gates, client.session_id)
 
 
 async def test_fork_of_a_remote_session_does_not_disturb_it(gates: Gates, bench: Bench) -> None:
