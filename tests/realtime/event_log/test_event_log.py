@@ -1,5 +1,7 @@
-"""What was said is said again from any position, or it is said that it cannot be. Two transcripts
-are two gateways; the client has heard one and comes back to the other."""
+"""Tests of the event log: missed events are replayed from an event id, or a gap is reported.
+
+Two logs stand for two gateways; the client has received events of one and resumes on the other.
+"""
 
 import pytest
 
@@ -20,43 +22,45 @@ from continuo.realtime.protocol.settings import GenerationSettings
 from tests.support.sessions import message
 
 SETTINGS = GenerationSettings()
-ANSWER = Response(id="resp_1", conversation="conv_1", settings=SETTINGS)
-ASKED = message("u1", "hello")
+RESPONSE = Response(id="resp_1", conversation="conv_1", settings=SETTINGS)
+USER_ITEM = message("u1", "hello")
 
 
-def spoken(text: str, status: ItemStatus) -> MessageItem:
+def output_message(text: str, status: ItemStatus) -> MessageItem:
     parts = (ContentPart("output_text", text),) if text else ()
     return MessageItem(id="a1", role="assistant", parts=parts, status=status)
 
 
-BEGUN = OutputItemStarted("resp_1", 0, spoken("", "in_progress"), "u1", False)
+ITEM_STARTED = OutputItemStarted("resp_1", 0, output_message("", "in_progress"), "u1", False)
 
 
-class Gate:
+class GatewayLog:
+    """An event log as one gateway has it, and the events that the log has sent to the client."""
+
     def __init__(self) -> None:
-        self.heard: list[EmittedEvent] = []
+        self.received: list[EmittedEvent] = []
         self.gaps = 0
-        self.transcript = EventLog("epoch0")
-        self.transcript.attach(self.heard.append)
-        self.transcript.on_gap = self.gap
-        self.transcript.append(ItemAdded(ASKED, None))
-        self.transcript.append(ResponseStarted(ANSWER))
+        self.log = EventLog("epoch0")
+        self.log.attach(self.received.append)
+        self.log.on_gap = self._count_gap
+        self.log.append(ItemAdded(USER_ITEM, None))
+        self.log.append(ResponseStarted(RESPONSE))
 
-    def gap(self) -> None:
+    def _count_gap(self) -> None:
         self.gaps += 1
 
-    def say(self, text: str) -> None:
-        self.transcript.append_output("resp_1", TextDelta("resp_1", 0, "a1", text))
+    def append_text(self, text: str) -> None:
+        self.log.append_output("resp_1", TextDelta("resp_1", 0, "a1", text))
 
-    def begin(self) -> None:
-        self.transcript.append_output("resp_1", BEGUN)
+    def start_item(self) -> None:
+        self.log.append_output("resp_1", ITEM_STARTED)
 
     def end_item(self, text: str, status: ItemStatus) -> None:
-        self.transcript.append_output(
-            "resp_1", OutputItemEnded("resp_1", 0, spoken(text, status), "u1", False)
+        self.log.append_output(
+            "resp_1", OutputItemEnded("resp_1", 0, output_message(text, status), "u1", False)
         )
 
-    def end(self, text: str, status: ResponseStatus) -> None:
+    def end_response(self, text: str, status: ResponseStatus) -> None:
         item: ItemStatus = "completed" if status == "completed" else "incomplete"
         self.end_item(text, item)
         ended = Response(
@@ -64,127 +68,127 @@ class Gate:
             conversation="conv_1",
             settings=SETTINGS,
             status=status,
-            items=(spoken(text, item),),
+            items=(output_message(text, item),),
         )
-        self.transcript.append(ResponseEnded(ended))
+        self.log.append(ResponseEnded(ended))
 
-    def position(self, part: int = 1, line: int = -1) -> EventId:
-        """Of the client that has heard so many events of what was told last."""
-        since = parse_event_id(self.heard[line].event_id.encode(part))
+    def event_id(self, part: int = 1, line: int = -1) -> EventId:
+        """The event id of a client that has received `part` wire events of an event."""
+        since = parse_event_id(self.received[line].event_id.encode(part))
         assert since is not None
         return since
 
-    def go_on(self, since: EventId, places: dict[str, str] | None = None) -> list[EmittedEvent]:
-        self.heard = []
+    def resume(self, since: EventId, places: dict[str, str] | None = None) -> list[EmittedEvent]:
+        self.received = []
         first = TextCleared()
-        there = {"u1": None} | (places or {"a1": "u1", "u2": "a1"})
-        self.transcript.resume(self.hear, since, first, there.__getitem__)
-        return self.heard[1:]
+        previous_ids = {"u1": None} | (places or {"a1": "u1", "u2": "a1"})
+        self.log.resume(self._receive, since, first, previous_ids.__getitem__)
+        return self.received[1:]
 
-    def hear(self, line: EmittedEvent) -> None:
-        self.heard.append(line)
+    def _receive(self, line: EmittedEvent) -> None:
+        self.received.append(line)
 
 
-def two() -> tuple[Gate, Gate]:
-    one, other = Gate(), Gate()
-    for gate in (one, other):
-        gate.begin()
-        gate.say("ab")
+def two_logs() -> tuple[GatewayLog, GatewayLog]:
+    one, other = GatewayLog(), GatewayLog()
+    for log in (one, other):
+        log.start_item()
+        log.append_text("ab")
     return one, other
 
 
 @pytest.mark.parametrize("part", [1, 2])
-def test_an_end_that_was_never_kept_is_no_place_to_go_on_from(part: int) -> None:
-    one, other = two()
-    one.end("ab", "completed")
+def test_event_id_of_an_end_unknown_to_this_gateway_is_a_gap(part: int) -> None:
+    one, other = two_logs()
+    one.end_response("ab", "completed")
     with pytest.raises(ReplayGap):
-        other.go_on(one.position(part))
-    other.end("ab", "completed")
-    (again,) = other.go_on(one.position(part))
-    assert (again.event, again.seen_parts) == (one.heard[-1].event, part)
+        other.resume(one.event_id(part))
+    other.end_response("ab", "completed")
+    (replayed,) = other.resume(one.event_id(part))
+    assert (replayed.event, replayed.seen_parts) == (one.received[-1].event, part)
 
 
-def test_an_end_that_was_not_heard_is_told_where_it_comes() -> None:
-    one, other = two()
-    assert other.go_on(one.position()) == []
-    other.end("ab", "completed")
-    assert [type(line.event) for line in other.heard[1:]] == [OutputItemEnded, ResponseEnded]
+def test_end_unknown_to_the_client_is_sent_when_it_occurs() -> None:
+    one, other = two_logs()
+    assert other.resume(one.event_id()) == []
+    other.end_response("ab", "completed")
+    assert [type(line.event) for line in other.received[1:]] == [OutputItemEnded, ResponseEnded]
 
 
-@pytest.mark.parametrize("goes_on", ["cd", ""])
-def test_an_item_that_ends_otherwise_elsewhere_is_noticed(goes_on: str) -> None:
-    """It was cancelled where the client was, and nobody else knows."""
-    one, other = two()
+@pytest.mark.parametrize("more_text", ["cd", ""])
+def test_item_that_ended_differently_on_another_gateway_is_a_gap(more_text: str) -> None:
+    """The response was cancelled on the first gateway only."""
+    one, other = two_logs()
     one.end_item("ab", "incomplete")
-    assert other.go_on(one.transcript.emitted_id) == []
-    if goes_on:
-        other.say(goes_on)
+    assert other.resume(one.log.emitted_id) == []
+    if more_text:
+        other.append_text(more_text)
     assert other.gaps == 0
-    other.end_item("ab" + goes_on, "completed")
+    other.end_item("ab" + more_text, "completed")
     assert other.gaps == 1
-    assert other.heard[1:] == [], "nothing of it is told"
+    assert other.received[1:] == [], "no event of the end is sent"
 
 
-def test_an_item_that_ends_the_same_goes_on() -> None:
-    one, other = two()
+def test_item_that_ended_equally_on_another_gateway_is_continued() -> None:
+    one, other = two_logs()
     one.end_item("ab", "completed")
-    assert other.go_on(one.position(4)) == []
-    other.end("ab", "completed")
+    assert other.resume(one.event_id(4)) == []
+    other.end_response("ab", "completed")
     assert other.gaps == 0
-    assert [type(line.event) for line in other.heard[1:]] == [OutputItemEnded, ResponseEnded]
-    assert other.heard[1].seen_parts == 4, "the events of it that were heard"
+    assert [type(line.event) for line in other.received[1:]] == [OutputItemEnded, ResponseEnded]
+    assert other.received[1].seen_parts == 4, "the wire events that the client has received"
 
 
-def test_what_stands_behind_an_answer_is_told_behind_it() -> None:
-    one = Gate()
-    since = one.position()
-    one.begin()
-    one.say("ab")
-    one.transcript.append(ItemAdded(message("u2", "and?"), "a1"))
-    begun, *again = one.go_on(since)
-    assert (type(begun.event), begun.seen_parts) == (ResponseStarted, 1)
-    kinds = [type(line.event) for line in again]
+def test_item_after_a_response_is_replayed_after_the_response() -> None:
+    one = GatewayLog()
+    since = one.event_id()
+    one.start_item()
+    one.append_text("ab")
+    one.log.append(ItemAdded(message("u2", "and?"), "a1"))
+    started, *following = one.resume(since)
+    assert (type(started.event), started.seen_parts) == (ResponseStarted, 1)
+    kinds = [type(line.event) for line in following]
     assert kinds == [OutputItemStarted, TextDelta, ItemAdded]
 
 
-def test_what_was_told_in_part_is_told_to_its_end_first() -> None:
-    one = Gate()
-    one.begin()
-    since = one.position(part=1)
-    one.say("ab")
-    one.transcript.append(ItemAdded(message("u2", "and?"), "a1"))
-    again = one.go_on(since)
-    kinds = [(type(line.event), line.seen_parts) for line in again]
+def test_partly_seen_item_is_replayed_to_its_end_first() -> None:
+    one = GatewayLog()
+    one.start_item()
+    since = one.event_id(part=1)
+    one.append_text("ab")
+    one.log.append(ItemAdded(message("u2", "and?"), "a1"))
+    replayed = one.resume(since)
+    kinds = [(type(line.event), line.seen_parts) for line in replayed]
     assert kinds == [(OutputItemStarted, 1), (TextDelta, 0), (ItemAdded, 0)]
 
 
-def test_what_stands_behind_an_item_that_is_not_known_here_is_not_told() -> None:
-    """Both gateways know that it was added; what it stands behind went with the first one."""
-    one, other = Gate(), Gate()
-    not_at_all = one.position()
-    one.begin()
-    in_part = one.position(part=1)
-    other.transcript.append(ItemAdded(message("u2", "and?"), "a1"))
-    for since in (not_at_all, in_part):
+def test_item_after_an_item_unknown_to_this_gateway_is_a_gap() -> None:
+    """Both gateways have the added item; only the first one has the item before it."""
+    one, other = GatewayLog(), GatewayLog()
+    before_item = one.event_id()
+    one.start_item()
+    within_item = one.event_id(part=1)
+    other.log.append(ItemAdded(message("u2", "and?"), "a1"))
+    for since in (before_item, within_item):
         with pytest.raises(ReplayGap):
-            other.go_on(since, {"u2": "u1"})
-        assert other.heard == [], "nothing was said"
+            other.resume(since, {"u2": "u1"})
+        assert other.received == [], "no event was sent"
 
 
-def test_what_an_item_came_to_stand_before_is_told_behind_it() -> None:
-    """Added while an answer was made that had not begun its item: that stands between now."""
-    one, other = Gate(), Gate()
-    since = one.position()
-    other.transcript.append(ItemAdded(message("u2", "and?"), "u1"))
-    other.begin()
-    told = [type(line.event) for line in other.go_on(since, {"a1": "u1", "u2": "a1"})]
-    assert told == [ResponseStarted, ItemAdded, OutputItemStarted]
+def test_output_item_placed_before_an_added_item_is_sent_after_it() -> None:
+    """The item is added before the open response starts its output item, which precedes it."""
+    one, other = GatewayLog(), GatewayLog()
+    since = one.event_id()
+    other.log.append(ItemAdded(message("u2", "and?"), "u1"))
+    other.start_item()
+    kinds = [type(line.event) for line in other.resume(since, {"a1": "u1", "u2": "a1"})]
+    assert kinds == [ResponseStarted, ItemAdded, OutputItemStarted]
 
 
-def test_what_stands_elsewhere_is_told_at_once() -> None:
-    one, other = Gate(), Gate()
-    one.begin()
-    since = one.position(part=1)
-    other.transcript.append(ItemAdded(message("u2", "and?"), "u1"))
-    (added,) = other.go_on(since, {"u2": "u1"})
+def test_added_item_that_follows_no_open_item_is_sent_at_once() -> None:
+    one, other = GatewayLog(), GatewayLog()
+    one.start_item()
+    since = one.event_id(part=1)
+    other.log.append(ItemAdded(message("u2", "and?"), "u1"))
+    (added,) = other.resume(since, {"u2": "u1"})
     assert isinstance(added.event, ItemAdded)

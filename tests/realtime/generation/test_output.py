@@ -1,4 +1,4 @@
-"""What a model says as items: messages and calls, begun, grown and ended in order."""
+"""Output items: text and calls of a model become items that start, grow and end in order."""
 
 import itertools
 from collections.abc import Iterable
@@ -21,8 +21,8 @@ from continuo.realtime.protocol.response import Response
 from continuo.realtime.protocol.settings import GenerationSettings
 
 
-class Place:
-    """Knows which item stands before: `u1`, or the item of the answer before the last."""
+class PreviousItem:
+    """Find the previous item: `u1`, or the output item before the last."""
 
     def __init__(self) -> None:
         self.items: tuple[Item, ...] = ()
@@ -32,31 +32,31 @@ class Place:
         return items[-2].id if len(items) > 1 else "u1"
 
 
-def output(place: Place) -> OutputItems:
+def make_output_items(previous_item: PreviousItem) -> OutputItems:
     names = itertools.count(1)
-    answer = Response(id="resp_1", conversation="conv_1", settings=GenerationSettings())
-    return OutputItems(answer, place, lambda prefix: f"{prefix}_{next(names)}")
+    response = Response(id="resp_1", conversation="conv_1", settings=GenerationSettings())
+    return OutputItems(response, previous_item, lambda prefix: f"{prefix}_{next(names)}")
 
 
-def wire(tells: Iterable[ConversationEvent]) -> list[str]:
-    voice = Encoder("sess_1", "demo")
-    events = [event for tell in tells for event in voice.encode(tell, str)]
-    assert all(encode_frame(event) for event in events)
-    return [str(type(event).__struct_config__.tag) for event in events]
+def wire_types(events: Iterable[ConversationEvent]) -> list[str]:
+    encoder = Encoder("sess_1", "demo")
+    frames = [frame for event in events for frame in encoder.encode(event, str)]
+    assert all(encode_frame(frame) for frame in frames)
+    return [str(type(frame).__struct_config__.tag) for frame in frames]
 
 
-def run(
-    chunks: list[ParsedChunk], *, whole: bool = True
+def parse_to_items(
+    chunks: list[ParsedChunk], *, is_complete: bool = True
 ) -> tuple[list[ConversationEvent], OutputItems]:
-    made = output(Place())
-    tells = list(made.append(chunks))
-    tells += made.finish("completed", needs_item=whole)
-    return tells, made
+    output = make_output_items(PreviousItem())
+    events = list(output.append(chunks))
+    events += output.finish("completed", needs_item=is_complete)
+    return events, output
 
 
-def test_a_message() -> None:
-    tells, made = run([TextChunk("Hel"), TextChunk("lo")])
-    assert wire(tells) == [
+def test_text_becomes_a_message_item() -> None:
+    events, output = parse_to_items([TextChunk("Hel"), TextChunk("lo")])
+    assert wire_types(events) == [
         "response.output_item.added",
         "conversation.item.added",
         "response.content_part.added",
@@ -67,14 +67,14 @@ def test_a_message() -> None:
         "response.output_item.done",
         "conversation.item.done",
     ]
-    (item,) = made.items
+    (item,) = output.items
     assert isinstance(item, MessageItem)
     assert item.parts == (ContentPart("output_text", "Hello"),)
     assert item.status == "completed"
 
 
-def test_a_call() -> None:
-    tells, made = run(
+def test_call_chunks_become_a_function_call_item() -> None:
+    events, output = parse_to_items(
         [
             CallStartChunk("look"),
             CallArgumentsChunk('{"a"'),
@@ -82,7 +82,7 @@ def test_a_call() -> None:
             CallEndChunk(),
         ]
     )
-    assert wire(tells) == [
+    assert wire_types(events) == [
         "response.output_item.added",
         "conversation.item.added",
         "response.function_call_arguments.delta",
@@ -91,63 +91,65 @@ def test_a_call() -> None:
         "response.output_item.done",
         "conversation.item.done",
     ]
-    (item,) = made.items
+    (item,) = output.items
     assert isinstance(item, FunctionCallItem)
     assert (item.name, item.arguments, item.status) == ("look", '{"a": 1}', "completed")
     assert item.call_id.startswith("call_")
 
 
-def test_a_message_and_two_calls_follow_each_other() -> None:
+def test_message_and_calls_start_and_end_in_order() -> None:
     chunks = [
         TextChunk("Let me look."),
         *(CallStartChunk("look"), CallArgumentsChunk("{}"), CallEndChunk()),
         *(CallStartChunk("find"), CallArgumentsChunk("{}"), CallEndChunk()),
     ]
-    tells, made = run(chunks)
-    started = [tell for tell in tells if isinstance(tell, OutputItemStarted)]
-    ended = [tell for tell in tells if isinstance(tell, OutputItemEnded)]
-    first, second, third = made.items
-    assert [tell.index for tell in started] == [tell.index for tell in ended] == [0, 1, 2]
-    before = ["u1", first.id, second.id]
-    assert [tell.previous for tell in started] == before
-    assert [tell.previous for tell in ended] == before
+    events, output = parse_to_items(chunks)
+    started = [event for event in events if isinstance(event, OutputItemStarted)]
+    ended = [event for event in events if isinstance(event, OutputItemEnded)]
+    first, second, third = output.items
+    assert [event.index for event in started] == [event.index for event in ended] == [0, 1, 2]
+    previous_ids = ["u1", first.id, second.id]
+    assert [event.previous for event in started] == previous_ids
+    assert [event.previous for event in ended] == previous_ids
     assert isinstance(third, FunctionCallItem)
     assert third.name == "find"
-    order = [tell for tell in tells if isinstance(tell, OutputItemStarted | OutputItemEnded)]
-    assert [tell.item.id for tell in order] == [
-        id for item in made.items for id in (item.id, item.id)
-    ], "one ends before the next begins"
+    order = [event for event in events if isinstance(event, OutputItemStarted | OutputItemEnded)]
+    assert [event.item.id for event in order] == [
+        id for item in output.items for id in (item.id, item.id)
+    ], "an item ends before the next one starts"
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_call_that_was_cut_off_is_incomplete(complete: bool) -> None:
-    _, made = run([CallStartChunk("look"), CallArgumentsChunk("{"), CallEndChunk(complete)])
-    assert made.items[0].status == ("completed" if complete else "incomplete")
+def test_call_cut_off_is_incomplete(complete: bool) -> None:
+    _, output = parse_to_items(
+        [CallStartChunk("look"), CallArgumentsChunk("{"), CallEndChunk(complete)]
+    )
+    assert output.items[0].status == ("completed" if complete else "incomplete")
 
 
-def test_nothing_said_is_an_empty_message_only_if_the_answer_is_whole() -> None:
-    tells, made = run([])
-    assert "response.output_text.delta" not in wire(tells)
-    (item,) = made.items
+def test_no_text_is_an_empty_message_only_if_the_response_is_complete() -> None:
+    events, output = parse_to_items([])
+    assert "response.output_text.delta" not in wire_types(events)
+    (item,) = output.items
     assert isinstance(item, MessageItem)
     assert item.parts == (ContentPart("output_text", ""),)
-    assert run([], whole=False)[0] == []
+    assert parse_to_items([], is_complete=False)[0] == []
 
 
-def test_the_conversation_knows_the_items_as_they_grow() -> None:
-    place = Place()
-    made = output(place)
+def test_conversation_receives_items_while_they_grow() -> None:
+    previous_item = PreviousItem()
+    output = make_output_items(previous_item)
     for chunk in (TextChunk("a"), TextChunk("b")):
-        list(made.append([chunk]))
-    assert [item.status for item in place.items] == ["in_progress"]
-    list(made.finish("incomplete", needs_item=True))
-    assert [item.status for item in place.items] == ["incomplete"]
+        list(output.append([chunk]))
+    assert [item.status for item in previous_item.items] == ["in_progress"]
+    list(output.finish("incomplete", needs_item=True))
+    assert [item.status for item in previous_item.items] == ["incomplete"]
 
 
-def test_plain_text_is_never_a_call() -> None:
-    reader = PlainTextParser()
-    assert list(reader.push('<tool_call>{"name": "look"}')) == [
+def test_plain_text_parser_finds_no_calls() -> None:
+    parser = PlainTextParser()
+    assert list(parser.push('<tool_call>{"name": "look"}')) == [
         TextChunk('<tool_call>{"name": "look"}')
     ]
-    assert list(reader.push("")) == []
-    assert list(reader.finish()) == []
+    assert list(parser.push("")) == []
+    assert list(parser.finish()) == []

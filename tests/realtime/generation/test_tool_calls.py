@@ -1,4 +1,4 @@
-"""Calls in a model's text become items, however the text is cut."""
+"""Tool calls: parsing them from the text of a model, and enforcing them by grammars."""
 
 import itertools
 
@@ -22,37 +22,37 @@ from continuo.realtime.generation.tool_calls import ToolCallParser, make_output_
 from continuo.realtime.protocol.settings import GenerationSettings, Tool, ToolChoice
 from tests.support.checkpoints import template_of
 
-ANSWER = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'
+OUTPUT = 'Let me see. <tool_call>\n{"name": "look", "arguments": {"at": "Rome"}}\n</tool_call>'
 TOOLS = (Tool(name="look"),)
 
 
-def joined(chunks: list[ParsedChunk]) -> list[ParsedChunk]:
-    """Texts of a kind in a row as one."""
+def join_chunks(chunks: list[ParsedChunk]) -> list[ParsedChunk]:
+    """Join consecutive chunks of one kind."""
     result: list[ParsedChunk] = []
     for chunk in chunks:
         match (result[-1] if result else None), chunk:
-            case TextChunk(text=before), TextChunk(text=text):
-                result[-1] = TextChunk(before + text)
-            case CallArgumentsChunk(text=before), CallArgumentsChunk(text=text):
-                result[-1] = CallArgumentsChunk(before + text)
+            case TextChunk(text=start), TextChunk(text=text):
+                result[-1] = TextChunk(start + text)
+            case CallArgumentsChunk(text=start), CallArgumentsChunk(text=text):
+                result[-1] = CallArgumentsChunk(start + text)
             case _:
                 result.append(chunk)
     return result
 
 
-def read(reader: OutputParser, text: str, cuts: list[int]) -> list[ParsedChunk]:
-    edges = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
+def parse(parser: OutputParser, text: str, cuts: list[int]) -> list[ParsedChunk]:
+    bounds = sorted({0, len(text), *(cut % len(text) for cut in cuts)})
     chunks: list[ParsedChunk] = []
-    for start, end in itertools.pairwise(edges):
-        chunks += reader.push(text[start:end])
-    return joined([*chunks, *reader.finish()])
+    for start, end in itertools.pairwise(bounds):
+        chunks += parser.push(text[start:end])
+    return join_chunks([*chunks, *parser.finish()])
 
 
 @given(st.lists(st.integers(0, 200)))
-def test_a_call_is_found_however_the_text_is_cut(cuts: list[int]) -> None:
-    reader = make_output_parser(GenerationSettings(tools=TOOLS), template_of("qwen2_5"))
-    assert isinstance(reader, ToolCallParser)
-    assert read(reader, ANSWER, cuts) == [
+def test_call_is_found_however_the_text_is_split(cuts: list[int]) -> None:
+    parser = make_output_parser(GenerationSettings(tools=TOOLS), template_of("qwen2_5"))
+    assert isinstance(parser, ToolCallParser)
+    assert parse(parser, OUTPUT, cuts) == [
         TextChunk("Let me see."),
         CallStartChunk("look"),
         CallArgumentsChunk('{"at": "Rome"}'),
@@ -60,28 +60,28 @@ def test_a_call_is_found_however_the_text_is_cut(cuts: list[int]) -> None:
     ]
 
 
-def test_a_call_that_is_cut_off() -> None:
-    reader = make_output_parser(GenerationSettings(tools=TOOLS), template_of("qwen2_5"))
-    assert read(reader, ANSWER[:60], [])[-1] == CallEndChunk(is_complete=False)
+def test_call_cut_off_ends_incomplete() -> None:
+    parser = make_output_parser(GenerationSettings(tools=TOOLS), template_of("qwen2_5"))
+    assert parse(parser, OUTPUT[:60], [])[-1] == CallEndChunk(is_complete=False)
 
 
 @pytest.mark.parametrize(
     "settings",
     [GenerationSettings(), GenerationSettings(tools=TOOLS, tool_choice=ToolChoice("none"))],
 )
-def test_without_tools_all_is_text(settings: GenerationSettings) -> None:
-    reader = make_output_parser(settings, template_of("qwen2_5"))
-    assert isinstance(reader, PlainTextParser)
-    assert read(reader, ANSWER, []) == [TextChunk(ANSWER)]
+def test_output_without_tools_is_plain_text(settings: GenerationSettings) -> None:
+    parser = make_output_parser(settings, template_of("qwen2_5"))
+    assert isinstance(parser, PlainTextParser)
+    assert parse(parser, OUTPUT, []) == [TextChunk(OUTPUT)]
 
 
-def test_a_model_that_has_no_way_to_call_only_talks() -> None:
-    reader = make_output_parser(GenerationSettings(tools=TOOLS), template_of("chatml"))
-    assert read(reader, ANSWER, [3, 20]) == [TextChunk(ANSWER)]
-    assert read(ToolCallParser(ToolParser(None)), "x", []) == [TextChunk("x")]
+def test_output_of_a_template_without_tool_calls_is_plain_text() -> None:
+    parser = make_output_parser(GenerationSettings(tools=TOOLS), template_of("chatml"))
+    assert parse(parser, OUTPUT, [3, 20]) == [TextChunk(OUTPUT)]
+    assert parse(ToolCallParser(ToolParser(None)), "x", []) == [TextChunk("x")]
 
 
-# ---------------------------------------------------------------- what is enforced
+# ---------------------------------------------------------------- enforced by grammars
 
 STRICT = Tool(name="look", parameters='{"type": "object", "not": {}}', strict=True)
 LOOSE = Tool(name="look", parameters='{"type": "object", "not": {}}')
@@ -99,7 +99,7 @@ QWEN = template_of("qwen2_5")
         GenerationSettings(tool_choice=ToolChoice("required")),
     ],
 )
-def test_what_may_say_anything_has_no_grammar(settings: GenerationSettings) -> None:
+def test_unconstrained_settings_have_no_grammar(settings: GenerationSettings) -> None:
     assert build_grammar(settings, QWEN) is None
 
 
@@ -116,13 +116,13 @@ def test_what_may_say_anything_has_no_grammar(settings: GenerationSettings) -> N
         GenerationSettings(tools=(LOOSE,), tool_choice=ToolChoice("required")),
     ],
 )
-def test_what_is_forced_or_strict_has_one(settings: GenerationSettings) -> None:
+def test_forced_strict_or_structured_settings_have_a_grammar(settings: GenerationSettings) -> None:
     grammar = build_grammar(settings, QWEN)
     assert grammar is not None
     assert "look" in grammar.source or settings.tool_choice.name == "listen"
 
 
-def test_a_named_tool_is_the_only_one() -> None:
+def test_grammar_of_a_named_tool_allows_no_other_tool() -> None:
     grammar = build_grammar(
         GenerationSettings(tools=PAIR, tool_choice=ToolChoice("function", "listen")), QWEN
     )
@@ -131,7 +131,7 @@ def test_a_named_tool_is_the_only_one() -> None:
     assert "look" not in grammar.source
 
 
-def test_an_answer_without_calls_follows_its_own_schema() -> None:
+def test_response_without_tool_calls_follows_its_own_schema() -> None:
     sampling = Sampling(grammar=SCHEMA)
     assert build_grammar(GenerationSettings(sampling=sampling), QWEN) is SCHEMA
     none = GenerationSettings(tools=PAIR, tool_choice=ToolChoice("none"), sampling=sampling)
@@ -178,7 +178,7 @@ def test_an_answer_without_calls_follows_its_own_schema() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_enforced_is_refused(
+async def test_unenforceable_settings_are_refused(
     settings: GenerationSettings, template: str, param: str
 ) -> None:
     with pytest.raises(Refusal) as caught:

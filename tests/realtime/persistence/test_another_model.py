@@ -1,5 +1,5 @@
-"""A session or response whose ids are of another model: it is rendered anew from its text, its
-client told so, and never gone on with by somebody else's ids."""
+"""Sessions and responses whose ids are of another model: the gateway renders them again from their
+text, sends the client a snapshot, and never continues from the ids of the other model."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ WARNING = "was begun on another model"
 
 
 @pytest.fixture(scope="session")
-def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another model: the same letters have other ids, and its template frames them differently."""
     folder = chat_folder(tmp_path_factory.mktemp("other"))
     file = folder / "tokenizer.json"
@@ -79,10 +79,10 @@ async def store(url: str) -> AsyncIterator[Store]:
 
 
 @contextlib.asynccontextmanager
-async def model(
+async def gateway_on(
     folder: Path, store: Store, length: int = 400, step_s: float = 0.002
 ) -> AsyncIterator[Registry]:
-    """A gateway on this store with a model of its own."""
+    """Run a gateway with this model on this store."""
     async with digest_engine(
         folder, pages=256, max_model_len=length, batched_tokens=64, step_s=step_s
     ) as bench:
@@ -91,7 +91,7 @@ async def model(
         await registry.aclose()
 
 
-async def talk(registry: Registry, turns: int = 2) -> Client:
+async def session_with_turns(registry: Registry, turns: int = 2) -> Client:
     client = Client(registry)
     client.connect()
     for turn in range(turns):
@@ -103,8 +103,8 @@ async def talk(registry: Registry, turns: int = 2) -> Client:
     return client
 
 
-async def come_back(client: Client, registry: Registry, last: str | None = None) -> str:
-    """How the session is resumed there."""
+async def resume_on(client: Client, registry: Registry, last: str | None = None) -> str:
+    """Resume the session on `registry`. Returns "exact" or "snapshot"."""
     client.registry = registry
     client.resume(last)
     await client.socket.until("session.updated")
@@ -117,167 +117,185 @@ def conversation(client: Client) -> Conversation:
     return session.conversation
 
 
-def fresh(client: Client) -> Conversation:
-    """The same items, but those that are dropped, as if they had just been said here."""
-    now = conversation(client)
-    settings = GenerationSettings(instructions=now.instructions, tools=now.tools)
-    items = [item for item in now.items() if item not in now.out_of_window]
-    return Conversation.start(now.template, settings).with_items(items)
+def rendered_again(client: Client) -> Conversation:
+    """The items within the context window, rendered as in a new conversation."""
+    current = conversation(client)
+    settings = GenerationSettings(instructions=current.instructions, tools=current.tools)
+    items = [item for item in current.items() if item not in current.out_of_window]
+    return Conversation.start(current.template, settings).with_items(items)
 
 
-def texts(items: Any) -> list[str]:
+def texts_of(items: Any) -> list[str]:
     return ["".join(part.text for part in item.parts) for item in items]
 
 
-def answer_to(asked: Conversation, tokens: int) -> list[int]:
-    """By one fresh prefill."""
-    asked, header = asked.render_header()
-    return oracle(asked.ids() + header, tokens, stop_ids=[0])
+def expected_ids(prompt: Conversation, tokens: int) -> list[int]:
+    """The ids of a response after one fresh prefill of `prompt`."""
+    prompt, header = prompt.render_header()
+    return oracle(prompt.ids() + header, tokens, stop_ids=[0])
 
 
-async def say(client: Client, text: str) -> None:
-    """Returns when it is part of the conversation."""
+async def add_message(client: Client, text: str) -> None:
+    """Add an item of the user; returns when the gateway has acknowledged it."""
     sent = [event["type"] for event in client.socket.sent].count("conversation.item.done")
-    client.say(f"said_{len(list(conversation(client).items()))}", text)
+    client.say(f"item_{len(list(conversation(client).items()))}", text)
     await client.socket.until("conversation.item.done", sent + 1)
 
 
-def question(*folders: Path) -> str:
-    """To which all of these models have much to say: what goes on meanwhile may take its time."""
+def find_long_prompt(*folders: Path) -> str:
+    """A prompt that every one of these models answers with at least 60 ids.
+
+    The response is then still open while a test resumes the session elsewhere.
+    """
     templates = [ModelText(str(folder)).template for folder in folders]
     for letter in string.ascii_letters:
         item = MessageItem(id="u", role="user", parts=(ContentPart("input_text", 9 * letter),))
-        starts = [Conversation.start(one, GenerationSettings()) for one in templates if one]
-        if all(len(answer_to(one.with_items([item]), 60)) == 60 for one in starts):
+        starts = [Conversation.start(each, GenerationSettings()) for each in templates if each]
+        if all(len(expected_ids(start.with_items([item]), 60)) == 60 for start in starts):
             return 9 * letter
-    raise AssertionError("they are all short of words")
+    raise AssertionError("no prompt has a long response from every model")
 
 
-async def check_turn(client: Client, tokens: int = 9, *, anew: bool = True) -> None:
-    """One more turn: what a fresh prefill of the same items gives, or of the ids as they are."""
-    await say(client, "and more")
-    before = fresh(client) if anew else conversation(client)
+async def check_turn(client: Client, tokens: int = 9, *, render_again: bool = True) -> None:
+    """Check that one more turn samples the ids that a fresh prefill gives.
+
+    The prefill is of the same items rendered again, or else of the ids of the session as they are.
+    """
+    await add_message(client, "and more")
+    prompt = rendered_again(client) if render_again else conversation(client)
     client.respond(tokens)
     await client.socket.until("rate_limits.updated")
-    answered = conversation(client).spans[-1]
-    assert list(answered.sampled_ids or ()) == answer_to(before, tokens)
+    response = conversation(client).spans[-1]
+    assert list(response.sampled_ids or ()) == expected_ids(prompt, tokens)
 
 
-async def test_it_is_rendered_anew_and_told_whole(
-    store: Store, chatty: Path, other: Path, caplog: pytest.LogCaptureFixture
+async def test_session_of_another_model_is_rendered_again_and_sent_whole(
+    store: Store, chatty: Path, other_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with model(chatty, store) as registry:
-        client = await talk(registry)
-        before, last = client.seen[0]["session"]["resume"]["epoch"], client.seen[-1]["event_id"]
+    async with gateway_on(chatty, store) as registry:
+        client = await session_with_turns(registry)
+        old_epoch = client.seen[0]["session"]["resume"]["epoch"]
+        last_event_id = client.seen[-1]["event_id"]
         found = registry.find(client.session_id)
         assert found is not None
-        said, ids = texts(found.conversation.items()), found.conversation.ids()
-    async with model(other, store) as registry:
-        assert await come_back(client, registry) == "snapshot"
-        assert resumed(client.socket)["epoch"] != before
+        old_texts, old_ids = texts_of(found.conversation.items()), found.conversation.ids()
+    async with gateway_on(other_model, store) as registry:
+        assert await resume_on(client, registry) == "snapshot"
+        assert resumed(client.socket)["epoch"] != old_epoch
         assert caplog.text.count(WARNING) == 1
-        now = conversation(client)
-        assert texts(now.items()) == said
-        assert now.ids() == fresh(client).ids() != ids
-        assert not any(span.sampled_ids for span in now.spans)
-        told = [e["item"] for e in client.socket.sent if e["type"] == "conversation.item.done"]
-        assert ["".join(p["text"] for p in item["content"]) for item in told] == said
+        current = conversation(client)
+        assert texts_of(current.items()) == old_texts
+        assert current.ids() == rendered_again(client).ids() != old_ids
+        assert not any(span.sampled_ids for span in current.spans)
+        sent = [e["item"] for e in client.socket.sent if e["type"] == "conversation.item.done"]
+        assert ["".join(p["text"] for p in item["content"]) for item in sent] == old_texts
         await check_turn(client)
         await client.drop()
         client.take()
-        assert await come_back(client, registry) == "exact", "now it is of this model"
+        assert await resume_on(client, registry) == "exact", "the session is of this model now"
         await client.drop()
-        assert await come_back(client, registry, last) == "snapshot", "what was told before is not"
-        await check_turn(client, anew=False)
+        assert await resume_on(client, registry, last_event_id) == "snapshot", "old id"
+        await check_turn(client, render_again=False)
         await client.drop()
         client.take()
-    async with model(other, store) as registry:
-        assert await come_back(client, registry) == "exact", "also after a restart"
+    async with gateway_on(other_model, store) as registry:
+        assert await resume_on(client, registry) == "exact", "after a restart"
         await client.drop()
     assert caplog.text.count(WARNING) == 1
-    async with model(chatty, store) as registry:
-        assert await come_back(client, registry) == "snapshot", "and back"
+    async with gateway_on(chatty, store) as registry:
+        assert await resume_on(client, registry) == "snapshot", "back on the first model"
         await check_turn(client)
         await client.drop()
 
 
-async def test_nothing_that_was_told_before_is_gone_on_from_where_nothing_was_written(
-    store: Store, chatty: Path, other: Path
+async def test_takeover_without_a_write_still_invalidates_old_event_ids(
+    store: Store, chatty: Path, other_model: Path
 ) -> None:
-    """The other gateway dies before its first write: the next one starts where it did."""
-    async with model(chatty, store) as registry:
-        client = await talk(registry)
-    async with model(other, store) as registry:
+    """A gateway of the other model claims the session and dies before its first write."""
+    async with gateway_on(chatty, store) as registry:
+        client = await session_with_turns(registry)
+    async with gateway_on(other_model, store) as registry:
         found = await store.load(client.session_id)
         assert found is not None
         lease = await store.claim(
-            client.session_id, "gone", ttl_s=60, expected_fence=found.metadata.fence
+            client.session_id, "dead-gateway", ttl_s=60, expected_fence=found.metadata.fence
         )
         await store.extend_deadline(lease, 60, is_parked=True)
-        assert await come_back(client, registry) == "snapshot"
+        assert await resume_on(client, registry) == "snapshot"
         await client.drop()
 
 
-@pytest.mark.parametrize("written", [True, False])
-async def test_an_answer_under_way_is_made_again(
-    store: Store, chatty: Path, other: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+@pytest.mark.parametrize("restart_is_stored", [True, False])
+async def test_open_response_is_generated_again_by_the_other_model(
+    store: Store,
+    chatty: Path,
+    other_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    restart_is_stored: bool,
 ) -> None:
-    """Two gateways, each with a model of its own, on one store; then a second life of the other.
-    Not `written`: the store was away when it was begun again, and has none of its ids then."""
-    if not written:
+    """Three gateways on one store: the first with one model, the others with another.
 
-        async def away(*_: object) -> None:
-            raise StoreUnavailable("away")
+    Without `restart_is_stored`, the store is unavailable when the response is restarted and holds
+    none of its new ids.
+    """
+    if not restart_is_stored:
 
-        monkeypatch.setattr(UnitOfWork, "restart_response", away)
+        async def unavailable(*_: object) -> None:
+            raise StoreUnavailable("unavailable")
+
+        monkeypatch.setattr(UnitOfWork, "restart_response", unavailable)
     async with (
-        model(chatty, store, step_s=0.02) as one,
-        model(other, store, step_s=0.02) as two,
-        model(other, store, step_s=0.02) as three,
+        gateway_on(chatty, store, step_s=0.02) as one,
+        gateway_on(other_model, store, step_s=0.02) as two,
+        gateway_on(other_model, store, step_s=0.02) as three,
     ):
         client = Client(one)
         client.connect()
-        client.say("u1", question(chatty, other))
+        client.say("u1", find_long_prompt(chatty, other_model))
         client.respond(60)
         await client.socket.until("response.output_text.delta", 5)
         await asyncio.sleep(0.3)
         client.take()
-        [made] = [e["response"]["id"] for e in client.seen if e["type"] == "response.created"]
-        before, client.seen = client.seen, client.seen[:1]
-        assert await come_back(client, two, before[-1]["event_id"]) == "snapshot"
+        [response_id] = [
+            e["response"]["id"] for e in client.seen if e["type"] == "response.created"
+        ]
+        last_event_id, client.seen = client.seen[-1]["event_id"], client.seen[:1]
+        assert await resume_on(client, two, last_event_id) == "snapshot"
         await client.socket.until("response.output_text.delta", 5)
         await asyncio.sleep(0.3)
         client.take()
         assert [e["response"]["id"] for e in client.seen if e["type"] == "response.created"] == [
-            made
+            response_id
         ]
-        assert await come_back(client, three) == "exact", "it says the same again"
+        assert await resume_on(client, three) == "exact", (
+            "the third has the same model as the second"
+        )
         await client.socket.until("response.done")
         client.take()
         assert deltas(client) == done(client)
-        [asked, answered] = conversation(client).spans
-        assert answered.response_id == made
-        start = Conversation.start(conversation(client).template, GenerationSettings()).with_items(
-            asked.items
+        [request, response] = conversation(client).spans
+        assert response.response_id == response_id
+        prompt = Conversation.start(conversation(client).template, GenerationSettings()).with_items(
+            request.items
         )
-        assert list(answered.sampled_ids or ()) == answer_to(start, 60)
+        assert list(response.sampled_ids or ()) == expected_ids(prompt, 60)
         await client.drop()
 
 
-async def test_an_answer_under_way_that_finds_no_room_ends(
-    store: Store, chatty: Path, other: Path
+async def test_open_response_that_no_longer_fits_ends(
+    store: Store, chatty: Path, other_model: Path
 ) -> None:
     async with (
-        model(chatty, store, step_s=0.02) as one,
-        model(other, store, length=25, step_s=0.02) as two,
+        gateway_on(chatty, store, step_s=0.02) as one,
+        gateway_on(other_model, store, length=25, step_s=0.02) as two,
     ):
         client = Client(one)
         client.connect()
-        client.say("u1", question(chatty))
+        client.say("u1", find_long_prompt(chatty))
         client.respond(200)
         await client.socket.until("response.output_text.delta", 2)
         client.take()
-        assert await come_back(client, two) == "snapshot"
+        assert await resume_on(client, two) == "snapshot"
         session = two.find(client.session_id)
         assert session is not None
         async with asyncio.timeout(20):
@@ -288,11 +306,11 @@ async def test_an_answer_under_way_that_finds_no_room_ends(
 
 
 @pytest.mark.parametrize("truncation", ["auto", "disabled"])
-async def test_one_that_does_not_fit_any_more(
-    store: Store, chatty: Path, other: Path, truncation: str
+async def test_session_too_long_for_the_other_model_is_truncated_or_refused(
+    store: Store, chatty: Path, other_model: Path, truncation: str
 ) -> None:
-    """The oldest items are dropped; or it is refused, and stays in the store as it is."""
-    async with model(chatty, store) as registry:
+    """`auto` moves the oldest items out of the window; `disabled` refuses and changes nothing."""
+    async with gateway_on(chatty, store) as registry:
         client = Client(registry)
         client.connect()
         client.socket.put(
@@ -304,18 +322,19 @@ async def test_one_that_does_not_fit_any_more(
             await client.socket.until("rate_limits.updated", turn + 1)
         await client.drop()
         client.take()
-        kept = await store.load(client.session_id)
-        assert kept is not None
-    async with model(other, store, length=100) as registry:
+        stored = await store.load(client.session_id)
+        assert stored is not None
+        unchanged = (stored.entries, stored.state, stored.events)
+    async with gateway_on(other_model, store, length=100) as registry:
         client.registry = registry
         client.resume()
         if truncation == "auto":
             await client.socket.until("session.updated")
             assert resumed(client.socket)["resumed"] == "snapshot"
-            now = conversation(client)
-            assert now.length <= 100
-            assert now.out_of_window
-            assert len(list(now.items())) == 8, "they are still told"
+            current = conversation(client)
+            assert current.length <= 100
+            assert current.out_of_window
+            assert len(list(current.items())) == 8, "items out of the window are sent, too"
             await check_turn(client)
             await client.drop()
             return
@@ -327,34 +346,35 @@ async def test_one_that_does_not_fit_any_more(
         assert client.socket.closed[0] == 1008
         found = await store.load(client.session_id)
         assert found is not None
-        assert (found.entries, found.state, found.events) == (kept.entries, kept.state, kept.events)
+        assert (found.entries, found.state, found.events) == unchanged
         assert found.metadata.is_parked
-    async with model(chatty, store) as registry:
-        assert await come_back(client, registry) == "exact"
+    async with gateway_on(chatty, store) as registry:
+        assert await resume_on(client, registry) == "exact"
         await client.drop()
 
 
-async def test_a_fork_of_one_is_rendered_anew(store: Store, chatty: Path, other: Path) -> None:
-
-    async with model(chatty, store) as registry:
-        client = await talk(registry)
-        kept = await store.load(client.session_id)
-    async with model(other, store) as registry:
+async def test_fork_of_a_session_of_another_model_is_rendered_again(
+    store: Store, chatty: Path, other_model: Path
+) -> None:
+    async with gateway_on(chatty, store) as registry:
+        client = await session_with_turns(registry)
+        stored = await store.load(client.session_id)
+    async with gateway_on(other_model, store) as registry:
         child = await registry.open(Ears(), fork=ForkRequest(client.session_id, "u1"))
         assert [item.id for item in child.conversation.items()][::2] == ["u0", "u1"]
-        again = Conversation.start(child.conversation.template, GenerationSettings())
-        again = again.with_items(list(child.conversation.items()))
-        assert child.conversation.ids() == again.ids()
+        prompt = Conversation.start(child.conversation.template, GenerationSettings())
+        prompt = prompt.with_items(list(child.conversation.items()))
+        assert child.conversation.ids() == prompt.ids()
         state = await store.load(child.id)
         assert state is not None
         assert decode_state(state.state).model
         await registry.close(child)
-    assert await store.load(client.session_id) == kept
+    assert await store.load(client.session_id) == stored
 
 
 @contextlib.asynccontextmanager
-async def answering(folder: Path, store: Store) -> AsyncIterator[tuple[Caller, Bench]]:
-    """A server of the Responses API on this store, with a model of its own."""
+async def responses_server(folder: Path, store: Store) -> AsyncIterator[tuple[Caller, Bench]]:
+    """Run a server of the Responses API with this model on this store."""
     settings = GatewaySettings(served_model_name=("demo",))
     async with (
         digest_engine(folder, pages=256, max_model_len=400) as bench,
@@ -364,39 +384,39 @@ async def answering(folder: Path, store: Store) -> AsyncIterator[tuple[Caller, B
         yield caller, bench
 
 
-async def test_a_response_goes_on_from_one_of_another_model(
-    store: Store, chatty: Path, other: Path, caplog: pytest.LogCaptureFixture
+async def test_response_continues_from_a_response_of_another_model(
+    store: Store, chatty: Path, other_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with answering(chatty, store) as (caller, _):
+    async with responses_server(chatty, store) as (caller, _):
         first = await caller.turn("hi", store=True)
         second = await caller.turn("you", store=True, previous_response_id=first["id"])
-    said = ["hi", text_of(first), "you", text_of(second), "more"]
-    async with answering(other, store) as (caller, bench):
+    texts = ["hi", text_of(first), "you", text_of(second), "more"]
+    async with responses_server(other_model, store) as (caller, bench):
         third = await caller.turn("more", store=True, previous_response_id=second["id"])
-        assert text_of(third) == expected(bench, *said)
+        assert text_of(third) == expected_text(bench, *texts)
     assert caplog.text.count("from another model") == 1
-    async with answering(chatty, store) as (caller, bench):
+    async with responses_server(chatty, store) as (caller, bench):
         fourth = await caller.turn("and", previous_response_id=third["id"])
-        assert text_of(fourth) == expected(bench, *said, text_of(third), "and")
+        assert text_of(fourth) == expected_text(bench, *texts, text_of(third), "and")
 
 
-def expected(bench: Bench, *said: str) -> str:
-    """The text of 4 tokens after these messages of user and assistant in turn."""
+def expected_text(bench: Bench, *texts: str) -> str:
+    """The text of 4 tokens after these messages, alternately of the user and the assistant."""
     template = bench.engine.text.template
     assert template is not None
     roles = ("user", "assistant")
     items = [
         MessageItem(id=f"m{n}", role=roles[n % 2], parts=(ContentPart("input_text", text),))  # pyright: ignore
-        for n, text in enumerate(said)
+        for n, text in enumerate(texts)
     ]
-    asked = Conversation.start(template, GenerationSettings()).with_items(items)
-    ids = answer_to(asked, 4)
+    prompt = Conversation.start(template, GenerationSettings()).with_items(items)
+    ids = expected_ids(prompt, 4)
     return bench.engine.text.decode([id for id in ids if id])
 
 
-# ---- written before there was a digest
+# ---- stored by a version without the fingerprint of the model
 
-STATE = (
+OLD_STATE = (
     b'{"settings":{"instructions":"","tools":[],"tool_choice":{"mode":"auto","name":null},'
     b'"parallel_tool_calls":true,"max_output_tokens":null,"sampling":{"max_tokens":null,'
     b'"temperature":0.0,"top_k":0,"top_p":1.0,"min_p":0.0,"repetition_penalty":1.0,'
@@ -404,7 +424,7 @@ STATE = (
     b'"stop_ids":[],"stop":[],"ignore_eos":false,"grammar":null},"truncation":{"mode":"auto",'
     b'"ratio":0.8,"after_instructions":null},"extras":"{}"},"first":0}'
 )
-LOG = (
+OLD_ENTRIES = (
     Entry(b"{}"),
     Entry(
         b'{"items":[{"type":"message","id":"u1","role":"user","parts":[{"kind":"input_text",'
@@ -418,7 +438,7 @@ LOG = (
         (1, 4, 22, 22, 12, 22, 23, 4, 17, 23, 2, 22, 70, 46, 85, 71, 1 << 30, 0, 2),
     ),
 )
-KEPT = (
+OLD_RESPONSE_ENTRIES = (
     Entry(
         b'{"items":[{"type":"message","id":"msg_321351408ff38c8af052","role":"user","parts":'
         b'[{"kind":"input_text","text":"hi"}],"status":"completed"}],"answer":null}'
@@ -430,64 +450,66 @@ KEPT = (
         (79, 83, 7, 1 << 30),
     ),
 )
-"""As the version before wrote them, but for an id that no model has."""
+"""Stored data in the format of the previous version; the id 1 << 30 is of no model."""
 
 
-@pytest.mark.parametrize("under_way", [False, True])
-async def test_a_session_of_the_version_before_is_rendered_anew(
-    store: Store, chatty: Path, caplog: pytest.LogCaptureFixture, under_way: bool
+@pytest.mark.parametrize("response_is_open", [False, True])
+async def test_session_stored_without_a_fingerprint_is_rendered_again(
+    store: Store, chatty: Path, caplog: pytest.LogCaptureFixture, response_is_open: bool
 ) -> None:
-    name = f"sess_{'ab'[under_way]}{'0' * 19}"
-    new = NewSession(id=name, owner="gate-0", tenant="", state=STATE, ttl_s=3600)
+    session_id = f"sess_{'ab'[response_is_open]}{'0' * 19}"
+    new = NewSession(id=session_id, owner="gate-0", tenant="", state=OLD_STATE, ttl_s=3600)
     lease = await store.create(new)
-    answer, log = "resp_497b1bf8986b640c7da5", LOG
-    begins: tuple[ResponseCheckpoint, ...] = ()
-    if under_way:
-        log = (*LOG[:2], Entry(b'{"answer":"resp_497b1bf8986b640c7da5","open":true}'))
-        begins = (ResponseCheckpoint(id=answer, seed=1, prompt=24, entry=2, body=b'{"number":0}'),)
-    await store.write(lease, WriteBatch(kept_entries=0, entries=log, started_responses=begins))
-    if under_way:
-        await store.journal(lease, answer, 0, (22, 70, 1 << 30))
+    response_id, entries = "resp_497b1bf8986b640c7da5", OLD_ENTRIES
+    started: tuple[ResponseCheckpoint, ...] = ()
+    if response_is_open:
+        entries = (*OLD_ENTRIES[:2], Entry(b'{"answer":"resp_497b1bf8986b640c7da5","open":true}'))
+        body = b'{"number":0}'
+        started = (ResponseCheckpoint(id=response_id, seed=1, prompt=24, entry=2, body=body),)
+    await store.write(lease, WriteBatch(kept_entries=0, entries=entries, started_responses=started))
+    if response_is_open:
+        await store.journal(lease, response_id, 0, (22, 70, 1 << 30))
     await store.extend_deadline(lease, 60, is_parked=True)
-    async with model(chatty, store) as registry:
+    async with gateway_on(chatty, store) as registry:
         client = Client(registry)
-        client.seen = [{"session": {"id": name}}]
-        assert await come_back(client, registry, "event_00_0") == "snapshot"
+        client.seen = [{"session": {"id": session_id}}]
+        assert await resume_on(client, registry, "event_00_0") == "snapshot"
         assert "(unknown, this one is" in caplog.text
-        if under_way:
+        if response_is_open:
             await client.socket.until("response.done")
-            asked, answered = conversation(client).spans
-            before = Conversation.start(
+            request, response = conversation(client).spans
+            prompt = Conversation.start(
                 conversation(client).template, GenerationSettings()
-            ).with_items(asked.items)
+            ).with_items(request.items)
             assert (
-                list(answered.sampled_ids or ()) == answer_to(before, 400)[:-1]
-                or answered.sampled_ids
+                list(response.sampled_ids or ()) == expected_ids(prompt, 400)[:-1]
+                or response.sampled_ids
             )
         else:
-            assert texts(conversation(client).items()) == ["hello", "s!Q}?@"]
+            assert texts_of(conversation(client).items()) == ["hello", "s!Q}?@"]
             await check_turn(client)
         await client.drop()
 
 
-async def test_a_response_of_the_version_before_is_rendered_anew(
+async def test_response_stored_without_a_fingerprint_is_rendered_again(
     store: Store, chatty: Path
 ) -> None:
-    name = "resp_d872b766d60d4414afd0"
-    await store.put_response(StoredResponse(id=name, tenant="", entries=KEPT, body=b"[]"), 3600)
-    async with answering(chatty, store) as (caller, bench):
-        response = await caller.turn("more", previous_response_id=name)
-        assert text_of(response) == expected(bench, "hi", "=]dD", "more")
+    response_id = "resp_d872b766d60d4414afd0"
+    stored = StoredResponse(id=response_id, tenant="", entries=OLD_RESPONSE_ENTRIES, body=b"[]")
+    await store.put_response(stored, 3600)
+    async with responses_server(chatty, store) as (caller, bench):
+        response = await caller.turn("more", previous_response_id=response_id)
+        assert text_of(response) == expected_text(bench, "hi", "=]dD", "more")
 
 
 # ---- real models
 
 
-def checkpoint(folder: Path, *, large: bool) -> Path:
-    """A small random model with its tokenizer: of 4,096 ids, or of 112."""
+def save_checkpoint(folder: Path, *, large: bool) -> Path:
+    """Save a small random model with its tokenizer: of 4,096 ids, or of 112."""
     size = 4096 if large else 112
-    made = parity.FAMILIES["qwen3"](**parity.SIXTEENS | {"vocab_size": size, "eos_token_id": 0})
-    made.save_pretrained(folder)
+    network = parity.FAMILIES["qwen3"](**parity.SIXTEENS | {"vocab_size": size, "eos_token_id": 0})
+    network.save_pretrained(folder)
     if large:
         random_checkpoints.save_tokenizer(folder)
     else:
@@ -498,7 +520,9 @@ def checkpoint(folder: Path, *, large: bool) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def real(folder: Path, store: Store) -> AsyncIterator[tuple[Registry, EngineClient]]:
+async def gateway_on_real_engine(
+    folder: Path, store: Store
+) -> AsyncIterator[tuple[Registry, EngineClient]]:
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32", threads=1)
     engine = await EngineClient.start(config)
     registry = gate(engine, store)
@@ -507,29 +531,29 @@ async def real(folder: Path, store: Store) -> AsyncIterator[tuple[Registry, Engi
     await engine.stop()
 
 
-async def test_real_models_of_other_vocabularies(tmp_path: Path) -> None:
-    """A log with ids far beyond the vocabulary of the model that goes on with it."""
+async def test_real_model_with_a_smaller_vocabulary_resumes_a_session(tmp_path: Path) -> None:
+    """The session has ids far beyond the vocabulary of the model that resumes the session."""
     store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
     folders: list[Path] = []
     for large in (True, False):
         (tmp_path / str(large)).mkdir()
-        folders.append(checkpoint(tmp_path / str(large), large=large))
-    async with real(folders[0], store) as (registry, engine):
-        client = await talk(registry, turns=1)
+        folders.append(save_checkpoint(tmp_path / str(large), large=large))
+    async with gateway_on_real_engine(folders[0], store) as (registry, engine):
+        client = await session_with_turns(registry, turns=1)
         found = registry.find(client.session_id)
         assert found is not None
         assert max(found.conversation.ids()) >= 112
-    async with real(folders[1], store) as (registry, engine):
+    async with gateway_on_real_engine(folders[1], store) as (registry, engine):
         pid = engine.pid
-        assert await come_back(client, registry) == "snapshot"
-        await say(client, "and more")
-        asked, header = fresh(client).render_header()
+        assert await resume_on(client, registry) == "snapshot"
+        await add_message(client, "and more")
+        prompt, header = rendered_again(client).render_header()
         sampling = Sampling(max_tokens=9, stop_ids=engine.text.stop_ids)
-        turn = await engine.complete(asked.ids() + header, sampling)
-        wanted = [id async for piece in turn for id in piece.ids]
+        turn = await engine.complete(prompt.ids() + header, sampling)
+        fresh_ids = [id async for piece in turn for id in piece.ids]
         client.respond(9)
         await client.socket.until("rate_limits.updated")
-        assert list(conversation(client).spans[-1].sampled_ids or ()) == wanted
-        assert engine.pid == pid, "it has not been started again"
+        assert list(conversation(client).spans[-1].sampled_ids or ()) == fresh_ids
+        assert engine.pid == pid, "the engine process did not restart"
         await client.drop()
     await store.aclose()

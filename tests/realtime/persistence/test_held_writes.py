@@ -1,4 +1,4 @@
-"""What an answer does while another write of its session is on its way to the store."""
+"""Responses and resumes while another write of the session is in flight to the store."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -26,51 +26,51 @@ from tests.support.resuming import Client
 from tests.support.sessions import Ears, Talk
 
 
-class Held(SqliteStore):
-    """`block`: from now on such calls wait, until `let_go` has them done, or refused."""
+class BlockingStore(SqliteStore):
+    """A store whose calls of one kind can be held up and then executed or refused."""
 
-    going: asyncio.Event
-    waiting: asyncio.Event
-    refuses = False
-    held = "write"
+    unblocked: asyncio.Event
+    blocked: asyncio.Event
+    fails = False
+    blocked_call = "write"
 
-    def block(self, held: str = "write") -> None:
-        self.held = held
-        self.going.clear()
-        self.waiting.clear()
+    def block_calls(self, call: str = "write") -> None:
+        self.blocked_call = call
+        self.unblocked.clear()
+        self.blocked.clear()
 
-    def let_go(self, *, refuse: bool = False) -> None:
-        self.refuses = refuse
-        self.going.set()
+    def unblock(self, *, refuse: bool = False) -> None:
+        self.fails = refuse
+        self.unblocked.set()
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        await self._may_go("write")
+        await self._pass("write")
         return await super().write(lease, batch)
 
     async def extend_deadline(self, lease: SessionLease, ttl_s: float, *, is_parked: bool) -> None:
-        await self._may_go("hold")
+        await self._pass("hold")
         await super().extend_deadline(lease, ttl_s, is_parked=is_parked)
 
-    async def _may_go(self, call: str) -> None:
-        if call == self.held and not self.going.is_set():
-            self.waiting.set()
-            await self.going.wait()
-            if self.refuses:
-                raise StoreUnavailable("it is away")
+    async def _pass(self, call: str) -> None:
+        if call == self.blocked_call and not self.unblocked.is_set():
+            self.blocked.set()
+            await self.unblocked.wait()
+            if self.fails:
+                raise StoreUnavailable("unavailable")
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[Held]:
-    store = await Held.open(None)
-    assert isinstance(store, Held)
-    store.going, store.waiting = asyncio.Event(), asyncio.Event()
-    store.going.set()
+async def store() -> AsyncIterator[BlockingStore]:
+    store = await BlockingStore.open(None)
+    assert isinstance(store, BlockingStore)
+    store.unblocked, store.blocked = asyncio.Event(), asyncio.Event()
+    store.unblocked.set()
     yield store
     await store.aclose()
 
 
 @pytest.fixture
-async def talk(bench: Bench, store: Held) -> AsyncIterator[Talk]:
+async def talk(bench: Bench, store: BlockingStore) -> AsyncIterator[Talk]:
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
@@ -79,54 +79,62 @@ async def talk(bench: Bench, store: Held) -> AsyncIterator[Talk]:
     await registry.aclose()
 
 
-async def test_what_is_shown_while_an_answer_beside_it_is_written(talk: Talk, store: Held) -> None:
-    """Its beginning, and its end."""
-    history, settings = talk.session._unit_of_work, talk.session.settings
+async def test_open_response_updated_during_an_out_of_band_write_keeps_its_items(
+    talk: Talk, store: BlockingStore
+) -> None:
+    """The writes are those that begin and end the out-of-band response."""
+    unit_of_work, settings = talk.session._unit_of_work, talk.session.settings
     await talk.say("hello")
     main = Response(id="resp_main", conversation=talk.session.id, settings=settings)
-    beside = Response(id="resp_beside", conversation=None, settings=settings)
-    await history.begin_response(main, StoredRequest(), 1, 1)
+    out_of_band = Response(id="resp_beside", conversation=None, settings=settings)
+    await unit_of_work.begin_response(main, StoredRequest(), 1, 1)
 
-    async def shown_during(write: Coroutine[None, None, None], text: str) -> None:
-        store.block()
+    async def check_update_during(write: Coroutine[None, None, None], text: str) -> None:
+        store.block_calls()
         writing = asyncio.create_task(write)
-        await asyncio.wait_for(store.waiting.wait(), 20)
+        await asyncio.wait_for(store.blocked.wait(), 20)
         part = ContentPart("output_text", text)
         item = MessageItem(id="a1", role="assistant", parts=(part,))
-        history.conversation = history.conversation.update_open_response(main.id, (item,))
-        store.let_go()
+        conversation = unit_of_work.conversation
+        unit_of_work.conversation = conversation.update_open_response(main.id, (item,))
+        store.unblock()
         await asyncio.wait_for(writing, 20)
-        assert history.conversation.find("a1") == item
+        assert unit_of_work.conversation.find("a1") == item
 
-    await shown_during(history.begin_response(beside, StoredRequest(), 1, 1), "so")
-    await shown_during(history.end_response(beside, ()), "so far")
+    begin = unit_of_work.begin_response(out_of_band, StoredRequest(), 1, 1)
+    await check_update_during(begin, "so")
+    await check_update_during(unit_of_work.end_response(out_of_band, ()), "so far")
     await talk.say("while you speak")
     added = await talk.ears.until(ItemAdded, 2)
     assert isinstance(added, ItemAdded)
     assert added.previous_item_id == "a1"
-    await history.end_response(main, ())
+    await unit_of_work.end_response(main, ())
 
 
-async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, store: Held) -> None:
-    """Its end is heard of when the next one has been asked for already."""
+async def test_turn_whose_end_was_refused_leaves_no_ids_in_the_next_prompt(
+    talk: Talk, store: BlockingStore
+) -> None:
+    """The end of the turn arrives after the next turn was requested."""
     bench = talk.bench
     await talk.say("hello")
     prompt, header = talk.session.conversation.render_header()
-    said = prompt.length + len(header) + len(talk.expected(3))
-    store.block()
-    asking = asyncio.create_task(talk.respond(3))
-    await asyncio.wait_for(store.waiting.wait(), 20)
+    length = prompt.length + len(header) + len(talk.expected(3))
+    store.block_calls()
+    responding = asyncio.create_task(talk.respond(3))
+    await asyncio.wait_for(store.blocked.wait(), 20)
     async with asyncio.timeout(20):
-        while (await bench.engine.info(talk.session.id)).length < said or bench.engine.active_turns:
+        while (
+            await bench.engine.info(talk.session.id)
+        ).length < length or bench.engine.active_turns:
             await asyncio.sleep(0)
     bench.may_launch.clear()
     bench.kill()
     while bench.engine.is_available:
         await asyncio.sleep(0)
-    store.let_go(refuse=True)
-    await asyncio.sleep(0.05)  # it is being stopped: the engine is not there
-    asking.cancel()
-    await asyncio.wait([asking])
+    store.unblock(refuse=True)
+    await asyncio.sleep(0.05)  # the turn is being stopped without an engine
+    responding.cancel()
+    await asyncio.wait([responding])
     turn = asyncio.create_task(talk.turn(5))
     await talk.ears.until(ResponseStarted)
     bench.may_launch.set()
@@ -135,7 +143,9 @@ async def test_what_a_refused_turn_has_said_and_nobody_waited_for(talk: Talk, st
     await talk.turn()
 
 
-async def test_who_comes_back_while_it_is_being_parked_has_it(bench: Bench, store: Held) -> None:
+async def test_session_resumed_while_being_parked_is_not_marked_as_parked(
+    bench: Bench, store: BlockingStore
+) -> None:
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
@@ -144,19 +154,19 @@ async def test_who_comes_back_while_it_is_being_parked_has_it(bench: Bench, stor
     client.say("u1", "hello")
     await client.socket.until("conversation.item.done")
     client.take()
-    store.block("hold")
-    leaving = asyncio.create_task(client.drop())
-    await store.waiting.wait()
-    back = Client(registry)
-    back.connect(ResumeRequest(client.session_id))
-    await back.socket.until("session.updated")
-    store.let_go()
-    await leaving
-    card = await store.find(client.session_id)
-    assert card is not None
-    assert not card.is_parked
-    await back.drop()
-    card = await store.find(client.session_id)
-    assert card is not None
-    assert card.is_parked
+    store.block_calls("hold")
+    dropping = asyncio.create_task(client.drop())
+    await store.blocked.wait()
+    resumer = Client(registry)
+    resumer.connect(ResumeRequest(client.session_id))
+    await resumer.socket.until("session.updated")
+    store.unblock()
+    await dropping
+    metadata = await store.find(client.session_id)
+    assert metadata is not None
+    assert not metadata.is_parked
+    await resumer.drop()
+    metadata = await store.find(client.session_id)
+    assert metadata is not None
+    assert metadata.is_parked
     await registry.aclose()

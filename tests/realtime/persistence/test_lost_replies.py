@@ -1,4 +1,4 @@
-"""A store that does what it is asked, and is not heard: what was refused is undone."""
+"""A store that executes a write and loses the reply: a refused change is rolled back."""
 
 from continuo.realtime.limits import Limits
 from continuo.realtime.persistence.session_codec import decode_state
@@ -16,18 +16,18 @@ from tests.support.engines import Bench
 from tests.support.resuming import Client
 
 
-class Unheard(SqliteStore):
-    unheard = False
+class ReplyLosingStore(SqliteStore):
+    loses_replies = False
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         written = await super().write(lease, batch)
-        if self.unheard:
-            raise StoreUnavailable("no answer")
+        if self.loses_replies:
+            raise StoreUnavailable("no reply")
         return written
 
 
-async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) -> None:
-    store = await Unheard.open(None)
+async def test_refused_settings_are_rolled_back_in_the_store(bench: Bench) -> None:
+    store = await ReplyLosingStore.open(None)
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
@@ -35,11 +35,11 @@ async def test_settings_that_were_refused_are_not_found_elsewhere(bench: Bench) 
     client.connect()
     await client.socket.until("session.created")
     client.take()
-    store.unheard = True
+    store.loses_replies = True
     session = {"type": "realtime", "instructions": "be kind"}
     client.socket.put(type="session.update", session=session)
     assert (await client.socket.until("error"))["error"]["code"] == "store_unavailable"
-    store.unheard = False
+    store.loses_replies = False
     client.say("u1", "hello")
     await client.socket.until("conversation.item.done")
     found = await store.load(client.session_id)

@@ -1,5 +1,8 @@
-"""The right to write: ours until somebody else has it, whatever we were told of our own claims; and
-what was not answered cannot undo what was done after it."""
+"""Tests of ownership: the fencing token of a session, valid until another gateway claims it.
+
+A claim whose reply was lost does not end the ownership, and a write without a reply cannot
+overwrite a later one.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -28,115 +31,129 @@ async def store() -> AsyncIterator[Store]:
 
 
 @pytest.fixture
-async def tenure(store: Store) -> Ownership:
+async def ownership(store: Store) -> Ownership:
     return Ownership(store, await store.create(fresh_session()), 60)
 
 
-async def put(store: Store, lease: SessionLease, n: int) -> WriteResult:
+async def write_entry(store: Store, lease: SessionLease, n: int) -> WriteResult:
     written = await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(n),)))
     assert isinstance(written, WriteResult)
     return written
 
 
-async def unanswered(tenure: Ownership, *, harmless: bool = False) -> SessionLease:
-    """It is on its way, with this lease."""
+async def send_without_reply(ownership: Ownership, *, harmless: bool = False) -> SessionLease:
+    """Run a call whose reply is lost. Returns the lease under which it was sent."""
     sent: list[SessionLease] = []
 
     async def send(lease: SessionLease) -> None:
         sent.append(lease)
-        raise StoreUnavailable("no answer")
+        raise StoreUnavailable("no reply")
 
     with pytest.raises(StoreUnavailable):
-        await tenure.run(send, harmless_when_late=harmless)
+        await ownership.run(send, harmless_when_late=harmless)
     return sent[0]
 
 
-async def test_what_arrives_late_is_refused(store: Store, tenure: Ownership) -> None:
-    late = await unanswered(tenure)
-    await tenure.run(lambda lease: put(store, lease, 1))
+async def test_late_write_is_refused_after_a_later_write(
+    store: Store, ownership: Ownership
+) -> None:
+    late = await send_without_reply(ownership)
+    await ownership.run(lambda lease: write_entry(store, lease, 1))
     with pytest.raises(OwnershipLost):
-        await put(store, late, 2)
-    found = await store.load(tenure.lease.session)
+        await write_entry(store, late, 2)
+    found = await store.load(ownership.lease.session)
     assert found is not None
     assert found.entries == (entry(1),)
 
 
-async def test_who_was_interrupted_is_in_doubt_too(store: Store, tenure: Ownership) -> None:
+async def test_late_write_of_a_cancelled_call_is_refused(
+    store: Store, ownership: Ownership
+) -> None:
     async def hang(lease: SessionLease) -> None:
         await asyncio.Event().wait()
 
-    writing = asyncio.create_task(tenure.run(hang))
+    writing = asyncio.create_task(ownership.run(hang))
     await asyncio.sleep(0)
     writing.cancel()
     await asyncio.wait([writing])
-    late = tenure.lease
-    await tenure.run(lambda lease: put(store, lease, 1))
+    late = ownership.lease
+    await ownership.run(lambda lease: write_entry(store, lease, 1))
     with pytest.raises(OwnershipLost):
-        await put(store, late, 2)
+        await write_entry(store, late, 2)
 
 
-async def test_what_does_no_harm_needs_no_new_fence(store: Store, tenure: Ownership) -> None:
-    late = await unanswered(tenure, harmless=True)
-    await tenure.run(lambda lease: put(store, lease, 1))
-    assert tenure.lease == late
-
-
-async def test_what_was_asked_under_the_fence_before_is_asked_again(
-    store: Store, tenure: Ownership
+async def test_call_harmless_when_late_needs_no_new_fence(
+    store: Store, ownership: Ownership
 ) -> None:
-    taken = asyncio.Event()
+    late = await send_without_reply(ownership, harmless=True)
+    await ownership.run(lambda lease: write_entry(store, lease, 1))
+    assert ownership.lease == late
+
+
+async def test_call_under_an_older_fence_is_sent_again_under_the_new_one(
+    store: Store, ownership: Ownership
+) -> None:
+    claimed = asyncio.Event()
 
     async def slow(lease: SessionLease) -> WriteResult:
-        await taken.wait()
-        return await put(store, lease, 1)
+        await claimed.wait()
+        return await write_entry(store, lease, 1)
 
-    writing = asyncio.create_task(tenure.run(slow))
+    writing = asyncio.create_task(ownership.run(slow))
     await asyncio.sleep(0)
-    before = tenure.lease
-    await tenure.claim()
-    assert tenure.lease.fence > before.fence
-    taken.set()
+    old_lease = ownership.lease
+    await ownership.claim()
+    assert ownership.lease.fence > old_lease.fence
+    claimed.set()
     assert await writing == WriteResult(1, 0)
     with pytest.raises(OwnershipLost):
-        await put(store, before, 2)
+        await write_entry(store, old_lease, 2)
 
 
-async def test_a_fence_of_ours_that_we_were_not_told_of(store: Store, tenure: Ownership) -> None:
-    """The claim was done, its answer was lost: nobody else has the session."""
-    ghost = await store.claim(tenure.lease.session, tenure.lease.owner, ttl_s=60)
+async def test_claim_whose_reply_was_lost_is_superseded_by_the_same_owner(
+    store: Store, ownership: Ownership
+) -> None:
+    """The store has a newer fence of the same owner, so the next call claims the session again."""
+    unknown_claim = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
     used: list[SessionLease] = []
 
     async def write(lease: SessionLease) -> None:
         used.append(lease)
-        await put(store, lease, 1)
+        await write_entry(store, lease, 1)
 
-    await asyncio.gather(*(tenure.run(write) for _ in range(5)))
-    assert tenure.lease.fence > ghost.fence
-    assert used == 5 * [used[0]] + 5 * [tenure.lease], "taken once for all that wait"
-    ghost = await store.claim(tenure.lease.session, tenure.lease.owner, ttl_s=60)
-    await tenure.claim()
-    assert tenure.lease.fence > ghost.fence
+    await asyncio.gather(*(ownership.run(write) for _ in range(5)))
+    assert ownership.lease.fence > unknown_claim.fence
+    assert used == 5 * [used[0]] + 5 * [ownership.lease], "claimed once for all waiting calls"
+    unknown_claim = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
+    await ownership.claim()
+    assert ownership.lease.fence > unknown_claim.fence
 
 
-async def test_somebody_else_is_not_thrown_out(store: Store, tenure: Ownership) -> None:
-    theirs = await store.claim(tenure.lease.session, "gate-2", ttl_s=60)
-    for call in (lambda: tenure.run(lambda lease: put(store, lease, 1)), tenure.claim):
+async def test_claim_does_not_supersede_another_owner(store: Store, ownership: Ownership) -> None:
+    other_lease = await store.claim(ownership.lease.session, "gate-2", ttl_s=60)
+    for call in (
+        lambda: ownership.run(lambda lease: write_entry(store, lease, 1)),
+        ownership.claim,
+    ):
         with pytest.raises(OwnershipLost) as caught:
             await call()
         assert caught.value.owner == "gate-2"
-    await put(store, theirs, 3)
+    await write_entry(store, other_lease, 3)
 
 
-async def test_who_has_left_does_not_come_back(store: Store, tenure: Ownership) -> None:
-    ghost = await store.claim(tenure.lease.session, tenure.lease.owner, ttl_s=60)
-    tenure.stop()
-    for call in (lambda: tenure.run(lambda lease: put(store, lease, 1)), tenure.claim):
+async def test_stopped_ownership_does_not_claim_again(store: Store, ownership: Ownership) -> None:
+    unknown_claim = await store.claim(ownership.lease.session, ownership.lease.owner, ttl_s=60)
+    ownership.stop()
+    for call in (
+        lambda: ownership.run(lambda lease: write_entry(store, lease, 1)),
+        ownership.claim,
+    ):
         with pytest.raises(OwnershipLost):
             await call()
-    await put(store, ghost, 3)
+    await write_entry(store, unknown_claim, 3)
 
 
-async def test_what_is_over_is_not_taken(store: Store, tenure: Ownership) -> None:
-    await store.delete(tenure.lease)
+async def test_deleted_session_cannot_be_claimed(store: Store, ownership: Ownership) -> None:
+    await store.delete(ownership.lease)
     with pytest.raises(SessionNotFound):
-        await tenure.claim()
+        await ownership.claim()

@@ -1,4 +1,4 @@
-"""With a real Redis that goes away, comes back, and comes back empty."""
+"""Sessions in a real Redis that is paused, flushed, failed over, and killed and restarted."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ async def registry(bench: Bench, redis: RedisProcess) -> AsyncIterator[Registry]
     await store.aclose()
 
 
-async def test_an_answer_goes_on_and_appends_are_refused(
+async def test_response_continues_and_appends_are_refused_while_redis_is_paused(
     registry: Registry, redis: RedisProcess
 ) -> None:
     client = await connected(registry)
@@ -60,27 +60,29 @@ async def test_an_answer_goes_on_and_appends_are_refused(
     assert waited < 5, "0.9 s, and slack for a slow machine"
     session = registry.find(client.socket.sent[0]["session"]["id"])
     assert session is not None
-    assert session.conversation.find("u2") is None, "nothing has changed"
-    await there(registry)
+    assert session.conversation.find("u2") is None, "the refused append changed nothing"
+    await wait_until_available(registry)
     client.say("u2", "hello again")
     added = await client.socket.until("conversation.item.added", 3)
     assert added["item"]["id"] == "u2"
     await client.drop()
 
 
-async def there(registry: Registry) -> None:
-    """The store answers again, and that is known."""
+async def wait_until_available(registry: Registry) -> None:
+    """Wait until the health probe has found the store available again."""
     began = time.monotonic()
     while not registry._store.is_available:
         await asyncio.sleep(0.01)
     assert time.monotonic() - began < 10, "2 s, and slack for a slow machine"
 
 
-async def test_all_that_waits_is_refused_at_once(
+async def test_queued_commands_are_refused_without_a_timeout_each(
     registry: Registry, redis: RedisProcess, bench: Bench
 ) -> None:
-    """One after the other: what stands behind does not wait as long again, and a cancel is no
-    longer kept from the answer."""
+    """The first command waits for its timeout; the others, queued behind it, are refused at once.
+
+    So a cancel that is queued behind them reaches the response in time.
+    """
     bench.runner.step_s = 0.02
     client = await connected(registry)
     client.say("u1", "hello")
@@ -100,44 +102,44 @@ async def test_all_that_waits_is_refused_at_once(
         redis.go_on()
     assert last["error"]["code"] == "store_unavailable"
     assert done["response"]["status"] == "cancelled"
-    assert waited < 6, "0.9 s for the first, 0.9 s for the end of the answer, and slack"
-    await there(registry)
+    assert waited < 6, "0.9 s for the first, 0.9 s for the end of the response, and slack"
+    await wait_until_available(registry)
     client.say("u2", "hello again")
-    while not any(named(event) == "u2" for event in client.socket.sent):
+    while not any(done_item_id(event) == "u2" for event in client.socket.sent):
         await asyncio.sleep(0.01)
     await client.drop()
 
 
-async def test_what_was_flushed_is_given_again_or_said_to_be_gone(
+async def test_flushed_session_is_rewritten_if_loaded_and_else_not_found(
     registry: Registry, redis: RedisProcess
 ) -> None:
-    here, gone = await connected(registry), await connected(registry)
-    for client in (here, gone):
+    loaded, unloaded = await connected(registry), await connected(registry)
+    for client in (loaded, unloaded):
         client.say("u1", "hello")
         await client.socket.until("conversation.item.done")
         client.take()
-    await gone.drop()
-    parked = registry.find(gone.session_id)
+    await unloaded.drop()
+    parked = registry.find(unloaded.session_id)
     assert parked is not None
-    await registry._unload_and_wait(registry._sessions[gone.session_id])  # it is in the store alone
+    await registry._unload_and_wait(registry._sessions[unloaded.session_id])
     async with redis.client() as admin:
         await admin.flushall()
-    here.say("u2", "still there?")
-    await here.socket.until("conversation.item.done", 2)
-    await here.drop()
-    here.take()
-    gone.resume()
-    await gone.gone()
-    assert [event["error"]["code"] for event in gone.socket.sent] == ["session_not_found"]
-    await registry._unload_and_wait(registry._sessions[here.session_id])
-    here.resume()
-    await here.socket.until("conversation.item.done", 2)
-    assert resumed(here.socket)["resumed"] == "snapshot", "another store, other positions"
-    await here.drop()
+    loaded.say("u2", "still there?")
+    await loaded.socket.until("conversation.item.done", 2)
+    await loaded.drop()
+    loaded.take()
+    unloaded.resume()
+    await unloaded.gone()
+    assert [event["error"]["code"] for event in unloaded.socket.sent] == ["session_not_found"]
+    await registry._unload_and_wait(registry._sessions[loaded.session_id])
+    loaded.resume()
+    await loaded.socket.until("conversation.item.done", 2)
+    assert resumed(loaded.socket)["resumed"] == "snapshot", "another store epoch"
+    await loaded.drop()
 
 
-async def copied(redis: RedisProcess) -> dict[Any, Any]:
-    """As a replica has it."""
+async def dump_keys(redis: RedisProcess) -> dict[Any, Any]:
+    """A dump of every key: the data of a replica at this moment."""
     async with redis.client() as admin:
         keys = await admin.keys("*")
         async with admin.pipeline(transaction=True) as steps:
@@ -146,29 +148,29 @@ async def copied(redis: RedisProcess) -> dict[Any, Any]:
             return dict(zip(keys, await steps.execute(), strict=True))
 
 
-async def fail_over(redis: RedisProcess, kept: dict[Any, Any]) -> None:
-    """What was confirmed after that is lost."""
+async def restore_keys(redis: RedisProcess, dump: dict[Any, Any]) -> None:
+    """Restore `dump`; writes acknowledged after it was taken are lost, as in a failover."""
     async with redis.client() as admin, admin.pipeline(transaction=True) as steps:
         steps.flushall()
-        for key, value in kept.items():
+        for key, value in dump.items():
             steps.restore(key, 0, value)
         await steps.execute()
 
 
-async def test_what_a_fail_over_lost_is_given_again(
+async def test_writes_lost_in_a_failover_are_written_again(
     registry: Registry, redis: RedisProcess, bench: Bench
 ) -> None:
-    """The end of an answer; then the right of who has the session."""
+    """The first failover loses the end of a response, the second one the claim of its session."""
     bench.runner.step_s = SLOW_S
     client = await connected(registry)
     client.say("u1", "hello")
     client.respond(30)
     await client.socket.until("response.created")
-    kept = await copied(redis)
+    dump = await dump_keys(redis)
     await client.socket.until("response.done")
-    await fail_over(redis, kept)
+    await restore_keys(redis, dump)
     client.say("u2", "still there?")
-    while not any(named(event) == "u2" for event in client.socket.sent):
+    while not any(done_item_id(event) == "u2" for event in client.socket.sent):
         await asyncio.sleep(0.01)
     await client.drop()
     client.take()
@@ -181,23 +183,25 @@ async def test_what_a_fail_over_lost_is_given_again(
         encode_entry(piece) for piece in to_entries(session.conversation, ())
     )
     await registry._unload_and_wait(registry._sessions[client.session_id])
-    kept = await copied(redis)
+    dump = await dump_keys(redis)
     client.resume()
     await client.socket.until("session.updated")
     assert resumed(client.socket)["resumed"] == "exact"
-    await fail_over(redis, kept)
+    await restore_keys(redis, dump)
     content = [{"type": "input_text", "text": "hello"}]
-    asked = {"id": "u3", "type": "message", "role": "user", "content": content}
-    client.socket.put(type="conversation.item.create", event_id="ask-3", item=asked)
+    item = {"id": "u3", "type": "message", "role": "user", "content": content}
+    client.socket.put(type="conversation.item.create", event_id="ask-3", item=item)
     assert (await client.socket.until("conversation.item.done"))["item"]["id"] == "u3"
     await client.drop()
 
 
-def named(event: Event) -> str | None:
+def done_item_id(event: Event) -> str | None:
     return event["item"]["id"] if event["type"] == "conversation.item.done" else None
 
 
-async def test_killed_and_started_again(registry: Registry, redis: RedisProcess) -> None:
+async def test_session_is_written_and_resumed_after_redis_restarts(
+    registry: Registry, redis: RedisProcess
+) -> None:
     client = await connected(registry)
     client.say("u1", "hello")
     await client.socket.until("conversation.item.done")

@@ -1,4 +1,4 @@
-"""A write that was not answered has been done or not: what is written next stands either way."""
+"""Tests of the session writer: a write without a reply was executed or not; the next one holds."""
 
 from collections.abc import AsyncIterator
 from itertools import product
@@ -30,104 +30,114 @@ from continuo.realtime.store import (
 from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.store_records import fresh_session
 
-A, B, C, PLACE = DraftPiece("a"), DraftPiece("b"), DraftPiece("c"), ResponsePlaceholder("resp_1")
-LOGS: tuple[tuple[ConversationEntry, ...], ...] = (
+A, B, C = map(DraftPiece, "abc")
+PLACEHOLDER = ResponsePlaceholder("resp_1")
+ENTRY_LISTS: tuple[tuple[ConversationEntry, ...], ...] = (
     (A,),
     (A, B),
     (A, C),
-    (A, PLACE),
+    (A, PLACEHOLDER),
     (A, B, C),
     (C, B),
 )
 
 
-class Unanswering(SqliteStore):
-    """`lose`: the next write is done or not, and nobody hears of it."""
+class ReplyLosingStore(SqliteStore):
+    """A store that loses the replies to writes and claims."""
 
-    lose: bool | None = None
-    claims: int | None = None
-    """So many are answered, one is not."""
+    lose_reply_if_executed: bool | None = None
+    """The reply to the next write is lost, and the write executed (True) or not (False)."""
+    claims_until_loss: int | None = None
+    """The number of claims that succeed before one is not executed; None: all succeed."""
 
     async def claim(self, *args: Any, **options: Any) -> SessionLease:
-        if self.claims is not None:
-            self.claims -= 1
-            if self.claims < 0:
-                self.claims = None
-                raise StoreUnavailable("no answer")
+        if self.claims_until_loss is not None:
+            self.claims_until_loss -= 1
+            if self.claims_until_loss < 0:
+                self.claims_until_loss = None
+                raise StoreUnavailable("no reply")
         return await super().claim(*args, **options)
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
-        lose, self.lose = self.lose, None
-        if lose is not False:
+        lose_reply_if_executed, self.lose_reply_if_executed = self.lose_reply_if_executed, None
+        if lose_reply_if_executed is not False:
             written = await super().write(lease, batch)
-            if lose is None:
+            if lose_reply_if_executed is None:
                 return written
-        raise StoreUnavailable("no answer")
+        raise StoreUnavailable("no reply")
 
 
 @pytest.fixture
-async def store() -> AsyncIterator[Unanswering]:
-    store = await Unanswering.open(None, "normal")
+async def store() -> AsyncIterator[ReplyLosingStore]:
+    store = await ReplyLosingStore.open(None, "normal")
     yield store
     await store.aclose()
 
 
-def whole(pieces: tuple[ConversationEntry, ...], *events: bytes) -> DesiredSession:
+def desired(entries: tuple[ConversationEntry, ...], *events: bytes) -> DesiredSession:
     return DesiredSession(
-        entries=pieces,
+        entries=entries,
         settings=GenerationSettings(),
         epoch=0,
         first_offset=0,
         next_offset=len(events),
-        encode_events_since=lambda number: [*events[number:]],
+        encode_events_since=lambda offset: [*events[offset:]],
     )
 
 
-@pytest.mark.parametrize("done", [True, False], ids=["done", "lost"])
-async def test_the_log_is_what_is_written_next(store: Unanswering, done: bool) -> None:
-    for before, meant, after in product(LOGS, repeat=3):
-        if before == meant:
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "not-executed"])
+async def test_write_after_a_lost_reply_leaves_exactly_the_desired_entries(
+    store: ReplyLosingStore, executed: bool
+) -> None:
+    for before, unacknowledged, after in product(ENTRY_LISTS, repeat=3):
+        if before == unacknowledged:
             continue  # nothing is written
         new = fresh_session()
-        ledger = SessionWriter(store, await store.create(new), new)
-        await ledger.write(whole(before), SessionChanges())
-        store.lose = done
+        writer = SessionWriter(store, await store.create(new), new)
+        await writer.write(desired(before), SessionChanges())
+        store.lose_reply_if_executed = executed
         with pytest.raises(StoreUnavailable):
-            await ledger.write(whole(meant), SessionChanges())
-        await ledger.write(whole(after), SessionChanges())
+            await writer.write(desired(unacknowledged), SessionChanges())
+        await writer.write(desired(after), SessionChanges())
         found = await store.load(new.id)
         assert found is not None
-        assert found.entries == tuple(map(encode_entry, after)), f"{before} {meant} {after}"
+        assert found.entries == tuple(map(encode_entry, after)), (
+            f"{before} {unacknowledged} {after}"
+        )
 
 
-async def test_a_write_behind_which_no_fence_was_given_was_not_answered(
-    store: Unanswering,
+async def test_write_after_a_failed_claim_replaces_entries_and_events(
+    store: ReplyLosingStore,
 ) -> None:
-    """What it told is not told, and what is told in its place is written."""
+    """A write without a reply, then one whose claim fails: events of neither stay in the store."""
     new = fresh_session()
-    ledger = SessionWriter(store, await store.create(new), new)
-    await ledger.write(whole((A,), b"A"), SessionChanges())
-    for before in (False, True):
-        store.lose = before
+    writer = SessionWriter(store, await store.create(new), new)
+    await writer.write(desired((A,), b"A"), SessionChanges())
+    for executed in (False, True):
+        store.lose_reply_if_executed = executed
         with pytest.raises(StoreUnavailable):
-            await ledger.write(whole((A, B), b"A", b"B"), SessionChanges())
-        store.claims = 1
+            await writer.write(desired((A, B), b"A", b"B"), SessionChanges())
+        store.claims_until_loss = 1
         with pytest.raises(StoreUnavailable):
-            await ledger.write(whole((A, PLACE), b"A", b"place"), SessionChanges())
-        await ledger.write(whole((A, C), b"A", b"C"), SessionChanges())
+            await writer.write(desired((A, PLACEHOLDER), b"A", b"place"), SessionChanges())
+        await writer.write(desired((A, C), b"A", b"C"), SessionChanges())
         found = await store.load(new.id)
         assert found is not None
         assert found.entries == (encode_entry(A), encode_entry(C))
         assert found.events.bodies == (b"A", b"C")
 
 
-async def test_what_is_refused_leaves_the_log_as_it_was(store: Unanswering) -> None:
+async def test_refused_write_leaves_the_entries_unchanged(store: ReplyLosingStore) -> None:
     new = fresh_session()
-    ledger = SessionWriter(store, await store.create(new), new)
-    await ledger.write(whole((A, B)), SessionChanges(request=IdempotentRequest("key", b"one")))
+    writer = SessionWriter(store, await store.create(new), new)
+    await writer.write(desired((A, B)), SessionChanges(request=IdempotentRequest("key", b"one")))
     with pytest.raises(IdempotencyConflict):
-        await ledger.write(whole((A,)), SessionChanges(request=IdempotentRequest("key", b"other")))
-    await ledger.write(whole((A,)), SessionChanges(request=IdempotentRequest("another", b"other")))
+        await writer.write(
+            desired((A,)), SessionChanges(request=IdempotentRequest("key", b"other"))
+        )
+    await writer.write(
+        desired((A,)), SessionChanges(request=IdempotentRequest("another", b"other"))
+    )
     found = await store.load(new.id)
     assert found is not None
     assert found.entries == (encode_entry(A),)

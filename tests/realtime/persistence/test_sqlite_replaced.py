@@ -1,4 +1,4 @@
-"""A SQLite file that is deleted under a running gateway, which is started again then."""
+"""A SQLite file that is deleted under a running gateway, which is restarted afterwards."""
 
 import asyncio
 import contextlib
@@ -28,8 +28,8 @@ async def gateway(bench: Bench, file: Path) -> AsyncIterator[Registry]:
     await store.aclose()
 
 
-async def append(client: Client, *names: str) -> None:
-    """Each is acknowledged."""
+async def append_items(client: Client, *names: str) -> None:
+    """Append items one by one; returns when the last is acknowledged."""
     for name in names:
         client.say(name, "hello")
         while not any(
@@ -53,42 +53,43 @@ async def items_after_restart(bench: Bench, file: Path, client: Client) -> list[
 
 
 @pytest.mark.parametrize("endings", [("",), ("", "-wal", "-shm"), ("-wal",), ("-shm",)])
-async def test_what_was_acknowledged_is_there(
+async def test_acknowledged_items_survive_deletion_of_the_file(
     bench: Bench, tmp_path: Path, endings: tuple[str, ...], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before the file was deleted, and after."""
+    """Some items are acknowledged before the deletion, and some after."""
     file = tmp_path / "store.db"
     async with asyncio.timeout(60), gateway(bench, file) as registry:
         client = await connected(registry)
-        await append(client, "a1", "a2", "a3", "a4")
+        await append_items(client, "a1", "a2", "a3", "a4")
         for ending in endings:
             file.with_name(file.name + ending).unlink()
-        await append(client, "b1", "b2", "b3", "b4")
+        await append_items(client, "b1", "b2", "b3", "b4")
         client.take()
         await client.drop()
-    said = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"]
-    assert await items_after_restart(bench, file, client) == said
-    silent = endings == ("-shm",)
-    assert silent or any("was deleted" in one.getMessage() for one in caplog.records)
+    items = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4"]
+    assert await items_after_restart(bench, file, client) == items
+    unnoticed = endings == ("-shm",)
+    logged = any("was deleted" in record.getMessage() for record in caplog.records)
+    assert unnoticed or logged
 
 
 @pytest.mark.parametrize("parked", [False, True])
-async def test_what_is_not_changed_any_more_is_there_as_well(
+async def test_unchanged_session_survives_deletion_of_the_file(
     bench: Bench, tmp_path: Path, parked: bool
 ) -> None:
-    """Of a session with a client, and of one that waits for it."""
+    """Another session changes after the deletion; the unchanged one is connected or parked."""
     file = tmp_path / "store.db"
     async with asyncio.timeout(60), gateway(bench, file) as registry:
         client, other = await connected(registry), await connected(registry)
-        await append(client, "a1", "a2")
+        await append_items(client, "a1", "a2")
         client.take()
         if parked:
             await client.drop()
         file.unlink()
-        await append(other, "c1")
+        await append_items(other, "c1")
         async with asyncio.timeout(20):
-            while (card := await registry._store.find(client.session_id)) is None or (
-                card.is_parked is not parked
+            while (metadata := await registry._store.find(client.session_id)) is None or (
+                metadata.is_parked is not parked
             ):
                 await asyncio.sleep(0.02)
         if not parked:

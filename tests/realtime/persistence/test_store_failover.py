@@ -1,5 +1,8 @@
-"""A store that has lost the last of what it had confirmed, as a replica has that takes its place:
-whoever has the session notices, also where the log is as long as it was, and gives it again."""
+"""A store that has lost its last acknowledged writes in a failover to a replica.
+
+The owner of a session detects the loss, even if the stored log is as long as before, and writes the
+session again.
+"""
 
 import asyncio
 import sqlite3
@@ -37,31 +40,32 @@ from tests.support.store_records import fresh_session
 A, B, C, D = map(DraftPiece, "abcd")
 
 
-class Replicated(SqliteStore):
-    """`lose`: the next write is done or not, and nobody hears of it. `copy_first`: the replica has
-    all that was before the next write."""
+class ReplicatedStore(SqliteStore):
+    """A store with a replica, to which the test copies the data and fails over."""
 
     file: Path
     replica: Path
-    lose: bool | None = None
+    lose_reply_if_executed: bool | None = None
+    """The reply to the next write is lost, and the write executed (True) or not (False)."""
     copy_first = False
+    """Copy all data to the replica before the next write."""
 
     async def write(self, lease: SessionLease, batch: WriteBatch) -> WriteResult | DuplicateWrite:
         if self.copy_first:
             self.copy()
             self.copy_first = False
-        lose, self.lose = self.lose, None
-        if lose is not False:
+        lose_reply_if_executed, self.lose_reply_if_executed = self.lose_reply_if_executed, None
+        if lose_reply_if_executed is not False:
             written = await super().write(lease, batch)
-            if lose is None:
+            if lose_reply_if_executed is None:
                 return written
-        raise StoreUnavailable("no answer")
+        raise StoreUnavailable("no reply")
 
     def copy(self) -> None:
         _copy(self.file, self.replica)
 
     def fail_over(self) -> None:
-        """What was confirmed since is lost."""
+        """Return to the data of the replica; writes acknowledged since the copy are lost."""
         _copy(self.replica, self.file)
 
 
@@ -71,118 +75,124 @@ def _copy(one: Path, other: Path) -> None:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Replicated]:
-    store = await Replicated.open(tmp_path / "store", "normal")
+async def store(tmp_path: Path) -> AsyncIterator[ReplicatedStore]:
+    store = await ReplicatedStore.open(tmp_path / "store", "normal")
     store.file, store.replica = tmp_path / "store", tmp_path / "replica"
     yield store
     await store.aclose()
 
 
 @pytest.fixture
-async def ledger(store: Replicated) -> SessionWriter:
+async def writer(store: ReplicatedStore) -> SessionWriter:
     new = fresh_session()
-    ledger = SessionWriter(store, await store.create(new), new)
-    await ledger.write(whole(A), SessionChanges())
-    return ledger
+    writer = SessionWriter(store, await store.create(new), new)
+    await writer.write(desired(A), SessionChanges())
+    return writer
 
 
-def whole(*pieces: ConversationEntry) -> DesiredSession:
+def desired(*entries: ConversationEntry) -> DesiredSession:
     return DesiredSession(
-        entries=pieces,
+        entries=entries,
         settings=GenerationSettings(),
         epoch=0,
         first_offset=0,
         next_offset=0,
-        encode_events_since=lambda number: [],
+        encode_events_since=lambda offset: [],
     )
 
 
-async def check(store: Replicated, ledger: SessionWriter, *pieces: ConversationEntry) -> None:
-    found = await store.load(ledger.lease.session)
+async def check_stored(
+    store: ReplicatedStore, writer: SessionWriter, *entries: ConversationEntry
+) -> None:
+    found = await store.load(writer.lease.session)
     assert found is not None
-    assert found.entries == tuple(map(encode_entry, pieces))
+    assert found.entries == tuple(map(encode_entry, entries))
 
 
-async def test_it_is_noticed_by_who_is_in_doubt_about_a_call(
-    store: Replicated, ledger: SessionWriter
+async def test_failover_is_detected_by_a_claim_after_a_lost_reply(
+    store: ReplicatedStore, writer: SessionWriter
 ) -> None:
-    """They take a new fence, and find an older one than theirs."""
-    await ledger.write(whole(A, B), SessionChanges())
+    """The writer claims a new fence and finds an older one than its own in the store."""
+    await writer.write(desired(A, B), SessionChanges())
     store.copy()
-    await ledger.claim()
-    await ledger.write(whole(A, C), SessionChanges())
-    store.lose = False
+    await writer.claim()
+    await writer.write(desired(A, C), SessionChanges())
+    store.lose_reply_if_executed = False
     with pytest.raises(StoreUnavailable):
-        await ledger.write(whole(A, C, B), SessionChanges())
+        await writer.write(desired(A, C, B), SessionChanges())
     store.fail_over()
-    await ledger.write(whole(A, C, D), SessionChanges())
-    await check(store, ledger, A, C, D)
+    await writer.write(desired(A, C, D), SessionChanges())
+    await check_stored(store, writer, A, C, D)
 
 
-async def test_it_is_noticed_where_a_write_was_put_over_one_that_was_not_answered(
-    store: Replicated, ledger: SessionWriter
+async def test_failover_to_an_unacknowledged_write_of_equal_length_is_detected(
+    store: ReplicatedStore, writer: SessionWriter
 ) -> None:
-    """The one that was not answered has come back in its place, as long as it was."""
-    store.lose = True
+    """The replica holds the unacknowledged write in place of the acknowledged one that followed."""
+    store.lose_reply_if_executed = True
     with pytest.raises(StoreUnavailable):
-        await ledger.write(whole(A, B), SessionChanges())
+        await writer.write(desired(A, B), SessionChanges())
     store.copy_first = True
-    await ledger.write(whole(A, C), SessionChanges())
+    await writer.write(desired(A, C), SessionChanges())
     store.fail_over()
-    await check(store, ledger, A, B)
-    await ledger.write(whole(A, C, D), SessionChanges())
-    await check(store, ledger, A, C, D)
+    await check_stored(store, writer, A, B)
+    await writer.write(desired(A, C, D), SessionChanges())
+    await check_stored(store, writer, A, C, D)
 
 
-async def test_what_was_asked_elsewhere_is_asked_again_where_only_the_right_to_it_was_lost(
-    store: Replicated, ledger: SessionWriter
+async def test_idempotency_keys_are_known_after_a_failover_that_lost_a_claim(
+    store: ReplicatedStore, writer: SessionWriter
 ) -> None:
-    """A store that has lost a change of hands knows the requests from before."""
-    once = IdempotentRequest("event_1", b"respond", b"resp_1")
-    await ledger.write(whole(A, B), SessionChanges(request=once))
+    """The store has lost a takeover, and still knows the requests from before."""
+    request = IdempotentRequest("event_1", b"respond", b"resp_1")
+    await writer.write(desired(A, B), SessionChanges(request=request))
     store.copy()
-    new = msgspec.structs.replace(fresh_session(), id=ledger.lease.session)
+    new = msgspec.structs.replace(fresh_session(), id=writer.lease.session)
     other = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new, entries=(A, B))
     store.fail_over()
-    assert await other.find_result(once) == b"resp_1"
-    await other.write(whole(A, C), SessionChanges())
-    await check(store, other, A, C)
+    assert await other.find_result(request) == b"resp_1"
+    await other.write(desired(A, C), SessionChanges())
+    await check_stored(store, other, A, C)
 
 
-async def test_what_was_asked_here_is_known_again_to_a_store_that_has_lost_it(
-    store: Replicated, ledger: SessionWriter
+async def test_lost_idempotency_keys_are_written_again_after_a_failover(
+    store: ReplicatedStore, writer: SessionWriter
 ) -> None:
-    """Else it would be done again for a client that asks again elsewhere."""
-    requests = IdempotencyKeys(ledger, is_complete=True)
+    """Otherwise a retry of the client on another gateway would be executed again."""
+    keys = IdempotencyKeys(writer, is_complete=True)
     store.copy()
-    once = IdempotentRequest("event_1", b"respond", b"resp_1")
-    await ledger.write(whole(A, B), SessionChanges(request=once))
-    requests.record(once)
+    request = IdempotentRequest("event_1", b"respond", b"resp_1")
+    await writer.write(desired(A, B), SessionChanges(request=request))
+    keys.record(request)
     store.fail_over()
-    await ledger.write(
-        whole(A, B, C), SessionChanges(request=IdempotentRequest("event_2", b"append"))
+    await writer.write(
+        desired(A, B, C), SessionChanges(request=IdempotentRequest("event_2", b"append"))
     )
-    await check(store, ledger, A, B, C)
-    assert await store.find_result(ledger.lease, once) == b"resp_1"
-    await ledger.write(whole(A, B, C, D), SessionChanges())
-    assert await store.find_result(ledger.lease, once) == b"resp_1"
+    await check_stored(store, writer, A, B, C)
+    assert await store.find_result(writer.lease, request) == b"resp_1"
+    await writer.write(desired(A, B, C, D), SessionChanges())
+    assert await store.find_result(writer.lease, request) == b"resp_1"
 
 
-async def test_who_had_it_before_is_kept_out_by_a_look(store: Replicated) -> None:
-    """The store takes them for the owner again, and they may sleep."""
+async def test_confirm_after_a_failover_fences_out_the_previous_owner(
+    store: ReplicatedStore,
+) -> None:
+    """After the failover, the store takes a stalled gateway for the owner again."""
     new = fresh_session()
-    asleep = await store.create(new)
+    stalled = await store.create(new)
     store.copy()
-    ledger = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new)
+    writer = SessionWriter(store, await store.claim(new.id, "gate-2", ttl_s=60), new)
     store.fail_over()
-    await store.confirm(asleep)
-    await ledger.confirm()
+    await store.confirm(stalled)
+    await writer.confirm()
     with pytest.raises(OwnershipLost):
-        await store.confirm(asleep)
+        await store.confirm(stalled)
 
 
-async def test_a_lost_epoch_does_not_come_twice(store: Replicated, bench: Bench) -> None:
-    """Positions that were told in it mean nothing in the next."""
+async def test_epoch_lost_in_a_failover_is_not_used_again(
+    store: ReplicatedStore, bench: Bench
+) -> None:
+    """Event ids of the lost epoch are invalid in the next."""
     template = bench.engine.text.template
     assert template is not None
     registry = Registry(bench.engine, template, GenerationSettings(), Limits(), store)
@@ -196,7 +206,7 @@ async def test_a_lost_epoch_does_not_come_twice(store: Replicated, bench: Bench)
     for _ in range(2):
         await registry._unload_and_wait(registry._sessions[client.session_id])
         store.fail_over()
-        await asyncio.sleep(0.05)  # claims of one moment are numbered ahead of the clock
+        await asyncio.sleep(0.05)  # fences of one moment run ahead of the clock
         client.resume("event_elsewhere_0")
         await client.socket.until("session.updated")
         resume = resumed(client.socket)

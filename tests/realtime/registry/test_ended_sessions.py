@@ -1,5 +1,8 @@
-"""What has ended is freed at once: nothing of it waits for the garbage collector, whose look at all
-that thousands of sessions have left would stop every stream."""
+"""Ended sessions and connections are freed by reference counts alone.
+
+If thousands of sessions left reference cycles, a pass of the garbage collector would stall every
+stream.
+"""
 
 import asyncio
 import gc
@@ -17,8 +20,8 @@ from tests.support.frames import Peer, frame
 from tests.support.web_servers import Running, serve
 
 LIMITS = Limits(resume_window_s=0.1, detach_grace_s=0.05)
-LIVES = 3
-ENDS = ("response.completed", "response.incomplete")
+REPETITIONS = 3
+END_EVENTS = ("response.completed", "response.incomplete")
 
 
 @pytest.fixture
@@ -32,7 +35,7 @@ async def running(chatty: Path) -> AsyncIterator[Running]:
         yield running
 
 
-async def ask(peer: Peer, **response: object) -> None:
+async def start_response(peer: Peer, **response: object) -> None:
     content = [{"type": "input_text", "text": "hello"}]
     item = {"type": "message", "role": "user", "content": content}
     await peer.say(type="conversation.item.create", item=item)
@@ -41,71 +44,71 @@ async def ask(peer: Peer, **response: object) -> None:
     await peer.until("response.output_text.delta")
 
 
-async def end(peer: Peer) -> None:
+async def close_session(peer: Peer) -> None:
     await peer.say(type="session.close")
     assert await peer.close_code() == 1000
     peer.close()
 
 
-async def talk(running: Running) -> None:
+async def respond_twice(running: Running) -> None:
     peer = await Peer.connect(running.port)
-    await ask(peer)
+    await start_response(peer)
     await peer.until("response.done")
-    await ask(peer, conversation="none")
+    await start_response(peer, conversation="none")
     await peer.until("response.done")
-    await end(peer)
+    await close_session(peer)
 
 
-async def interrupt(running: Running) -> None:
+async def cancel_responses(running: Running) -> None:
     peer = await Peer.connect(running.port)
-    await ask(peer)
+    await start_response(peer)
     await peer.say(type="response.cancel")
     await peer.until("response.done")
-    await ask(peer)
-    await end(peer)
+    await start_response(peer)
+    await close_session(peer)
 
 
-async def err(running: Running) -> None:
+async def send_invalid_events(running: Running) -> None:
     peer = await Peer.connect(running.port)
-    await ask(peer)
+    await start_response(peer)
     await peer.send(frame("{no"))
     await peer.until("error")
     for type in ("conversation.item.retrieve", "conversation.item.delete", "unheard of"):
         await peer.say(type=type, item_id="none")
         await peer.until("error")
-    await end(peer)
+    await close_session(peer)
 
 
-async def drop(running: Running) -> None:
-    """And not come back."""
+async def reset_connection(running: Running) -> None:
+    """Reset the connection during a response; the session expires."""
     peer = await Peer.connect(running.port)
-    await ask(peer)
+    await start_response(peer)
     peer.reset()
 
 
-async def come_back(running: Running) -> None:
+async def resume_session(running: Running) -> None:
     first = await Peer.connect(running.port)
     created = await first.until("session.created")
-    await ask(first)
-    name, seen = created["session"]["id"], created["event_id"]
-    again = await Peer.connect(
-        running.port, path=f"/v1/realtime?session_id={name}&last_event_id={seen}"
+    await start_response(first)
+    session_id, last_event_id = created["session"]["id"], created["event_id"]
+    second = await Peer.connect(
+        running.port, path=f"/v1/realtime?session_id={session_id}&last_event_id={last_event_id}"
     )
-    await again.until("session.updated")
+    await second.until("session.updated")
     assert await first.close_code() == 4001
     first.close()
-    await again.until("response.done")
-    await end(again)
+    await second.until("response.done")
+    await close_session(second)
 
 
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 
 
-async def respond(running: Running) -> None:
-    """Over a WebSocket: one to its end, and a part of another."""
+async def respond_over_websocket(running: Running) -> None:
+    """Run a response to its end, a part of another one, and a refused one."""
     peer = await Peer.connect(running.port, path="/v1/responses")
     await peer.say(type="response.create", input="hello", tools=[TOOL], max_output_tokens=16)
-    while (event := await peer.event())["type"] not in ENDS:
+    while (event := await peer.event())["type"] not in END_EVENTS:
         assert event["type"] != "error", event
     await peer.say(type="response.create", input="hello", max_output_tokens=200)
     await peer.until("response.output_text.delta")
@@ -114,46 +117,59 @@ async def respond(running: Running) -> None:
     peer.close()
 
 
-async def post(running: Running) -> None:
-    """One to its end."""
+async def respond_over_http(running: Running) -> None:
+    """Run a response over HTTP to its end."""
     body = json.dumps({"input": "hello", "max_output_tokens": 16, "stream": True, "tools": [TOOL]})
     reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
     head = f"POST /v1/responses HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
     writer.write(f"{head}Connection: close\r\n\r\n{body}".encode())
-    heard = await asyncio.wait_for(reader.read(), 60)
-    assert any(end.encode() in heard for end in ENDS)
+    received = await asyncio.wait_for(reader.read(), 60)
+    assert any(kind.encode() in received for kind in END_EVENTS)
     writer.close()
 
 
-LIFE = Callable[[Running], Awaitable[None]]
+Scenario = Callable[[Running], Awaitable[None]]
 
 
-@pytest.mark.parametrize("live", [talk, interrupt, err, drop, come_back, respond, post])
-async def test_nothing_is_left_to_collect(running: Running, live: LIFE) -> None:
-    await lived(running, live)
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        respond_twice,
+        cancel_responses,
+        send_invalid_events,
+        reset_connection,
+        resume_session,
+        respond_over_websocket,
+        respond_over_http,
+    ],
+)
+async def test_ended_session_leaves_nothing_to_the_garbage_collector(
+    running: Running, scenario: Scenario
+) -> None:
+    await run_to_end(running, scenario)
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        for _ in range(LIVES):
-            await lived(running, live)
+        for _ in range(REPETITIONS):
+            await run_to_end(running, scenario)
         gc.collect()
-        left = Counter(type(one).__qualname__ for one in gc.garbage if _ours(one))
+        uncollected = Counter(type(each).__qualname__ for each in gc.garbage if _is_own_type(each))
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
-    assert not left
+    assert not uncollected
 
 
-async def lived(running: Running, live: LIFE) -> None:
-    """To the last of what the server does about it."""
-    await live(running)
+async def run_to_end(running: Running, scenario: Scenario) -> None:
+    """Run a scenario and wait until the server has no session, task or connection."""
+    await scenario(running)
     state = running.server.server_state
     async with asyncio.timeout(60):
         while running.registry.list_sessions("") or state.tasks or state.connections:
             await asyncio.sleep(0.01)
 
 
-def _ours(one: object) -> bool:
-    return type(one).__module__.partition(".")[0] in ("engine", "realtime")
+def _is_own_type(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] in ("engine", "realtime")

@@ -1,4 +1,4 @@
-"""WS /v1/realtime?fork=SESSION&at=ITEM: a session that begins as another one was."""
+"""Forks: WS /v1/realtime?fork=SESSION&at=ITEM opens a session with the items of another."""
 
 import asyncio
 import json
@@ -19,94 +19,96 @@ from tests.support.sessions import Ears, Talk, registry_of
 from tests.support.web_servers import closed, first, serve
 
 
-async def begin(bench: Bench, registry: Registry, fork: ForkRequest | None = None) -> Talk:
+async def open_session(
+    bench: Bench, registry: Registry, fork_request: ForkRequest | None = None
+) -> Talk:
     ears = Ears()
-    session = await registry.open(ears, fork=fork)
+    session = await registry.open(ears, fork=fork_request)
     return Talk(session, ears, bench)
 
 
-async def test_a_fork_shares_history_and_kv(bench: Bench) -> None:
+async def test_fork_shares_history_and_kv_with_its_parent(bench: Bench) -> None:
     registry = await registry_of(bench)
-    one = await begin(bench, registry)
-    await one.session.execute(ConfigureSession(GenerationSettings(instructions="be kind")))
+    parent = await open_session(bench, registry)
+    await parent.session.execute(ConfigureSession(GenerationSettings(instructions="be kind")))
     for n in range(3):
-        await one.say(f"some words of turn {n}")
-        await one.turn()
-    names = [item.id for item in one.session.conversation.items()]
-    two = await begin(bench, registry, ForkRequest(one.session.id, names[3]))
-    told = [tell.item.id for tell in two.ears.heard if isinstance(tell, ItemAdded)]
-    assert told == names[:4]
-    assert two.session.settings.instructions == "be kind"
-    shared = two.session.conversation.length
+        await parent.say(f"some words of turn {n}")
+        await parent.turn()
+    item_ids = [item.id for item in parent.session.conversation.items()]
+    fork = await open_session(bench, registry, ForkRequest(parent.session.id, item_ids[3]))
+    added_ids = [event.item.id for event in fork.ears.heard if isinstance(event, ItemAdded)]
+    assert added_ids == item_ids[:4]
+    assert fork.session.settings.instructions == "be kind"
+    shared = fork.session.conversation.length
     computed = bench.runner.tokens_run
-    await two.say("x", name="x1")
-    await two.turn(1)
+    await fork.say("x", name="x1")
+    await fork.turn(1)
     assert bench.runner.tokens_run - computed < shared / 2, "the history was not computed again"
-    await one.say("the first goes on its own way")
-    await one.turn()
-    await two.turn()
-    await one.session.close()
-    await two.say("and lives longer", name="x2")
-    await two.turn()
-    await two.session.close()
+    await parent.say("the first goes on its own way")
+    await parent.turn()
+    await fork.turn()
+    await parent.session.close()
+    await fork.say("and lives longer", name="x2")
+    await fork.turn()
+    await fork.session.close()
     assert await bench.engine.list_sessions() == []
 
 
-async def test_a_fork_while_an_answer_is_made(bench: Bench) -> None:
+async def test_fork_during_a_response_does_not_disturb_the_response(bench: Bench) -> None:
     registry = await registry_of(bench)
-    one = await begin(bench, registry)
-    await one.say("hello")
-    expected = one.expected(60)
-    await one.respond(60)
-    await one.ears.until(TextDelta)
-    two = await begin(bench, registry, ForkRequest(one.session.id))
-    await two.turn()
-    assert one.sampled(await one.ended()) == expected
-    for talk in (one, two):
+    parent = await open_session(bench, registry)
+    await parent.say("hello")
+    expected = parent.expected(60)
+    await parent.respond(60)
+    await parent.ears.until(TextDelta)
+    fork = await open_session(bench, registry, ForkRequest(parent.session.id))
+    await fork.turn()
+    assert parent.sampled(await parent.ended()) == expected
+    for talk in (parent, fork):
         await talk.session.close()
 
 
-async def test_what_cannot_be_forked(bench: Bench) -> None:
+async def test_fork_of_unknown_session_or_item_is_refused(bench: Bench) -> None:
     registry = await registry_of(bench)
-    one = await begin(bench, registry)
-    for fork, code in (
+    parent = await open_session(bench, registry)
+    for request, code in (
         (ForkRequest("sess_x"), "session_not_found"),
-        (ForkRequest(one.session.id, "nobody"), "item_fork_invalid_item_id"),
+        (ForkRequest(parent.session.id, "nobody"), "item_fork_invalid_item_id"),
     ):
         with pytest.raises(Refusal) as caught:
-            await begin(bench, registry, fork)
+            await open_session(bench, registry, request)
         assert caught.value.code == code
     assert len(registry) == 1
-    await one.session.close()
+    await parent.session.close()
 
 
-async def opened(socket: ClientConnection) -> Any:
+async def created_session(socket: ClientConnection) -> Any:
     return (await first(socket))["session"]
 
 
-async def test_a_fork_over_the_wire(bench: Bench) -> None:
+async def test_fork_over_websocket_copies_items_within_one_tenant(bench: Bench) -> None:
     settings = GatewaySettings(tenants={"key-one": "acme", "key-two": "umbrella"})
-    one, two = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
+    owner_key, other_key = ({"Authorization": f"Bearer key-{name}"} for name in ("one", "two"))
     async with (
         serve(bench, settings) as running,
-        connect(running.url, additional_headers=one) as socket,
+        connect(running.url, additional_headers=owner_key) as socket,
     ):
-        name = (await opened(socket))["id"]
+        session_id = (await created_session(socket))["id"]
         content = [{"type": "input_text", "text": "hello"}]
         item = {"id": "item_a", "type": "message", "role": "user", "content": content}
         await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-        url = f"{running.url}?fork={name}&at=item_a"
+        url = f"{running.url}?fork={session_id}&at=item_a"
         await first(socket)
         await asyncio.wait_for(socket.recv(), 20)
-        async with connect(url, additional_headers=one) as fork:
-            assert (await opened(fork))["id"] != name
-            added: Any = await first(fork)
+        async with connect(url, additional_headers=owner_key) as forked:
+            assert (await created_session(forked))["id"] != session_id
+            added: Any = await first(forked)
             assert (added["type"], added["item"]["id"]) == (
                 "conversation.item.added",
                 "item_a",
             )
-            assert (await first(fork))["type"] == "conversation.item.done"
-        async with connect(url, additional_headers=two) as stranger:
+            assert (await first(forked))["type"] == "conversation.item.done"
+        async with connect(url, additional_headers=other_key) as stranger:
             error: Any = (await first(stranger))["error"]
             assert error["code"] == "session_not_found"
             assert await closed(stranger) == 1008

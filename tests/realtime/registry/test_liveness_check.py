@@ -1,5 +1,7 @@
-"""Who wants a session that another connection has is asked whether it is still there: a gateway
-that slept may be handed a wish that was given up long ago."""
+"""Liveness check: a peer that resumes a session of another connection must first answer a ping.
+
+A gateway that was suspended may read a resume request whose client disconnected long ago.
+"""
 
 import asyncio
 import contextlib
@@ -32,14 +34,15 @@ async def running(bench: Bench) -> AsyncIterator[Running]:
 
 
 @contextlib.asynccontextmanager
-async def talking(running: Running) -> AsyncIterator[tuple[ClientConnection, str]]:
+async def connected_session(running: Running) -> AsyncIterator[tuple[ClientConnection, str]]:
+    """A connection with a new session, and the id of the session."""
     async with connect(running.url) as socket:
         created = json.loads(await socket.recv())
         yield socket, created["session"]["id"]
 
 
-async def say(socket: ClientConnection, name: str) -> None:
-    """Returns when it is accepted: the session is here."""
+async def append_item(socket: ClientConnection, name: str) -> None:
+    """Append an item; returns when the gateway has acknowledged it, as owner of the session."""
     await socket.send(item(name))
     while json.loads(await asyncio.wait_for(socket.recv(), 20))["type"] != ITEM_DONE:
         pass
@@ -54,95 +57,97 @@ def item(name: str) -> str:
     return json.dumps({"type": "conversation.item.create", "item": item})
 
 
-async def wish(running: Running, name: str) -> Peer:
-    return await Peer.connect(running.port, path=f"/v1/realtime?session_id={name}")
+async def request_resume(running: Running, session_id: str) -> Peer:
+    return await Peer.connect(running.port, path=f"/v1/realtime?session_id={session_id}")
 
 
-async def test_who_does_not_answer_takes_nothing(running: Running) -> None:
-    async with talking(running) as (socket, name):
-        await say(socket, "u1")
-        silent = await wish(running, name)
-        asked = await silent.recv()
-        assert asked is not None
-        assert asked.opcode == PING
-        said = await silent.recv()
-        assert said is not None
-        told = json.loads(said.payload)
-        assert (told["type"], told["error"]["code"]) == ("error", "connection_lost")
+async def test_silent_peer_does_not_take_over_a_session(running: Running) -> None:
+    async with connected_session(running) as (socket, session_id):
+        await append_item(socket, "u1")
+        silent = await request_resume(running, session_id)
+        ping = await silent.recv()
+        assert ping is not None
+        assert ping.opcode == PING
+        refusal = await silent.recv()
+        assert refusal is not None
+        event = json.loads(refusal.payload)
+        assert (event["type"], event["error"]["code"]) == ("error", "connection_lost")
         assert await silent.close_code() == 1013
         silent.close()
-        await say(socket, "u2")
+        await append_item(socket, "u2")
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_who_has_gone_takes_nothing(running: Running, reset: bool) -> None:
-    async with talking(running) as (socket, name):
-        await say(socket, "u1")
-        gone = await wish(running, name)
-        gone.reset() if reset else gone.close()
+async def test_disconnected_peer_does_not_take_over_a_session(
+    running: Running, reset: bool
+) -> None:
+    async with connected_session(running) as (socket, session_id):
+        await append_item(socket, "u1")
+        disconnected = await request_resume(running, session_id)
+        disconnected.reset() if reset else disconnected.close()
         while len(running.server.server_state.tasks) > 1:
             await asyncio.sleep(0.01)
-        await say(socket, "u2")
+        await append_item(socket, "u2")
 
 
-async def test_who_answers_has_it(running: Running) -> None:
-    """Also where it has said something before it is asked; what it said is not lost."""
-    async with talking(running) as (socket, name):
-        await say(socket, "u1")
-        back = await wish(running, name)
-        await back.send(frame(item("u2")))
-        asked = await back.recv()
-        assert asked is not None
-        assert asked.opcode == PING
-        await back.send(frame(item("u3")), frame(asked.payload, PONG))
-        heard = [await back.event() for _ in range(7)]
-        assert [event["type"] for event in heard[:1]] == ["session.updated"]
-        done = [event["item"]["id"] for event in heard if event["type"] == ITEM_DONE]
+async def test_peer_that_answers_the_ping_takes_over_the_session(running: Running) -> None:
+    """Items that the peer sends before and after the ping are not lost."""
+    async with connected_session(running) as (socket, session_id):
+        await append_item(socket, "u1")
+        peer = await request_resume(running, session_id)
+        await peer.send(frame(item("u2")))
+        ping = await peer.recv()
+        assert ping is not None
+        assert ping.opcode == PING
+        await peer.send(frame(item("u3")), frame(ping.payload, PONG))
+        events = [await peer.event() for _ in range(7)]
+        assert [event["type"] for event in events[:1]] == ["session.updated"]
+        done = [event["item"]["id"] for event in events if event["type"] == ITEM_DONE]
         assert done == ["u1", "u2", "u3"]
         assert await closed(socket) == 4001
-        await back.send(frame(opcode=CLOSE))
-        back.close()
+        await peer.send(frame(opcode=CLOSE))
+        peer.close()
 
 
-async def test_of_a_session_that_waits_nobody_is_asked(running: Running) -> None:
-    async with talking(running) as (socket, name):
-        await say(socket, "u1")
+async def test_resume_of_a_parked_session_sends_no_ping(running: Running) -> None:
+    async with connected_session(running) as (socket, session_id):
+        await append_item(socket, "u1")
     while len(running.registry):
         await asyncio.sleep(0.01)
-    back = await wish(running, name)
-    first = await back.recv()
+    peer = await request_resume(running, session_id)
+    first = await peer.recv()
     assert first is not None
     assert json.loads(first.payload)["type"] == "session.updated"
-    back.close()
+    peer.close()
 
 
-async def test_what_has_changed_hands_while_it_was_asked_is_asked_for_again(
+async def test_liveness_is_checked_again_if_the_session_moved_meanwhile(
     gates: tuple[Registry, Registry],
 ) -> None:
-    """A client gives one gateway up while that asks it, and comes back at the other."""
+    """During the liveness check of one gateway, a client resumes the session on the other."""
     client = Client(gates[0])
     client.connect()
     client.say("u1", "hello")
     await client.socket.until(ITEM_DONE)
     client.take()
-    asked: list[str] = []
+    checks: list[str] = []
 
-    async def there() -> bool:
-        asked.append("there?")
-        if len(asked) > 1:
+    async def is_alive() -> bool:
+        checks.append("ping")
+        if len(checks) > 1:
             return False
         client.registry = gates[1]
         client.resume()
         await client.socket.until("session.updated")
         return True
 
-    wish = ResumeRequest(client.session_id, client.seen[-1]["event_id"])
+    request = ResumeRequest(client.session_id, client.seen[-1]["event_id"])
     for gate in gates:
-        asked.clear()
+        checks.clear()
         with pytest.raises(Refusal) as refused:
-            await gate.resume(wish, Ears(), Credentials(), lambda code, reason: None, there)
+            await gate.resume(request, Ears(), Credentials(), lambda code, reason: None, is_alive)
         assert refused.value.code == "connection_lost"
-        assert len(asked) == 2
+        assert len(checks) == 2
     client.say("u2", "hello")
     await client.socket.until(ITEM_DONE)
     assert client.socket.closed is None

@@ -1,4 +1,4 @@
-"""Who has lost a session to another gateway is closed, also while it asks for something."""
+"""A connection whose session moved to another gateway is closed, even if it sends a command."""
 
 import asyncio
 
@@ -9,15 +9,15 @@ from tests.support.engines import Bench
 from tests.support.redis_process import RedisProcess
 from tests.support.resuming import Client
 
-TURNS = range(-10, 10)
-"""Of the event loop, by which its message comes before the word that somebody else has it."""
+LOOP_TURNS = range(-10, 10)
+"""Rounds of the event loop by which the command precedes the notice of the takeover."""
 
 
-async def test_who_asks_while_it_is_seen_that_it_was_replaced_is_closed(
+async def test_superseded_connection_is_closed_whenever_it_sends_a_command(
     redis: RedisProcess, bench: Bench
 ) -> None:
     async with gates_on(redis.url, bench) as gates:
-        for turns in TURNS:
+        for turns in LOOP_TURNS:
             old, new = Client(gates[0]), Client(gates[1])
             old.connect()
             old.say("u1", "hello")

@@ -1,4 +1,4 @@
-"""A session goes on after its connection: the same events, each once, wherever it was cut."""
+"""Resume after a lost connection: the client gets the same events, each once, from any cut."""
 
 import asyncio
 import random
@@ -21,11 +21,11 @@ async def registry(bench: Bench) -> AsyncIterator[Registry]:
     registry = await registry_of(bench)
     yield registry
     await registry.aclose()
-    assert await bench.engine.list_sessions() == [], "nothing is left behind"
+    assert await bench.engine.list_sessions() == [], "no session is left open in the engine"
 
 
-async def whole(registry: Registry) -> Client:
-    """Two turns, uninterrupted."""
+async def uninterrupted(registry: Registry) -> Client:
+    """A client after two turns on one connection."""
     client = Client(registry)
     client.connect()
     for turn in (1, 2):
@@ -36,9 +36,9 @@ async def whole(registry: Registry) -> Client:
     return client
 
 
-async def test_every_cut_is_mended(registry: Registry) -> None:
-    """After each single event of two turns: what follows is what an uncut connection was told."""
-    client = await whole(registry)
+async def test_resume_after_any_event_replays_exactly_the_missed_events(registry: Registry) -> None:
+    """After a cut at each event of two turns, the client has all events of an uncut connection."""
+    client = await uninterrupted(registry)
     events = client.socket.sent
     for cut in range(1, len(events)):
         client.seen = events[:cut]
@@ -49,8 +49,10 @@ async def test_every_cut_is_mended(registry: Registry) -> None:
         assert told(events[:cut] + client.socket.sent) == told(events), events[cut - 1]
 
 
-async def test_what_is_said_meanwhile_keeps_its_place(registry: Registry, bench: Bench) -> None:
-    """Behind the answer that was being made, which is told before it, wherever it was cut."""
+async def test_item_added_during_a_response_keeps_its_place_after_resume(
+    registry: Registry, bench: Bench
+) -> None:
+    """The item stands after the response, which was open when the item was added."""
     bench.runner.step_s = SLOW_S
     client = Client(registry)
     client.connect()
@@ -61,8 +63,8 @@ async def test_what_is_said_meanwhile_keeps_its_place(registry: Registry, bench:
     await client.drop()
     events = client.socket.sent
     kinds = [event["type"] for event in events]
-    (meanwhile,) = (n for n, e in enumerate(events) if _adds(e) == "u2")
-    assert meanwhile < kinds.index("response.done"), "it came while the answer was made"
+    (meanwhile,) = (n for n, e in enumerate(events) if _added_item_id(e) == "u2")
+    assert meanwhile < kinds.index("response.done"), "the item was added during the response"
     for cut in range(1, len(events)):
         client.seen = events[:cut]
         client.resume()
@@ -70,43 +72,45 @@ async def test_what_is_said_meanwhile_keeps_its_place(registry: Registry, bench:
         await client.drop()
         places: list[str | None] = [None]
         for event in events[:cut] + client.socket.sent:
-            if (item := _adds(event)) is not None:
+            if (item := _added_item_id(event)) is not None:
                 places.insert(places.index(event["previous_item_id"]) + 1, item)
-        assert places[1::2] == ["u1", "u2"], f"{places}, cut behind {events[cut - 1]}"
+        assert places[1::2] == ["u1", "u2"], f"{places}, cut after {events[cut - 1]}"
 
 
-def _adds(event: Event) -> str | None:
+def _added_item_id(event: Event) -> str | None:
     return event["item"]["id"] if event["type"] == "conversation.item.added" else None
 
 
-async def test_cut_again_and_again(registry: Registry) -> None:
-    """Of what each connection is told the client sees a part, down to nothing but the first."""
-    client = await whole(registry)
+async def test_repeated_resumes_deliver_each_event_once(registry: Registry) -> None:
+    """The client receives only the first one to five events of each connection."""
+    client = await uninterrupted(registry)
     events = client.socket.sent
     for seed in range(20):
-        chance = random.Random(seed)
-        client.seen = events[: chance.randrange(1, 6)]
+        rng = random.Random(seed)
+        client.seen = events[: rng.randrange(1, 6)]
         while told(client.seen) != told(events):
             client.resume()
             await client.socket.until("session.updated")
             await client.drop()
-            client.take(chance.randrange(1, 6))
+            client.take(rng.randrange(1, 6))
         ids = [event["event_id"] for event in client.seen]
         assert len({*ids}) == len(ids), f"seed {seed}"
 
 
-async def test_cut_within_an_answer(registry: Registry) -> None:
+async def test_repeated_resumes_within_a_response_deliver_its_whole_text(
+    registry: Registry,
+) -> None:
     for seed in range(6):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         client = Client(registry)
         client.connect()
         client.say("u1", "hello")
         client.respond(60)
         while not any(event["type"] == "response.done" for event in client.seen):
-            for _ in range(chance.randrange(40)):
+            for _ in range(rng.randrange(40)):
                 await asyncio.sleep(0)
             await client.drop()
-            client.take(chance.randrange(1, 12))
+            client.take(rng.randrange(1, 12))
             if client.seen:
                 client.resume()
             else:
@@ -120,8 +124,10 @@ async def test_cut_within_an_answer(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("change", ["old epoch", "future", "future answer", "nothing"])
-async def test_what_cannot_be_told_exactly_is_a_snapshot(registry: Registry, change: str) -> None:
-    client = await whole(registry)
+async def test_resume_from_an_unknown_event_id_sends_a_snapshot(
+    registry: Registry, change: str
+) -> None:
+    client = await uninterrupted(registry)
     last = client.socket.sent[-1]["event_id"]
     client.take(1)
     match change:
@@ -135,36 +141,38 @@ async def test_what_cannot_be_told_exactly_is_a_snapshot(registry: Registry, cha
             last = None
     client.connect(ResumeRequest(client.session_id, last))
     await client.socket.until("conversation.item.done", 4)
-    how = resumed(client.socket)
-    assert how["resumed"] == "snapshot"
-    assert how["epoch"] != client.seen[0]["session"]["resume"]["epoch"]
+    resume = resumed(client.socket)
+    assert resume["resumed"] == "snapshot"
+    assert resume["epoch"] != client.seen[0]["session"]["resume"]["epoch"]
     kinds = [event["type"] for event in client.socket.sent[1:]]
     assert kinds == ["conversation.item.added", "conversation.item.done"] * 4
     await client.drop()
     client.resume(client.socket.sent[3]["event_id"])
     await client.socket.until("conversation.item.done", 4)
-    assert resumed(client.socket)["resumed"] == "snapshot", "half of it was not all of it"
+    assert resumed(client.socket)["resumed"] == "snapshot", "a cut snapshot is sent again"
     await client.drop()
 
 
 @pytest.mark.parametrize(
-    ("wish", "code"),
+    ("resume_request", "code"),
     [
         (ResumeRequest("sess_nobody", "event_x"), "resume_gap"),
         (ResumeRequest("sess_nobody"), "session_not_found"),
     ],
 )
-async def test_nothing_to_come_back_to(registry: Registry, wish: ResumeRequest, code: str) -> None:
+async def test_resume_of_an_unknown_session_is_refused(
+    registry: Registry, resume_request: ResumeRequest, code: str
+) -> None:
     client = Client(registry)
-    client.connect(wish)
+    client.connect(resume_request)
     await client.gone()
     assert [event["error"]["code"] for event in client.socket.sent] == [code]
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.POLICY_VIOLATION
 
 
-async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
-    client = await whole(registry)
+async def test_one_of_a_hundred_concurrent_resumes_owns_the_session(registry: Registry) -> None:
+    client = await uninterrupted(registry)
     client.take()
     racers: list[Client] = []
     for _ in range(100):
@@ -172,11 +180,11 @@ async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
         racer.seen = client.seen[:]
         racer.resume()
         racers.append(racer)
-    _, left = await asyncio.wait([r.running for r in racers if r.running], timeout=20)
-    while len(left) > 1:
+    _, running = await asyncio.wait([r.running for r in racers if r.running], timeout=20)
+    while len(running) > 1:
         await asyncio.sleep(0.01)
-        left = {r.running for r in racers if r.running and not r.running.done()}
-    (winner,) = (racer for racer in racers if racer.running in left)
+        running = {r.running for r in racers if r.running and not r.running.done()}
+    (winner,) = (racer for racer in racers if racer.running in running)
     losers = [racer for racer in racers if racer is not winner]
     assert {r.socket.closed[0] for r in losers if r.socket.closed} == {CloseCode.SUPERSEDED}
     winner.say("u9", "still there?")
@@ -187,8 +195,10 @@ async def test_a_hundred_racers_and_one_owner(registry: Registry) -> None:
 
 @pytest.mark.parametrize("token", ["right", "wrong", "none"])
 @pytest.mark.parametrize("tenant", ["", "somebody else"])
-async def test_who_may_come_back(registry: Registry, token: str, tenant: str) -> None:
-    client = await whole(registry)
+async def test_resume_needs_the_right_token_and_tenant(
+    registry: Registry, token: str, tenant: str
+) -> None:
+    client = await uninterrupted(registry)
     client.take()
     secret = client.seen[0]["session"]["resume"]["token"]
     shown = {"right": secret, "wrong": "x" * 32, "none": None}[token]
@@ -202,7 +212,7 @@ async def test_who_may_come_back(registry: Registry, token: str, tenant: str) ->
         await client.drop()
 
 
-async def test_an_answer_pauses_and_goes_on(bench: Bench) -> None:
+async def test_response_pauses_while_detached_and_continues_on_resume(bench: Bench) -> None:
     bench.runner.step_s = 0.005
     registry = await registry_of(bench, Limits(detach_grace_s=0))
     client = Client(registry)
@@ -215,9 +225,9 @@ async def test_an_answer_pauses_and_goes_on(bench: Bench) -> None:
     session = registry.find(client.session_id)
     assert session is not None
     await asyncio.sleep(0.1)
-    drawn = (await bench.engine.stats()).tokens_drawn
+    tokens_drawn = (await bench.engine.stats()).tokens_drawn
     await asyncio.sleep(0.1)
-    assert (await bench.engine.stats()).tokens_drawn == drawn, "it pauses"
+    assert (await bench.engine.stats()).tokens_drawn == tokens_drawn, "generation is paused"
     assert session.state is SessionState.RESPONDING
     client.resume()
     await client.socket.until("rate_limits.updated")

@@ -1,5 +1,7 @@
-"""A session is looked at, ended and forked at a gateway that does not have it: another has, or
-nobody but the store."""
+"""Remote sessions: status, deletion and fork on a gateway that does not hold the session.
+
+The session is held by another gateway, or by the store alone.
+"""
 
 import asyncio
 import json
@@ -32,7 +34,7 @@ from tests.support.sessions import Ears, Talk, message
 from tests.support.web_servers import Running, closed, first, serving
 
 NEVER_S = 3600.0
-"""Between two looks whether a session is still ours: it is learnt in another way."""
+"""Interval between sweeps that look for lost sessions: the loss is detected in another way."""
 
 
 @pytest.fixture(params=["sqlite", "redis"])
@@ -44,7 +46,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def stores(url: str) -> AsyncIterator[tuple[Store, Store]]:
-    """As two gateways see one."""
+    """Two connections to one store, one for each gateway."""
     one, two = await open_store(url), await open_store(url)
     yield one, two
     await one.aclose()
@@ -53,13 +55,13 @@ async def stores(url: str) -> AsyncIterator[tuple[Store, Store]]:
 
 @pytest.fixture
 async def engines(bench: Bench) -> AsyncIterator[tuple[EngineClient, EngineClient]]:
-    """As two gateways see one."""
+    """Two clients of one engine process, one for each gateway."""
     port = await bench.listen()
     async with front(port) as one, front(port) as two:
         yield one, two
-        await is_empty(bench)
+        await wait_until_engine_is_empty(bench)
         stats = await one.stats()
-        assert stats.pages_free + stats.pages_tree == stats.pages_total, "nothing is left behind"
+        assert stats.pages_free + stats.pages_tree == stats.pages_total, "no page is leaked"
 
 
 Gates = tuple[Registry, Registry]
@@ -69,7 +71,7 @@ Gates = tuple[Registry, Registry]
 async def gates(
     stores: tuple[Store, Store], engines: tuple[EngineClient, EngineClient]
 ) -> AsyncIterator[Gates]:
-    """Neither looks by itself."""
+    """Two gateways that never sweep."""
     one, two = (gate(engine, store) for engine, store in zip(engines, stores, strict=True))
     async with one.running(), two.running():
         yield one, two
@@ -81,15 +83,15 @@ def gate(engine: EngineClient, store: Store) -> Registry:
     return Registry(engine, template, GenerationSettings(), Limits(sweep_interval_s=NEVER_S), store)
 
 
-async def is_empty(bench: Bench) -> None:
-    """In the end, no session is open in the engine."""
+async def wait_until_engine_is_empty(bench: Bench) -> None:
+    """Wait until the engine has no open session."""
     async with asyncio.timeout(20):
         while await bench.engine.list_sessions():
             await asyncio.sleep(0.005)
 
 
-async def talked(registry: Registry) -> Client:
-    """Somebody who has had an answer of five ids."""
+async def session_with_response(registry: Registry) -> Client:
+    """A client whose session has one response of five ids."""
     client = Client(registry)
     client.connect()
     client.say("u1", "hello")
@@ -99,42 +101,44 @@ async def talked(registry: Registry) -> Client:
     return client
 
 
-def of(status: SessionStatus | None) -> tuple[int, int, str]:
+def summary_of(status: SessionStatus | None) -> tuple[int, int, str]:
     assert status is not None
     return status.items, status.tokens, status.kv.place
 
 
-async def test_it_is_looked_at(gates: Gates) -> None:
-    client = await talked(gates[0])
-    here = of(await gates[0].status(client.session_id, ""))
-    assert here[::2] == (2, "device")
-    assert of(await gates[1].status(client.session_id, "")) == here
+async def test_status_of_a_remote_session_is_that_of_its_owner(gates: Gates) -> None:
+    client = await session_with_response(gates[0])
+    local = summary_of(await gates[0].status(client.session_id, ""))
+    assert local[::2] == (2, "device")
+    assert summary_of(await gates[1].status(client.session_id, "")) == local
     await client.drop()
     await gates[0].aclose()
-    alone = await gates[1].status(client.session_id, "")
-    assert of(alone) == (*here[:2], "none"), "it is in the store alone"
+    stored = await gates[1].status(client.session_id, "")
+    assert summary_of(stored) == (*local[:2], "none"), "only the store has the session"
     assert len(gates[0].list_sessions("")) == len(gates[1].list_sessions("")) == 0, (
-        "looking takes nothing over"
+        "a status request takes nothing over"
     )
     assert await gates[1].delete(client.session_id, "")
 
 
-async def test_what_went_away_is_not_seen_as_it_was(gates: Gates) -> None:
-    client = await talked(gates[0])
+async def test_status_after_a_takeover_is_current_on_both_gateways(gates: Gates) -> None:
+    client = await session_with_response(gates[0])
     client.registry = gates[1]
     client.resume()
     await client.socket.until("session.updated")
     client.say("u2", "more")
     await client.socket.until("conversation.item.done")
     for registry in gates:
-        assert of(await registry.status(client.session_id, ""))[0] == 3
+        assert summary_of(await registry.status(client.session_id, ""))[0] == 3
     await client.drop()
     assert await gates[1].delete(client.session_id, "")
 
 
-async def test_an_answer_is_seen_at_the_other(gates: Gates, bench: Bench) -> None:
+async def test_status_of_a_remote_session_shows_an_open_response(
+    gates: Gates, bench: Bench
+) -> None:
     bench.runner.step_s = 0.005
-    client = await talked(gates[0])
+    client = await session_with_response(gates[0])
     client.respond(60)
     await client.socket.until("response.created", 2)
     for registry in gates:
@@ -145,47 +149,50 @@ async def test_an_answer_is_seen_at_the_other(gates: Gates, bench: Bench) -> Non
     await client.gone()
 
 
-async def is_nowhere(gates: Gates, name: str) -> None:
+async def check_is_deleted(gates: Gates, session_id: str) -> None:
     for registry in gates:
-        assert registry.find(name) is None
-        assert await registry.status(name, "") is None
-        assert not await registry.delete(name, "")
+        assert registry.find(session_id) is None
+        assert await registry.status(session_id, "") is None
+        assert not await registry.delete(session_id, "")
         with pytest.raises(Refusal) as caught:
             await registry.resume(
-                ResumeRequest(name), Ears(), Credentials(), lambda code, reason: None
+                ResumeRequest(session_id), Ears(), Credentials(), lambda code, reason: None
             )
         assert caught.value.code == "session_not_found"
 
 
 @pytest.mark.parametrize("tokens", [0, 200])
-async def test_it_is_ended_while_another_gateway_has_it(
+async def test_remote_session_with_a_connection_is_deleted(
     gates: Gates, bench: Bench, tokens: int
 ) -> None:
-    """Idle, or within an answer, which stops."""
+    """The session is idle, or has an open response, which stops."""
     bench.runner.step_s = 0.002
-    client = await talked(gates[0])
+    client = await session_with_response(gates[0])
     if tokens:
         client.respond(tokens)
         await client.socket.until("response.created", 2)
     assert await gates[1].delete(client.session_id, "")
     if not tokens:
-        client.say("u2", "is anybody there?")  # nothing else tells it: it does not look
+        # The owner does not sweep, so only a refused write shows the deletion.
+        client.say("u2", "is anybody there?")
     await client.gone()
     assert client.socket.closed is not None
     assert client.socket.closed[0] is CloseCode.CLOSED_BY_OPERATOR
     assert "is anybody there?" not in json.dumps(client.socket.sent)
-    await is_nowhere(gates, client.session_id)
+    await check_is_deleted(gates, client.session_id)
 
 
-async def test_what_was_ended_does_not_come_back(gates: Gates, bench: Bench) -> None:
-    """Whoever still has it writes late, and its engine has lost it: it would be given again to a
-    store that had lost it too."""
+async def test_late_write_does_not_restore_a_deleted_session(gates: Gates, bench: Bench) -> None:
+    """The former owner writes late, when engine and store have both deleted the session.
+
+    The owner must not take this for a loss of data and write the session again.
+    """
     ears = Ears()
     session = await gates[0].open(ears)
     talk = Talk(session, ears, bench)
     await session.execute(AddItem(message("u1", "hello")))
     assert await gates[1].delete(session.id, "")
-    await is_empty(bench)
+    await wait_until_engine_is_empty(bench)
     for name in ("u2", "u3"):
         with pytest.raises(Refusal) as caught:
             await session.execute(AddItem(message(name, "late")))
@@ -193,40 +200,40 @@ async def test_what_was_ended_does_not_come_back(gates: Gates, bench: Bench) -> 
     with pytest.raises(Refusal):
         await talk.respond()
     await session.unload()
-    await is_nowhere(gates, session.id)
+    await check_is_deleted(gates, session.id)
 
 
-async def test_it_is_ended_in_the_store_alone(gates: Gates) -> None:
-    client = await talked(gates[0])
+async def test_session_held_only_by_the_store_is_deleted(gates: Gates) -> None:
+    client = await session_with_response(gates[0])
     await client.drop()
     await gates[0].aclose()
     assert not await gates[1].delete(client.session_id, "umbrella")
     assert await gates[1].delete(client.session_id, "")
-    await is_nowhere(gates, client.session_id)
+    await check_is_deleted(gates, client.session_id)
 
 
-async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) -> None:
+async def test_fork_of_a_remote_session_does_not_disturb_it(gates: Gates, bench: Bench) -> None:
     bench.runner.step_s = 0.002
-    client = await talked(gates[0])
+    client = await session_with_response(gates[0])
     client.respond(100)
     await client.socket.until("response.output_text.delta", 10)
-    names = [item.id for item in _conversation(gates[0], client).items()]
+    item_ids = [item.id for item in _conversation(gates[0], client).items()]
     for at, kept in ((None, 2), ("u1", 1)):
         ears = Ears()
         fork = ForkRequest(client.session_id, at)
         talk = Talk(await gates[1].open(ears, fork=fork), ears, bench)
-        added = [tell.item.id for tell in ears.heard if isinstance(tell, ItemAdded)]
-        assert added == names[:kept]
+        added = [event.item.id for event in ears.heard if isinstance(event, ItemAdded)]
+        assert added == item_ids[:kept]
         await talk.turn()
         await gates[1].close(talk.session)
     await client.socket.until("rate_limits.updated", 2)
     spans = _conversation(gates[0], client).spans
-    asked, header = _conversation(gates[0], client).up_to_item(names[1]).render_header()
-    assert spans[-1].sampled_ids == tuple(oracle(asked.ids() + header, 100, stop_ids=[0]))
-    for stranger in (ForkRequest("sess_x"), ForkRequest(client.session_id)):
-        guest = Credentials("umbrella" if stranger.session_id != "sess_x" else "")
+    prompt, header = _conversation(gates[0], client).up_to_item(item_ids[1]).render_header()
+    assert spans[-1].sampled_ids == tuple(oracle(prompt.ids() + header, 100, stop_ids=[0]))
+    for unknown in (ForkRequest("sess_x"), ForkRequest(client.session_id)):
+        credentials = Credentials("umbrella" if unknown.session_id != "sess_x" else "")
         with pytest.raises(Refusal) as caught:
-            await gates[1].open(Ears(), credentials=guest, fork=stranger)
+            await gates[1].open(Ears(), credentials=credentials, fork=unknown)
         assert caught.value.code == "session_not_found"
     with pytest.raises(Refusal) as caught:
         await gates[1].open(Ears(), fork=ForkRequest(client.session_id, "nobody"))
@@ -234,7 +241,7 @@ async def test_a_fork_of_what_another_gateway_has(gates: Gates, bench: Bench) ->
     await client.drop()
     client.resume(client.socket.sent[-1]["event_id"])
     await client.socket.until("session.updated")
-    assert resumed(client.socket)["resumed"] == "exact", "it was not disturbed"
+    assert resumed(client.socket)["resumed"] == "exact", "the fork did not disturb its parent"
     await client.drop()
     await gates[0].delete(client.session_id, "")
 
@@ -262,25 +269,27 @@ async def servers(
         yield one, two
 
 
-async def test_over_http(servers: tuple[Running, Running]) -> None:
-    """An idle one, too, hears at once that it was ended."""
+async def test_remote_session_is_shown_and_deleted_over_http(
+    servers: tuple[Running, Running],
+) -> None:
+    """An idle connection is closed as soon as its session is deleted on the other gateway."""
     one, two = servers
     async with connect(one.url, additional_headers=ONE) as socket:
-        name = (await opened(socket))["id"]
+        session_id = (await opened(socket))["id"]
         await say(socket, "hello")
         await answer(socket)
-        path = f"/v1/realtime/sessions/{name}"
+        path = f"/v1/realtime/sessions/{session_id}"
         for running in servers:
             status, found = await ask(running, "GET", path)
-            assert (status, found["id"], found["items"]) == (200, name, 2)
+            assert (status, found["id"], found["items"]) == (200, session_id, 2)
             assert (found["state"], found["kv"]["place"]) == ("idle", "device")
         for method in ("GET", "DELETE"):
-            theirs = await ask(two, method, path, headers=TWO)
+            foreign = await ask(two, method, path, headers=TWO)
             unknown = await ask(two, method, "/v1/realtime/sessions/sess_x", headers=TWO)
-            assert theirs[0] == unknown[0] == 404
-            assert json.dumps(theirs[1]).replace(name, "sess_x") == json.dumps(unknown[1])
-        async with connect(f"{two.url}?fork={name}", additional_headers=ONE) as fork:
-            forked = (await opened(fork))["id"]
+            assert foreign[0] == unknown[0] == 404
+            assert json.dumps(foreign[1]).replace(session_id, "sess_x") == json.dumps(unknown[1])
+        async with connect(f"{two.url}?fork={session_id}", additional_headers=ONE) as fork:
+            fork_id = (await opened(fork))["id"]
             added: Any = await first(fork)
             assert added["item"]["content"][0]["text"] == "hello"
         status, deleted = await ask(two, "DELETE", path)
@@ -289,30 +298,32 @@ async def test_over_http(servers: tuple[Running, Running]) -> None:
     for running in servers:
         assert (await ask(running, "GET", path))[0] == 404
         assert (await ask(running, "DELETE", path))[0] == 404
-    assert (await ask(one, "DELETE", f"/v1/realtime/sessions/{forked}"))[0] == 200
+    assert (await ask(one, "DELETE", f"/v1/realtime/sessions/{fork_id}"))[0] == 200
 
 
-async def test_a_response_goes_on_at_another_gateway(servers: tuple[Running, Running]) -> None:
-    """What was answered at one is gone on from at the other, as it would be at the first."""
+async def test_response_continues_a_response_of_another_gateway(
+    servers: tuple[Running, Running],
+) -> None:
+    """Each gateway continues a response of the other exactly as the other one does."""
     one, two = servers
 
-    async def respond(running: Running, said: str, previous: str | None) -> Any:
-        body = {"model": "demo", "input": said, "max_output_tokens": 8, "temperature": 0}
-        status, made = await ask(
+    async def respond(running: Running, text: str, previous: str | None) -> Any:
+        body = {"model": "demo", "input": text, "max_output_tokens": 8, "temperature": 0}
+        status, response = await ask(
             running, "POST", "/v1/responses", body | {"previous_response_id": previous}
         )
-        assert status == 200, made
-        return made
+        assert status == 200, response
+        return response
 
-    begun = await respond(one, "hello", None)
-    ways = [await respond(running, "and then?", begun["id"]) for running in (two, one)]
-    texts = [made["output"][0]["content"][0]["text"] for made in ways]
+    first_response = await respond(one, "hello", None)
+    second = [await respond(running, "and then?", first_response["id"]) for running in (two, one)]
+    texts = [each["output"][0]["content"][0]["text"] for each in second]
     assert texts[0] == texts[1]
-    assert ways[0]["usage"]["input_tokens"] == ways[1]["usage"]["input_tokens"]
-    third = [await respond(running, "and?", ways[0]["id"]) for running in (one, two)]
-    texts = [made["output"][0]["content"][0]["text"] for made in third]
+    assert second[0]["usage"]["input_tokens"] == second[1]["usage"]["input_tokens"]
+    third = [await respond(running, "and?", second[0]["id"]) for running in (one, two)]
+    texts = [each["output"][0]["content"][0]["text"] for each in third]
     assert texts[0] == texts[1]
-    body = {"model": "demo", "input": "x", "previous_response_id": begun["id"]}
+    body = {"model": "demo", "input": "x", "previous_response_id": first_response["id"]}
     status, denied = await ask(two, "POST", "/v1/responses", body, headers=TWO)
     assert (status, denied["error"]["code"]) == (400, "previous_response_not_found")
     for running in servers:

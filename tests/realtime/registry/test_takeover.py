@@ -1,4 +1,4 @@
-"""A session goes on elsewhere: on another gateway, or after this one was killed."""
+"""Takeover: a session resumes on another gateway, or after its gateway was killed."""
 
 import asyncio
 import contextlib
@@ -30,13 +30,13 @@ async def gates(bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
 
 @contextlib.asynccontextmanager
 async def gates_on(url: str, bench: Bench) -> AsyncIterator[tuple[Registry, Registry]]:
-    """Two gateways, one store, one engine apart from both."""
+    """Two gateways on one store and one engine process."""
     port, store = await bench.listen(), await open_store(url)
     async with front(port) as one, front(port) as two:
         gates = gate(one, store), gate(two, store)
         async with gates[0].running(), gates[1].running():
             yield gates
-        assert await one.list_sessions() == [], "nothing is left behind"
+        assert await one.list_sessions() == [], "no session is left open in the engine"
     await store.aclose()
 
 
@@ -55,7 +55,9 @@ def done(client: Client) -> str:
     return text
 
 
-async def test_another_gateway_goes_on_with_it(gates: tuple[Registry, Registry]) -> None:
+async def test_session_moves_between_gateways_without_a_missed_event(
+    gates: tuple[Registry, Registry],
+) -> None:
     client = Client(gates[0])
     client.connect()
     for turn in (1, 2, 3):
@@ -75,36 +77,38 @@ async def test_another_gateway_goes_on_with_it(gates: tuple[Registry, Registry])
     await client.drop()
 
 
-async def test_an_answer_goes_on_on_another_gateway(gates: tuple[Registry, Registry]) -> None:
+async def test_open_response_moves_between_gateways_with_its_whole_text(
+    gates: tuple[Registry, Registry],
+) -> None:
     for seed in range(8):
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         client = Client(gates[0])
         client.connect()
         client.say("u1", "hello")
         client.respond(60)
         await client.socket.until("response.created")
         while not any(event["type"] == "response.done" for event in client.seen):
-            for _ in range(chance.randrange(60)):
+            for _ in range(rng.randrange(60)):
                 await asyncio.sleep(0)
-            before = client.socket
-            client.take(chance.randrange(1, 12))
+            old_socket = client.socket
+            client.take(rng.randrange(1, 12))
             if not client.seen:
                 client.take(1)
-            client.registry = chance.choice(gates)
+            client.registry = rng.choice(gates)
             client.resume()
             await client.socket.until("session.updated")
             assert resumed(client.socket)["resumed"] == "exact", f"seed {seed}"
-            while before.closed is None:
+            while old_socket.closed is None:
                 await asyncio.sleep(0.001)
-            assert before.closed[0] is CloseCode.SUPERSEDED
+            assert old_socket.closed[0] is CloseCode.SUPERSEDED
         await client.drop()
         assert deltas(client) == done(client), f"seed {seed}"
         ids = [event["event_id"] for event in client.seen]
         assert len({*ids}) == len(ids)
 
 
-class Host:
-    """A gateway with an engine of its own, on a file. `kill` leaves nothing of it but the file."""
+class RestartableGateway:
+    """A gateway with an engine of its own and a store in a file, which alone survives `kill`."""
 
     def __init__(self, file: Path, chatty: Path) -> None:
         self._url = f"sqlite:///{file}"
@@ -130,44 +134,45 @@ class Host:
 
 
 @pytest.fixture
-async def host(tmp_path: Path, chatty: Path) -> AsyncIterator[Host]:
-    host = Host(tmp_path / "store.db", chatty)
-    await host.start()
-    yield host
-    await host.registry.aclose()
-    await host.kill()
+async def gateway(tmp_path: Path, chatty: Path) -> AsyncIterator[RestartableGateway]:
+    gateway = RestartableGateway(tmp_path / "store.db", chatty)
+    await gateway.start()
+    yield gateway
+    await gateway.registry.aclose()
+    await gateway.kill()
 
 
-async def test_an_answer_goes_on_after_everything_was_killed(host: Host) -> None:
-    """Also where the client has seen more than was in the journal: that is drawn again, and told
-    from there on."""
+async def test_open_response_continues_after_gateway_and_engine_are_killed(
+    gateway: RestartableGateway,
+) -> None:
+    """Ids that the client has seen and the journal lacks are sampled again, and not sent again."""
     for seed in range(6):
-        chance = random.Random(seed)
-        client = Client(host.registry)
+        rng = random.Random(seed)
+        client = Client(gateway.registry)
         client.connect()
         client.say("u1", "hello")
         client.respond(100)
-        await client.socket.until("response.output_text.delta", chance.randrange(1, 40))
+        await client.socket.until("response.output_text.delta", rng.randrange(1, 40))
         client.take()
-        await host.kill()
-        await host.start()
-        client.registry = host.registry
+        await gateway.kill()
+        await gateway.start()
+        client.registry = gateway.registry
         client.resume()
         await client.socket.until("rate_limits.updated")
         assert resumed(client.socket)["resumed"] == "exact"
         await client.drop()
         client.take()
         assert deltas(client) == done(client), f"seed {seed}"
-        session = host.registry.find(client.session_id)
+        session = gateway.registry.find(client.session_id)
         assert session is not None
-        (answer,) = (span for span in session.conversation.spans if span.sampled_ids is not None)
-        asked, header = session.conversation.up_to_item("u1").render_header()
-        expected = oracle([*asked.ids(), *header], 100, stop_ids=[0])
-        assert answer.sampled_ids == tuple(expected), f"seed {seed}"
+        (response,) = (span for span in session.conversation.spans if span.sampled_ids is not None)
+        prompt, header = session.conversation.up_to_item("u1").render_header()
+        expected = oracle([*prompt.ids(), *header], 100, stop_ids=[0])
+        assert response.sampled_ids == tuple(expected), f"seed {seed}"
 
 
-async def test_what_was_said_on_the_way_is_there_after_a_kill(host: Host) -> None:
-    client = Client(host.registry)
+async def test_settings_items_and_text_buffer_survive_a_kill(gateway: RestartableGateway) -> None:
+    client = Client(gateway.registry)
     client.connect()
     client.socket.put(
         type="session.update", session={"type": "realtime", "instructions": "be kind"}
@@ -181,13 +186,13 @@ async def test_what_was_said_on_the_way_is_there_after_a_kill(host: Host) -> Non
     await client.socket.until("input_text_buffer.appended", 3)
     await client.drop()
     client.take()
-    await host.kill()
-    await host.start()
-    client.registry = host.registry
+    await gateway.kill()
+    await gateway.start()
+    client.registry = gateway.registry
     client.resume()
     ended = sum(event["type"] == "rate_limits.updated" for event in client.seen)
     await client.socket.until("session.updated")
-    if not ended:  # it was killed within the answer
+    if not ended:  # killed within the response
         await client.socket.until("rate_limits.updated")
     client.socket.put(type="input_text_buffer.commit")
     await client.socket.until("input_text_buffer.committed")
@@ -195,25 +200,27 @@ async def test_what_was_said_on_the_way_is_there_after_a_kill(host: Host) -> Non
     await client.socket.until("rate_limits.updated", 2 - ended)
     await client.drop()
     client.take()
-    session = host.registry.find(client.session_id)
+    session = gateway.registry.find(client.session_id)
     assert session is not None
     assert session.settings.instructions == "be kind"
-    said = [item for item in session.conversation.items() if isinstance(item, MessageItem)]
-    words = [item.parts[0].text for item in said if item.role == "user"]
-    assert words == ["hello", "and more", "words as they come"]
-    assert [item.role for item in said] == ["user", "assistant", "user", "user", "assistant"]
+    messages = [item for item in session.conversation.items() if isinstance(item, MessageItem)]
+    user_texts = [item.parts[0].text for item in messages if item.role == "user"]
+    assert user_texts == ["hello", "and more", "words as they come"]
+    assert [item.role for item in messages] == ["user", "assistant", "user", "user", "assistant"]
 
 
-async def test_after_a_kill_what_cannot_be_told_exactly_is_a_snapshot(host: Host) -> None:
-    client = Client(host.registry)
+async def test_resume_from_an_unknown_event_id_after_a_kill_sends_a_snapshot(
+    gateway: RestartableGateway,
+) -> None:
+    client = Client(gateway.registry)
     client.connect()
     client.say("u1", "hello")
     client.respond(5)
     await client.socket.until("rate_limits.updated")
     client.take()
-    await host.kill()
-    await host.start()
-    client.registry = host.registry
+    await gateway.kill()
+    await gateway.start()
+    client.registry = gateway.registry
     client.connect(
         ResumeRequest(client.session_id, client.seen[0]["event_id"].replace("_0", "_77"))
     )

@@ -1,4 +1,4 @@
-"""What every store does: SQLite in a file and in memory, Redis."""
+"""The contract of every store: SQLite in a file, SQLite in memory, and Redis."""
 
 import asyncio
 
@@ -32,18 +32,18 @@ from tests.support.store_records import answer, append, entry, fresh_session
 # ---------------------------------------------------------------- sessions
 
 
-async def test_a_new_session_is_found_and_loaded(store: Store) -> None:
+async def test_created_session_is_found_and_loaded(store: Store) -> None:
     new = fresh_session(secret=b"\0\xff" * 16, state=b"settings")
     lease = await store.create(new)
-    card = await store.find(new.id)
+    metadata = await store.find(new.id)
     snapshot = await store.load(new.id)
-    assert card is not None
+    assert metadata is not None
     assert snapshot is not None
-    assert (card.id, card.tenant, card.secret) == (new.id, "acme", new.secret)
-    assert (card.owner, card.fence, card.epoch) == ("gate-1", lease.fence, 0)
-    assert (card.entry_count, card.is_parked) == (0, False)
-    assert card.deadline_ms - card.created_ms == pytest.approx(3_600_000, abs=1000)
-    assert snapshot.metadata == card
+    assert (metadata.id, metadata.tenant, metadata.secret) == (new.id, "acme", new.secret)
+    assert (metadata.owner, metadata.fence, metadata.epoch) == ("gate-1", lease.fence, 0)
+    assert (metadata.entry_count, metadata.is_parked) == (0, False)
+    assert metadata.deadline_ms - metadata.created_ms == pytest.approx(3_600_000, abs=1000)
+    assert snapshot.metadata == metadata
     assert snapshot.state == b"settings"
     assert (snapshot.entries, snapshot.running_responses, snapshot.events) == (
         (),
@@ -52,7 +52,7 @@ async def test_a_new_session_is_found_and_loaded(store: Store) -> None:
     )
 
 
-async def test_an_unknown_session_is_nowhere(store: Store) -> None:
+async def test_unknown_session_is_not_found(store: Store) -> None:
     assert await store.find("sess_none") is None
     assert await store.load("sess_none") is None
     with pytest.raises(SessionNotFound):
@@ -61,19 +61,19 @@ async def test_an_unknown_session_is_nowhere(store: Store) -> None:
         await store.write(SessionLease("sess_none", "gate-1", 1, store.epoch), WriteBatch())
 
 
-async def test_created_twice_by_the_same_owner_is_created_once(store: Store) -> None:
+async def test_create_repeated_by_the_owner_returns_the_same_lease(store: Store) -> None:
     new = fresh_session(secret=b"s")
     assert await store.create(new) == await store.create(new)
 
 
-async def test_an_id_is_taken_once(store: Store) -> None:
+async def test_create_with_the_id_of_another_owner_is_refused(store: Store) -> None:
     new = fresh_session()
     await store.create(new)
     with pytest.raises(SessionExists):
         await store.create(fresh_session(id=new.id, owner="gate-2"))
 
 
-WHOLE = WriteBatch(
+FULL_BATCH = WriteBatch(
     kept_entries=0,
     entries=(entry(1),),
     started_responses=(answer(),),
@@ -81,8 +81,8 @@ WHOLE = WriteBatch(
 )
 
 
-async def is_over(store: Store, lease: SessionLease) -> None:
-    """Nobody finds it, and nobody who had it can bring it back."""
+async def check_is_deleted(store: Store, lease: SessionLease) -> None:
+    """Check that the session is not found and that no lease of it can restore it."""
     assert await store.find(lease.session) is None
     assert await store.load(lease.session) is None
     with pytest.raises(SessionNotFound):
@@ -91,7 +91,7 @@ async def is_over(store: Store, lease: SessionLease) -> None:
         await store.force_delete(lease.session)
     for refused in (
         store.create(fresh_session(id=lease.session, owner=lease.owner)),
-        store.write(lease, WHOLE),
+        store.write(lease, FULL_BATCH),
         store.journal(lease, "resp_1", 0, (1,)),
         store.find_result(lease, IdempotentRequest("event_1", b"content")),
         store.extend_deadline(lease, 60, is_parked=True),
@@ -103,27 +103,27 @@ async def is_over(store: Store, lease: SessionLease) -> None:
     assert await store.find(lease.session) is None
 
 
-async def test_a_closed_session_stays_closed(store: Store) -> None:
+async def test_deleted_session_stays_deleted(store: Store) -> None:
     new = fresh_session()
     stale = await store.create(new)
     lease = await store.claim(new.id, "gate-2", ttl_s=60)
-    await store.write(lease, WHOLE)
+    await store.write(lease, FULL_BATCH)
     await store.delete(lease)
     await store.delete(lease)
-    await is_over(store, lease)
-    await is_over(store, stale)
+    await check_is_deleted(store, lease)
+    await check_is_deleted(store, stale)
 
 
-async def test_somebody_ends_a_session_of_another(store: Store) -> None:
+async def test_force_delete_deletes_the_session_of_another_owner(store: Store) -> None:
     lease = await store.create(fresh_session())
-    await store.write(lease, WHOLE)
+    await store.write(lease, FULL_BATCH)
     assert await store.force_delete(lease.session) > lease.fence
-    await is_over(store, lease)
+    await check_is_deleted(store, lease)
     with pytest.raises(SessionNotFound):
         await store.force_delete("sess_none")
 
 
-async def test_that_a_session_was_ended_is_forgotten_in_time(
+async def test_tombstone_of_a_deleted_session_expires(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "TOMBSTONE_S", 0.0)
@@ -132,7 +132,7 @@ async def test_that_a_session_was_ended_is_forgotten_in_time(
     async with asyncio.timeout(30):
         while True:
             assert lease.session not in (await store.sweep(1000)).expired, (
-                "it was no session any more"
+                "a tombstone is not swept as a session"
             )
             try:
                 await store.confirm(lease)
@@ -142,7 +142,7 @@ async def test_that_a_session_was_ended_is_forgotten_in_time(
                 break
 
 
-async def test_a_lease_is_confirmed_while_it_holds(store: Store) -> None:
+async def test_confirm_succeeds_until_another_owner_claims(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.confirm(lease)
     other = await store.claim(lease.session, "gate-2", ttl_s=60)
@@ -151,10 +151,10 @@ async def test_a_lease_is_confirmed_while_it_holds(store: Store) -> None:
     await store.confirm(other)
 
 
-# ---------------------------------------------------------------- owners
+# ---------------------------------------------------------------- ownership
 
 
-async def test_a_claim_fences_off_the_owner_before(store: Store) -> None:
+async def test_claim_fences_off_the_previous_owner(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-2", ttl_s=60, secret=b"other")
@@ -168,9 +168,9 @@ async def test_a_claim_fences_off_the_owner_before(store: Store) -> None:
         with pytest.raises(OwnershipLost) as caught:
             await refused
         assert caught.value.owner == "gate-2"
-    card = await store.find(new.id)
-    assert card is not None
-    assert (card.owner, card.secret, card.entry_count, card.is_parked) == (
+    metadata = await store.find(new.id)
+    assert metadata is not None
+    assert (metadata.owner, metadata.secret, metadata.entry_count, metadata.is_parked) == (
         "gate-2",
         b"other",
         0,
@@ -179,7 +179,7 @@ async def test_a_claim_fences_off_the_owner_before(store: Store) -> None:
     await append(store, second, 0, entry(1))
 
 
-async def test_the_same_owner_fences_off_itself(store: Store) -> None:
+async def test_claim_by_the_same_owner_fences_off_its_older_lease(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-1", ttl_s=60)
@@ -188,7 +188,7 @@ async def test_the_same_owner_fences_off_itself(store: Store) -> None:
     await append(store, second, 0, entry(1))
 
 
-async def test_a_claim_of_what_has_changed_hands_since_takes_nothing(store: Store) -> None:
+async def test_claim_with_an_outdated_expected_fence_is_refused(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
     second = await store.claim(new.id, "gate-2", ttl_s=60, expected_fence=first.fence)
@@ -196,69 +196,68 @@ async def test_a_claim_of_what_has_changed_hands_since_takes_nothing(store: Stor
     with pytest.raises(OwnershipLost) as caught:
         await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=first.fence, secret=b"other")
     assert caught.value.owner == "gate-2"
-    card = await store.find(new.id)
-    assert card is not None
-    assert (card.owner, card.fence, card.secret) == ("gate-2", second.fence, new.secret)
+    metadata = await store.find(new.id)
+    assert metadata is not None
+    assert (metadata.owner, metadata.fence, metadata.secret) == ("gate-2", second.fence, new.secret)
     await append(store, second, 0, entry(1))
     await store.delete(second)
     with pytest.raises(SessionNotFound):
         await store.claim(new.id, "gate-3", ttl_s=60, expected_fence=second.fence)
 
 
-async def test_of_many_who_have_seen_the_same_one_takes_it(store: Store) -> None:
+async def test_one_of_many_claims_with_the_same_expected_fence_succeeds(store: Store) -> None:
     new = fresh_session()
     first = await store.create(new)
     claims = [
         store.claim(new.id, f"gate-{n}", ttl_s=60, expected_fence=first.fence) for n in range(50)
     ]
-    got = await asyncio.gather(*claims, return_exceptions=True)
-    (lease,) = (one for one in got if isinstance(one, SessionLease))
-    assert sum(isinstance(one, OwnershipLost) for one in got) == 49
+    results = await asyncio.gather(*claims, return_exceptions=True)
+    (lease,) = (result for result in results if isinstance(result, SessionLease))
+    assert sum(isinstance(result, OwnershipLost) for result in results) == 49
     await append(store, lease, 0, entry(1))
 
 
-async def test_a_claim_keeps_the_secret_unless_told(store: Store) -> None:
+async def test_claim_without_a_secret_keeps_the_stored_one(store: Store) -> None:
     new = fresh_session(secret=b"first")
     await store.create(new)
     await store.claim(new.id, "gate-2", ttl_s=60)
-    card = await store.find(new.id)
-    assert card is not None
-    assert card.secret == b"first"
+    metadata = await store.find(new.id)
+    assert metadata is not None
+    assert metadata.secret == b"first"
 
 
-async def test_the_store_says_so_when_it_has_forgotten_a_claim(store: Store) -> None:
+async def test_lease_with_a_fence_unknown_to_the_store_means_data_loss(store: Store) -> None:
     lease = await store.create(fresh_session())
     ahead = SessionLease(lease.session, lease.owner, lease.fence + 1_000_000, lease.store_epoch)
     with pytest.raises(SessionDataLost):
         await append(store, ahead, 0, entry(1))
 
 
-async def test_a_lease_of_another_store_is_told_that_it_is_lost(store: Store) -> None:
+async def test_lease_of_another_store_epoch_is_refused_as_replaced(store: Store) -> None:
     lease = await store.create(fresh_session())
     other = SessionLease(lease.session, lease.owner, lease.fence, "another")
     with pytest.raises(StoreReplaced):
         await append(store, other, 0, entry(1))
 
 
-async def test_of_many_claimers_one_can_write(store: Store) -> None:
+async def test_only_the_highest_fence_of_many_claims_can_write(store: Store) -> None:
     new = fresh_session()
     await store.create(new)
     claims = [store.claim(new.id, f"gate-{n}", ttl_s=60) for n in range(50)]
     leases = await asyncio.gather(*claims)
     assert len({lease.fence for lease in leases}) == 50
-    wrote: list[SessionLease] = []
+    writers: list[SessionLease] = []
     for lease in leases:
         try:
             await append(store, lease, 0, entry(lease.fence % 1000))
         except OwnershipLost:
             continue
-        wrote.append(lease)
-    assert wrote == [max(leases, key=lambda lease: lease.fence)]
+        writers.append(lease)
+    assert writers == [max(leases, key=lambda lease: lease.fence)]
 
 
-async def test_claims_and_writes_at_once_leave_one_writer(store: Store) -> None:
-    """Whoever was told that it wrote had the fence of its time: the log is the winners' in order
-    of their fences."""
+async def test_concurrent_claims_and_writes_are_ordered_by_fence(store: Store) -> None:
+    """The log has the entries of exactly the acknowledged writes, in the order of their fences."""
     new = fresh_session()
     await store.create(new)
 
@@ -276,15 +275,15 @@ async def test_claims_and_writes_at_once_leave_one_writer(store: Store) -> None:
     results = await asyncio.gather(*(race(n) for n in range(30)))
     snapshot = await store.load(new.id)
     assert snapshot is not None
-    wrote = sorted(fence for fence, won in results if won)
-    assert [int(entry.body) for entry in snapshot.entries] == wrote
-    assert max(fence for fence, _ in results) in wrote
+    acknowledged = sorted(fence for fence, won in results if won)
+    assert [int(entry.body) for entry in snapshot.entries] == acknowledged
+    assert max(fence for fence, _ in results) in acknowledged
 
 
 # ---------------------------------------------------------------- the log
 
 
-async def test_what_is_appended_is_loaded(store: Store) -> None:
+async def test_appended_entries_are_loaded(store: Store) -> None:
     lease = await store.create(fresh_session())
     wide = Entry(b"wide", (0, 65_535, 65_536, (1 << 24) - 1, 1 << 24, (1 << 31) - 1))
     assert await append(store, lease, 0, entry(1, 2), Entry(b"")) == WriteResult(2, 0)
@@ -295,7 +294,7 @@ async def test_what_is_appended_is_loaded(store: Store) -> None:
     assert snapshot.metadata.entry_count == 3
 
 
-async def test_the_same_write_twice_is_one_write(store: Store) -> None:
+async def test_repeated_write_is_applied_once(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     change = WriteBatch(
@@ -308,7 +307,7 @@ async def test_the_same_write_twice_is_one_write(store: Store) -> None:
     assert snapshot.events == StoredEvents(0, (b"a", b"b"))
 
 
-async def test_a_cut_forgets_what_follows_and_steps_the_epoch(store: Store) -> None:
+async def test_truncating_write_replaces_later_entries_epoch_and_state(store: Store) -> None:
     lease = await store.create(fresh_session(state=b"old"))
     await append(store, lease, 0, entry(1), entry(2), entry(3))
     change = WriteBatch(kept_entries=1, entries=(entry(9),), epoch=1, state=b"new")
@@ -320,7 +319,7 @@ async def test_a_cut_forgets_what_follows_and_steps_the_epoch(store: Store) -> N
     assert await store.write(lease, WriteBatch(kept_entries=0)) == WriteResult(0, 0)
 
 
-async def test_a_write_behind_a_hole_is_refused_whole(store: Store) -> None:
+async def test_write_after_a_gap_is_refused_as_a_whole(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     hole = WriteBatch(
@@ -347,27 +346,27 @@ async def test_a_write_behind_a_hole_is_refused_whole(store: Store) -> None:
     assert await store.write(lease, healed) == WriteResult(2, 0)
 
 
-# ---------------------------------------------------------------- once
+# ---------------------------------------------------------------- idempotency keys
 
 
-async def test_a_repeated_id_gets_the_first_result(store: Store) -> None:
+async def test_retry_under_an_idempotency_key_gets_the_recorded_result(store: Store) -> None:
     lease = await store.create(fresh_session())
-    once = IdempotentRequest("event_1", b"say hello", b"\0item_1\xff")
-    first = WriteBatch(kept_entries=0, entries=(entry(1),), request=once)
+    request = IdempotentRequest("event_1", b"say hello", b"\0item_1\xff")
+    first = WriteBatch(kept_entries=0, entries=(entry(1),), request=request)
     assert await store.write(lease, first) == WriteResult(1, 0)
-    again = WriteBatch(
+    retry = WriteBatch(
         kept_entries=1,
         entries=(entry(1),),
         epoch=5,
         request=IdempotentRequest("event_1", b"say hello", b"x"),
     )
-    assert await store.write(lease, again) == DuplicateWrite(b"\0item_1\xff")
-    card = await store.find(lease.session)
-    assert card is not None
-    assert (card.entry_count, card.epoch) == (1, 0)
+    assert await store.write(lease, retry) == DuplicateWrite(b"\0item_1\xff")
+    metadata = await store.find(lease.session)
+    assert metadata is not None
+    assert (metadata.entry_count, metadata.epoch) == (1, 0)
 
 
-async def test_a_repeated_id_is_known_to_the_next_owner(store: Store) -> None:
+async def test_idempotency_key_is_known_to_the_next_owner(store: Store) -> None:
     lease = await store.create(fresh_session())
     change = WriteBatch(
         kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
@@ -377,7 +376,7 @@ async def test_a_repeated_id_is_known_to_the_next_owner(store: Store) -> None:
     assert await store.write(other, change) == DuplicateWrite(b"r")
 
 
-async def test_the_same_id_with_other_content_is_a_conflict(store: Store) -> None:
+async def test_idempotency_key_with_other_content_is_a_conflict(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.write(
         lease,
@@ -391,12 +390,12 @@ async def test_the_same_id_with_other_content_is_a_conflict(store: Store) -> Non
             ),
         )
     assert caught.value.key == "event_1"
-    card = await store.find(lease.session)
-    assert card is not None
-    assert card.entry_count == 1
+    metadata = await store.find(lease.session)
+    assert metadata is not None
+    assert metadata.entry_count == 1
 
 
-async def test_ids_are_a_session_s_own(store: Store) -> None:
+async def test_idempotency_keys_are_separate_per_session(store: Store) -> None:
     for _ in range(2):
         lease = await store.create(fresh_session())
         change = WriteBatch(
@@ -405,32 +404,32 @@ async def test_ids_are_a_session_s_own(store: Store) -> None:
         assert await store.write(lease, change) == WriteResult(1, 0)
 
 
-async def test_it_is_known_whether_something_was_asked_before(store: Store) -> None:
+async def test_find_result_returns_the_result_without_recording_the_key(store: Store) -> None:
     lease = await store.create(fresh_session())
-    once = IdempotentRequest("event_1", b"a", b"r")
-    assert await store.find_result(lease, once) is None
-    assert await store.find_result(lease, once) is None, "asking does not make it so"
-    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=once))
+    request = IdempotentRequest("event_1", b"a", b"r")
+    assert await store.find_result(lease, request) is None
+    assert await store.find_result(lease, request) is None, "find_result records nothing"
+    await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=request))
     assert await store.find_result(lease, IdempotentRequest("event_1", b"a")) == b"r"
     with pytest.raises(IdempotencyConflict):
         await store.find_result(lease, IdempotentRequest("event_1", b"b"))
     await store.claim(lease.session, "gate-2", ttl_s=60)
     with pytest.raises(OwnershipLost):
-        await store.find_result(lease, once)
+        await store.find_result(lease, request)
 
 
-async def test_what_was_taken_back_can_be_asked_again(store: Store) -> None:
+async def test_revoked_idempotency_key_can_be_used_again(store: Store) -> None:
     lease = await store.create(fresh_session())
-    kept, taken = IdempotentRequest("event_1", b"a", b"r"), IdempotentRequest("event_2", b"b")
+    kept, revoked = IdempotentRequest("event_1", b"a", b"r"), IdempotentRequest("event_2", b"b")
     await store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),), request=kept))
-    await store.write(lease, WriteBatch(kept_entries=1, entries=(entry(2),), request=taken))
+    await store.write(lease, WriteBatch(kept_entries=1, entries=(entry(2),), request=revoked))
     await store.write(lease, WriteBatch(kept_entries=1, revoked_keys=("event_2", "event_3")))
-    assert await store.find_result(lease, taken) is None
+    assert await store.find_result(lease, revoked) is None
     assert await store.find_result(lease, kept) == b"r"
-    again = WriteBatch(
+    reused = WriteBatch(
         kept_entries=1, entries=(entry(3),), request=IdempotentRequest("event_2", b"c", b"s")
     )
-    assert await store.write(lease, again) == WriteResult(2, 0)
+    assert await store.write(lease, reused) == WriteResult(2, 0)
     changed = WriteBatch(
         kept_entries=2, revoked_keys=("event_2",), request=IdempotentRequest("event_2", b"d", b"t")
     )
@@ -438,33 +437,33 @@ async def test_what_was_taken_back_can_be_asked_again(store: Store) -> None:
     assert await store.find_result(lease, IdempotentRequest("event_2", b"d")) == b"t"
 
 
-async def test_what_was_asked_before_is_given_again(store: Store) -> None:
-    """Whether it is there or not, and without anything new being asked."""
+async def test_restored_requests_are_recorded_whether_present_or_lost(store: Store) -> None:
+    """The batch restores requests with a new request of its own, or without one."""
     lease = await store.create(fresh_session())
-    there, lost, new = (IdempotentRequest(f"event_{n}", b"a", b"r%d" % n) for n in range(3))
-    await store.write(lease, WriteBatch(request=there))
-    await store.write(lease, WriteBatch(restored_requests=(there, lost)))
-    await store.write(lease, WriteBatch(restored_requests=(there, lost), request=new))
-    for n, once in enumerate((there, lost, new)):
-        assert await store.find_result(lease, once) == b"r%d" % n
+    present, lost, new = (IdempotentRequest(f"event_{n}", b"a", b"r%d" % n) for n in range(3))
+    await store.write(lease, WriteBatch(request=present))
+    await store.write(lease, WriteBatch(restored_requests=(present, lost)))
+    await store.write(lease, WriteBatch(restored_requests=(present, lost), request=new))
+    for n, request in enumerate((present, lost, new)):
+        assert await store.find_result(lease, request) == b"r%d" % n
     await store.write(lease, WriteBatch(revoked_keys=("event_0", "event_1", "event_2")))
-    for once in (there, lost, new):
-        assert await store.find_result(lease, once) is None
+    for request in (present, lost, new):
+        assert await store.find_result(lease, request) is None
 
 
-async def test_the_window_has_room_for_the_last_of_what_is_given_again(
+async def test_idempotency_window_keeps_the_last_of_the_restored_requests(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "IDEMPOTENCY_BYTES_MAX", 10 * 20)
     lease = await store.create(fresh_session())
-    asked = [IdempotentRequest(f"event_{n}", b"a", b"rrr") for n in range(30)]
-    await store.write(lease, WriteBatch(restored_requests=tuple(asked)))
-    known = [await store.find_result(lease, once) is not None for once in asked]
+    requests = [IdempotentRequest(f"event_{n}", b"a", b"rrr") for n in range(30)]
+    await store.write(lease, WriteBatch(restored_requests=tuple(requests)))
+    known = [await store.find_result(lease, request) is not None for request in requests]
     assert known[-6:] == [True] * 6
     assert known[:20] == [False] * 20
 
 
-async def test_of_many_at_once_one_is_written(store: Store) -> None:
+async def test_one_of_many_concurrent_writes_under_one_key_is_applied(store: Store) -> None:
     lease = await store.create(fresh_session())
     change = WriteBatch(
         kept_entries=0, entries=(entry(1),), request=IdempotentRequest("event_1", b"a", b"r")
@@ -473,7 +472,7 @@ async def test_of_many_at_once_one_is_written(store: Store) -> None:
     assert sorted(results, key=repr) == [DuplicateWrite(b"r")] * 9 + [WriteResult(1, 0)]
 
 
-async def test_the_window_forgets_the_oldest_first(
+async def test_idempotency_window_evicts_the_oldest_key_first(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keys, "IDEMPOTENCY_BYTES_MAX", 10 * 20)
@@ -489,10 +488,10 @@ async def test_the_window_forgets_the_oldest_first(
     assert await store.write(lease, change(0)) == WriteResult(0, 0)
 
 
-# ---------------------------------------------------------------- answers
+# ---------------------------------------------------------------- running responses
 
 
-async def test_an_answer_is_loaded_with_what_it_has_said(store: Store) -> None:
+async def test_running_response_is_loaded_with_its_journaled_ids(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.write(lease, WriteBatch(started_responses=(answer(),)))
     assert await store.journal(lease, "resp_1", 0, (1, 2)) == 2
@@ -503,7 +502,7 @@ async def test_an_answer_is_loaded_with_what_it_has_said(store: Store) -> None:
     assert snapshot.running_responses == (RunningResponse(answer(), (1, 2, 70_000)),)
 
 
-async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
+async def test_ids_journaled_twice_are_stored_once(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.write(lease, WriteBatch(started_responses=(answer(),)))
     await store.journal(lease, "resp_1", 0, (1, 2))
@@ -515,7 +514,7 @@ async def test_ids_journalled_twice_are_said_once(store: Store) -> None:
     assert snapshot.running_responses[0].ids == (1, 2, 3, 4)
 
 
-async def test_a_journal_has_no_hole(store: Store) -> None:
+async def test_journal_with_a_gap_or_an_unknown_response_is_refused(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.write(lease, WriteBatch(started_responses=(answer(),)))
     with pytest.raises(SessionDataLost):
@@ -524,35 +523,35 @@ async def test_a_journal_has_no_hole(store: Store) -> None:
         await store.journal(lease, "resp_2", 0, (5,))
 
 
-async def test_many_journals_in_one_call(store: Store) -> None:
-    """One that is refused is none of the others."""
-    ours, stale, ended, silent = [await store.create(fresh_session()) for _ in range(4)]
+async def test_journal_all_refuses_single_batches_and_writes_the_others(store: Store) -> None:
+    """A refused batch does not affect the others in the call."""
+    ours, stale, ended, idle = [await store.create(fresh_session()) for _ in range(4)]
     for lease in (ours, stale, ended):
         await store.write(lease, WriteBatch(started_responses=(answer(),)))
     await store.claim(stale.session, "gate-2", ttl_s=60)
     await store.delete(ended)
     elsewhere = SessionLease(ours.session, ours.owner, ours.fence, "another store")
-    spoken = [
+    batches = [
         TokenBatch(stale, "resp_1", 0, (1, 2)),
         TokenBatch(ours, "resp_1", 0, (1, 2)),
         TokenBatch(ended, "resp_1", 0, (1, 2)),
-        TokenBatch(silent, "resp_1", 0, (1, 2)),
+        TokenBatch(idle, "resp_1", 0, (1, 2)),
         TokenBatch(elsewhere, "resp_1", 2, (3,)),
         TokenBatch(ours, "resp_1", 3, (4,)),
         TokenBatch(ours, "resp_1", 1, (2, 70_000)),
     ]
-    assert await store.journal_all(spoken) == [None, 2, None, None, None, None, 3]
+    assert await store.journal_all(batches) == [None, 2, None, None, None, None, 3]
     assert await store.journal_all([]) == []
-    for lease, said in ((ours, (1, 2, 70_000)), (stale, ())):
+    for lease, ids in ((ours, (1, 2, 70_000)), (stale, ())):
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        assert snapshot.running_responses[0].ids == said
+        assert snapshot.running_responses[0].ids == ids
 
 
-async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> None:
+async def test_ended_response_leaves_only_its_entry(store: Store) -> None:
     lease = await store.create(fresh_session())
     change = WriteBatch(
-        kept_entries=0, entries=(entry(1), Entry(b"to come")), started_responses=(answer(),)
+        kept_entries=0, entries=(entry(1), Entry(b"placeholder")), started_responses=(answer(),)
     )
     await store.write(lease, change)
     await store.write(lease, WriteBatch(started_responses=(answer("resp_12"),)))
@@ -569,7 +568,7 @@ async def test_an_ended_answer_is_an_entry_and_nothing_else(store: Store) -> Non
         await store.journal(lease, "resp_1", 2, (5,))
 
 
-async def test_an_answer_begun_again_has_said_nothing(store: Store) -> None:
+async def test_restarted_response_has_no_journaled_ids(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.write(lease, WriteBatch(started_responses=(answer(),)))
     await store.journal(lease, "resp_1", 0, (8, 9))
@@ -582,8 +581,12 @@ async def test_an_answer_begun_again_has_said_nothing(store: Store) -> None:
 # ---------------------------------------------------------------- events
 
 
-async def test_the_last_events_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 1 << 20)  # their number is what counts here
+async def test_number_of_stored_events_is_bounded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        keys, "EVENTS_BYTES_MAX", 1 << 20
+    )  # only the number of events is bounded here
     lease = await store.create(fresh_session())
     bodies = tuple(f"event {n}".encode() for n in range(keys.EVENTS_MAX + 10))
     for first in range(0, len(bodies), 100):
@@ -596,7 +599,9 @@ async def test_the_last_events_are_kept(store: Store, monkeypatch: pytest.Monkey
     assert snapshot.events.next_offset == len(bodies)
 
 
-async def test_events_are_bounded_in_bytes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_of_stored_events_are_bounded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(keys, "EVENTS_BYTES_MAX", 40)
     lease = await store.create(fresh_session())
     await store.write(
@@ -621,7 +626,7 @@ async def test_events_are_bounded_in_bytes(store: Store, monkeypatch: pytest.Mon
 # ---------------------------------------------------------------- deadlines
 
 
-async def test_a_session_whose_time_is_over_is_gone_before_it_is_swept(store: Store) -> None:
+async def test_expired_session_is_not_found_before_the_sweep(store: Store) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     await store.extend_deadline(lease, 0, is_parked=True)
@@ -635,7 +640,7 @@ async def test_a_session_whose_time_is_over_is_gone_before_it_is_swept(store: St
         await append(store, lease, 1, entry(2))
 
 
-async def test_an_owner_that_is_late_keeps_what_nobody_has_swept(store: Store) -> None:
+async def test_late_owner_keeps_an_expired_session_until_the_sweep(store: Store) -> None:
     lease = await store.create(fresh_session())
     await store.extend_deadline(lease, 0, is_parked=False)
     await append(store, lease, 0, entry(1))
@@ -644,14 +649,14 @@ async def test_an_owner_that_is_late_keeps_what_nobody_has_swept(store: Store) -
     assert await store.find(lease.session) is not None
 
 
-async def test_a_parked_session_expires_by_the_store_s_clock(store: Store) -> None:
+async def test_parked_session_expires_by_the_clock_of_the_store(store: Store) -> None:
     kept = await store.create(fresh_session())
     parked = await store.create(fresh_session())
     await store.extend_deadline(kept, 3600, is_parked=True)
     await store.extend_deadline(parked, 0.3, is_parked=True)
-    card = await store.find(parked.session)
-    if card is not None:  # unless the machine slept for so long
-        assert card.is_parked
+    metadata = await store.find(parked.session)
+    if metadata is not None:  # None if the machine stalled until the deadline
+        assert metadata.is_parked
     swept: list[str] = []
     async with asyncio.timeout(30):
         while parked.session not in swept:
@@ -661,68 +666,67 @@ async def test_a_parked_session_expires_by_the_store_s_clock(store: Store) -> No
     assert await store.find(kept.session) is not None
 
 
-async def test_a_sweep_takes_no_more_than_told(store: Store) -> None:
+async def test_sweep_examines_at_most_the_given_number_of_sessions(store: Store) -> None:
     await store.sweep(1000)
-    made = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(5)}
+    expired = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(5)}
     swept = [await store.sweep(3), await store.sweep(3), await store.sweep(3)]
-    assert [one.examined for one in swept] == [3, 2, 0]
-    assert made == {*swept[0].expired, *swept[1].expired}
+    assert [sweep.examined for sweep in swept] == [3, 2, 0]
+    assert expired == {*swept[0].expired, *swept[1].expired}
 
 
-async def test_whatever_is_overdue_goes_though_one_sweep_is_not_enough(
+async def test_sweep_overdue_repeats_until_nothing_is_overdue(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left of ended sessions stands before them, and fills a sweep of which nobody is
-    told."""
+    """Tombstones precede the expired sessions, and fill a sweep that yields no session."""
     monkeypatch.setattr(keys, "SWEEP_MAX", 4)
     monkeypatch.setattr(keys, "TOMBSTONE_S", 0.0)
     async for _ in sweep_overdue(store):
         pass
     for _ in range(5):
         await store.delete(await store.create(fresh_session()))
-    made = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(6)}
-    sweeps = [gone async for gone in sweep_overdue(store)]
-    assert len(sweeps) >= 3, "11 to look at, 4 at a time"
-    assert made <= {name for gone in sweeps for name in gone}
+    overdue = {(await store.create(fresh_session(ttl_s=0))).session for _ in range(6)}
+    sweeps = [expired async for expired in sweep_overdue(store)]
+    assert len(sweeps) >= 3, "11 to examine, 4 in each sweep"
+    assert overdue <= {session for expired in sweeps for session in expired}
 
 
-# ---------------------------------------------------------------- responses
+# ---------------------------------------------------------------- archived responses
 
 
-async def test_a_kept_response_outlives_its_session(store: Store) -> None:
+async def test_archived_response_outlives_its_session(store: Store) -> None:
     lease = await store.create(fresh_session())
-    kept = StoredResponse(
+    response = StoredResponse(
         id="resp_" + lease.session,
         tenant="acme",
         parent="resp_0",
         entries=(entry(1, 2), Entry(b"x" * 100, (3,))),
         body=b"usage",
     )
-    await store.put_response(kept, 3600)
+    await store.put_response(response, 3600)
     await store.delete(lease)
-    assert await store.find_response(kept.id) == kept
+    assert await store.find_response(response.id) == response
     assert await store.find_response("resp_none") is None
 
 
-async def test_a_kept_response_has_its_time(store: Store) -> None:
-    kept = StoredResponse(id="resp_" + fresh_session().id, tenant="acme")
-    await store.put_response(kept, 0)
+async def test_archived_response_expires(store: Store) -> None:
+    response = StoredResponse(id="resp_" + fresh_session().id, tenant="acme")
+    await store.put_response(response, 0)
     async with asyncio.timeout(30):
-        while await store.find_response(kept.id) is not None:
+        while await store.find_response(response.id) is not None:
             await asyncio.sleep(0.005)
 
 
-async def test_the_store_is_still_itself(store: Store) -> None:
+async def test_check_keeps_the_store_epoch(store: Store) -> None:
     epoch = store.epoch
     await store.check()
     assert store.epoch == epoch
     assert len(epoch) == 32
 
 
-async def test_a_call_that_is_cancelled_ends_so_at_whatever_moment(store: Store) -> None:
-    """Who waits for the end of it would wait for that of all it goes on to do."""
+async def test_call_cancelled_at_any_moment_ends_as_cancelled(store: Store) -> None:
+    """Otherwise the canceller would wait for all that the task does after the call."""
     lease = await store.create(fresh_session())
-    for turns in range(30):  # of the event loop
+    for turns in range(30):  # rounds of the event loop
         await store.confirm(lease)
         call = asyncio.create_task(store.confirm(lease))
         for _ in range(turns):

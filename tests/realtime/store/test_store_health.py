@@ -1,4 +1,4 @@
-"""A store that answers and takes no writes counts as unhealthy, with its cause in one log line."""
+"""A store that replies and accepts no writes is unhealthy, with its cause in one log line."""
 
 import asyncio
 import contextlib
@@ -38,12 +38,12 @@ from tests.support.store_refusals import (
     with_a_user,
 )
 
-NOTICED_S = 20.0
-"""A fraction of a second, on a machine that does nothing else."""
+DETECTION_TIMEOUT_S = 20.0
+"""Bound on the time until a fault is detected: a fraction of a second on an idle machine."""
 
 
 @pytest.fixture(autouse=True)
-def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _probe_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 0.1)
 
 
@@ -56,7 +56,7 @@ async def redis(tmp_path: Path) -> AsyncIterator[RedisProcess]:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str) -> AsyncIterator[Store]:
+async def open_at(url: str) -> AsyncIterator[Store]:
     store = await open_store(url)
     try:
         yield store
@@ -64,20 +64,20 @@ async def opened(url: str) -> AsyncIterator[Store]:
         await store.aclose()
 
 
-async def until(store: Store, there: bool) -> None:
-    async with asyncio.timeout(NOTICED_S):
-        while store.is_available is not there:
+async def wait_for_health(store: Store, available: bool) -> None:
+    async with asyncio.timeout(DETECTION_TIMEOUT_S):
+        while store.is_available is not available:
             await asyncio.sleep(0.01)
 
 
-async def positions(store: Store, lease: SessionLease) -> list[tuple[int, ...]]:
+async def stored_ids(store: Store, lease: SessionLease) -> list[tuple[int, ...]]:
     found = await store.load(lease.session)
     assert found is not None
-    return [one.ids for one in found.entries]
+    return [each.ids for each in found.entries]
 
 
-def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Of the store, and none of them with a traceback."""
+def store_log_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The log lines of the store, none of which may have a traceback."""
     assert not any(record.exc_info for record in caplog.records)
     return [r.getMessage() for r in caplog.records if r.name.startswith("continuo.realtime.store")]
 
@@ -86,86 +86,92 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @needs_redis
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: one.name)
-async def test_redis_refuses_writes(
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
+async def test_redis_that_refuses_writes_is_unhealthy_until_it_accepts_them(
     redis: RedisProcess, refusal: Refusal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Noticed though nothing is written; each write is refused as one to be tried again; one line
-    at its beginning and one at its end."""
-    async with opened(await with_a_user(redis)) as store:
+    """The probe detects the refusal without a write, each write fails as retryable, and the
+    outage has one log line at its beginning and one at its end."""
+    async with open_at(await with_a_user(redis)) as store:
         lease = await store.create(fresh_session())
         await store.write(
             lease, WriteBatch(kept_entries=0, entries=(entry(1),), started_responses=(answer(),))
         )
         await run(redis, refusal.begin)
-        await until(store, there=False)
+        await wait_for_health(store, available=False)
         for _ in range(3):
             with pytest.raises(StoreUnavailable):
                 await append(store, lease, 1, entry(2))
             with pytest.raises(StoreUnavailable):
                 await store.create(fresh_session())
-            assert not store.is_available, "no write has succeeded meanwhile"
-        (line,) = lines(caplog)
+            assert not store.is_available, "the store stays unavailable while no write succeeds"
+        (line,) = store_log_lines(caplog)
         assert line.startswith("Redis cannot be written: ")
         assert refusal.cause in line
         await run(redis, refusal.mend)
-        await until(store, there=True)
-        assert await positions(store, lease) == [(1,)], "what was refused is not there"
+        await wait_for_health(store, available=True)
+        assert await stored_ids(store, lease) == [(1,)], "refused writes changed nothing"
         await append(store, lease, 1, entry(2))
-        assert len(lines(caplog)) == 2
-        assert "again" in lines(caplog)[1]
+        assert len(store_log_lines(caplog)) == 2
+        assert "again" in store_log_lines(caplog)[1]
         async with redis.client() as admin:
             assert await admin.keys("*probe*") == []
 
 
 @needs_redis
-@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda one: one.name)
-async def test_redis_refuses_a_journal(
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.name)
+async def test_refused_journal_makes_the_store_unhealthy(
     redis: RedisProcess, refusal: Refusal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many scripts in one round trip are refused in the same words. What has not been noticed yet
-    is what the call itself finds."""
+    """A refused pipeline of scripts gives the same cause as a single write.
+
+    The probe does not run, so the call itself detects the refusal.
+    """
     monkeypatch.setattr(health_probe, "HEALTHY_INTERVAL_S", 3600.0)
-    async with opened(await with_a_user(redis)) as store:
+    async with open_at(await with_a_user(redis)) as store:
         lease = await store.create(fresh_session())
         await store.write(lease, WriteBatch(started_responses=(answer(),)))
-        spoken = TokenBatch(lease, "resp_1", 0, (1, 2))
-        assert await store.journal_all([spoken]) == [2]
+        batch = TokenBatch(lease, "resp_1", 0, (1, 2))
+        assert await store.journal_all([batch]) == [2]
         if refusal.name == "eviction":
-            return  # no call finds it, unless in doubt
+            return  # a call reads the eviction policy only after an outage
         await run(redis, refusal.begin)
         with pytest.raises(StoreUnavailable) as caught:
             await store.journal_all([TokenBatch(lease, "resp_1", 2, (3,))])
         assert refusal.cause in str(caught.value)
         assert not store.is_available
         await run(redis, refusal.mend)
-        await until(store, there=True)
+        await wait_for_health(store, available=True)
         assert await store.journal_all([TokenBatch(lease, "resp_1", 2, (3,))]) == [3]
 
 
 @needs_redis
-async def test_a_password_is_set_at_runtime(
+async def test_password_set_at_runtime_makes_the_store_unhealthy(
     redis: RedisProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The first command on a new connection has more words than Redis reads before a password, and
-    is refused in words of its own."""
-    async with opened(redis.url) as store:
+    """The first command on a new connection has more arguments than Redis reads before
+    authentication, and is refused with an error of its own."""
+    async with open_at(redis.url) as store:
         lease = await store.create(fresh_session())
         async with password_required(redis):
             for _ in range(3):
                 with pytest.raises(StoreUnavailable):
                     await append(store, lease, 0, entry(1))
-            await until(store, there=False)
-        await until(store, there=True)
+            await wait_for_health(store, available=False)
+        await wait_for_health(store, available=True)
         await append(store, lease, 0, entry(1))
-        assert len(lines(caplog)) == 2
+        assert len(store_log_lines(caplog)) == 2
 
 
 @needs_redis
-async def test_one_right_is_missing(redis: RedisProcess, caplog: pytest.LogCaptureFixture) -> None:
-    """The probe needs each command that any write needs: those that still succeed do not make the
-    store healthy in turns with those that fail."""
-    async with opened(await with_a_user(redis)) as store:
+async def test_one_missing_acl_right_keeps_the_store_unhealthy(
+    redis: RedisProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The probe runs every command that a write needs.
+
+    So the store does not alternate between healthy and unhealthy while only some writes fail.
+    """
+    async with open_at(await with_a_user(redis)) as store:
         lease = await store.create(fresh_session())
         await run(redis, (("ACL", "SETUSER", "gate", "-rpush"),))
         for _ in range(5):
@@ -175,20 +181,20 @@ async def test_one_right_is_missing(redis: RedisProcess, caplog: pytest.LogCaptu
             await asyncio.sleep(0.1)
             assert not store.is_available
         await run(redis, (("ACL", "SETUSER", "gate", "+rpush"),))
-        await until(store, there=True)
-        assert len(lines(caplog)) == 2
+        await wait_for_health(store, available=True)
+        assert len(store_log_lines(caplog)) == 2
 
 
 @needs_redis
-async def test_redis_that_starts_out_of_memory_is_unhealthy_from_the_start(
+async def test_redis_out_of_memory_at_open_is_unhealthy_from_the_start(
     redis: RedisProcess,
 ) -> None:
-    async with opened(redis.url):
+    async with open_at(redis.url):
         pass
     async with redis.client() as admin:
         await admin.config_set("maxmemory", "1mb")
-    async with opened(redis.url) as store:
-        await until(store, there=False)
+    async with open_at(redis.url) as store:
+        await wait_for_health(store, available=False)
 
 
 # ---------------------------------------------------------------- SQLite
@@ -196,7 +202,7 @@ async def test_redis_that_starts_out_of_memory_is_unhealthy_from_the_start(
 
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    async with opened(url_of(tmp_path)) as store:
+    async with open_at(url_of(tmp_path)) as store:
         yield cast(SqliteStore, store)
 
 
@@ -205,8 +211,8 @@ def url_of(folder: Path) -> str:
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[Callable[[], None]]:
-    """Another process holds the file; the value unlocks it."""
+def unlock_file(tmp_path: Path) -> Iterator[Callable[[], None]]:
+    """A lock on the file by another process. Returns the function that unlocks the file."""
     program = (
         "import sqlite3, sys\n"
         "db = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
@@ -218,32 +224,37 @@ def locked(tmp_path: Path) -> Iterator[Callable[[], None]]:
         [sys.executable, "-c", program, str(tmp_path / "store.db")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-    ) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        other.stdout.readline()
-        yield other.stdin.close
-        other.stdin.close()
+    ) as locker:
+        assert locker.stdin is not None
+        assert locker.stdout is not None
+        locker.stdout.readline()
+        yield locker.stdin.close
+        locker.stdin.close()
 
 
-async def test_a_file_that_is_locked(
+async def test_locked_file_makes_the_store_unhealthy_until_unlocked(
     tmp_path: Path, sqlite: SqliteStore, request: pytest.FixtureRequest, caplog: Any
 ) -> None:
     lease = await sqlite.create(fresh_session())
-    unlock = cast(Callable[[], None], request.getfixturevalue("locked"))
-    await until(sqlite, there=False)
+    unlock = cast(Callable[[], None], request.getfixturevalue("unlock_file"))
+    await wait_for_health(sqlite, available=False)
     with pytest.raises(StoreUnavailable):
         await append(sqlite, lease, 0, entry(1))
-    (line,) = lines(caplog)
+    (line,) = store_log_lines(caplog)
     assert line == "The store cannot be written: SQLite: database is locked"
     unlock()
-    await until(sqlite, there=True)
+    await wait_for_health(sqlite, available=True)
     await append(sqlite, lease, 0, entry(1))
 
 
-async def test_a_file_that_may_not_grow(sqlite: SqliteStore, caplog: Any) -> None:
-    """SQLite's own limit is told as a full disk is. A small write may succeed between large ones
-    that do not: the store stays unhealthy all the same, and says so once."""
+async def test_file_at_its_page_limit_keeps_the_store_unhealthy(
+    sqlite: SqliteStore, caplog: Any
+) -> None:
+    """SQLite reports its own page limit like a full disk.
+
+    A small write may succeed between large ones that fail: the store stays unhealthy all the same,
+    and logs one line.
+    """
     lease = await sqlite.create(fresh_session())
     await limit_pages(sqlite, 0)
     large = Entry(os.urandom(100_000))
@@ -252,15 +263,15 @@ async def test_a_file_that_may_not_grow(sqlite: SqliteStore, caplog: Any) -> Non
             await append(sqlite, lease, 0, large)
         await asyncio.sleep(0.3)
         assert not sqlite.is_available
-    (line,) = lines(caplog)
+    (line,) = store_log_lines(caplog)
     assert line == "The store cannot be written: SQLite: database or disk is full"
     await limit_pages(sqlite, 1_000_000)
-    await until(sqlite, there=True)
+    await wait_for_health(sqlite, available=True)
     await append(sqlite, lease, 0, large)
 
 
 async def limit_pages(sqlite: SqliteStore, count: int) -> None:
-    """0: as many as there are."""
+    """Limit the file to `count` pages; 0: to its present size."""
 
     def limit() -> None:
         db = sqlite._worker._db
@@ -276,13 +287,15 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no right to mount a disk of 2 MB")
+        pytest.skip("needs the right to mount a tmpfs of 2 MB")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
-async def test_a_disk_that_is_full(small_disk: Path, caplog: Any) -> None:
-    async with opened(url_of(small_disk)) as store:
+async def test_full_disk_makes_the_store_unhealthy_and_loses_nothing(
+    small_disk: Path, caplog: Any
+) -> None:
+    async with open_at(url_of(small_disk)) as store:
         lease = await store.create(fresh_session())
         filler = small_disk / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -293,17 +306,20 @@ async def test_a_disk_that_is_full(small_disk: Path, caplog: Any) -> None:
             while True:
                 await append(store, lease, count, Entry(os.urandom(50_000), (count,)))
                 count += 1
-        await until(store, there=False)
+        await wait_for_health(store, available=False)
         filler.unlink()
-        await until(store, there=True)
-        assert await positions(store, lease) == [(n,) for n in range(count)]
+        await wait_for_health(store, available=True)
+        assert await stored_ids(store, lease) == [(n,) for n in range(count)]
         await append(store, lease, count, entry(count))
-        assert len(lines(caplog)) == 2
+        assert len(store_log_lines(caplog)) == 2
 
 
 @pytest.fixture
 def size_limit() -> Iterator[Callable[[int], None]]:
-    """Of the files that this process writes; the signal that comes with it is ignored by Python."""
+    """Returns a function that limits the size of files written by this process; 0: no limit.
+
+    Python ignores SIGXFSZ, so a larger write fails with an error.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def limit(size: int) -> None:
@@ -313,28 +329,28 @@ def size_limit() -> Iterator[Callable[[int], None]]:
     limit(0)
 
 
-async def test_a_file_that_is_too_large(
+async def test_file_at_the_size_limit_makes_the_store_unhealthy(
     tmp_path: Path, sqlite: SqliteStore, size_limit: Callable[[int], None], caplog: Any
 ) -> None:
     lease = await sqlite.create(fresh_session())
     size_limit((tmp_path / "store.db-wal").stat().st_size + 20_000)
     with pytest.raises(StoreUnavailable):
         await append(sqlite, lease, 0, Entry(os.urandom(100_000)))
-    await until(sqlite, there=False)
+    await wait_for_health(sqlite, available=False)
     size_limit(0)
-    await until(sqlite, there=True)
+    await wait_for_health(sqlite, available=True)
     await append(sqlite, lease, 0, Entry(os.urandom(100_000)))
-    assert len(lines(caplog)) == 2
+    assert len(store_log_lines(caplog)) == 2
 
 
-async def test_a_probe_writes_to_the_disk(tmp_path: Path) -> None:
-    """It changes nothing that a call could see."""
-    async with opened(url_of(tmp_path)) as store:
+async def test_probe_writes_to_the_disk_without_a_visible_change(tmp_path: Path) -> None:
+    """Neither the store epoch nor the tables change."""
+    async with open_at(url_of(tmp_path)) as store:
         epoch = store.epoch
         lease = await store.create(fresh_session())
         wal = tmp_path / "store.db-wal"
         size = wal.stat().st_size
-        async with asyncio.timeout(NOTICED_S):
+        async with asyncio.timeout(DETECTION_TIMEOUT_S):
             while wal.stat().st_size == size:
                 await asyncio.sleep(0.02)
         await append(store, lease, 0, entry(1))
@@ -345,82 +361,90 @@ async def test_a_probe_writes_to_the_disk(tmp_path: Path) -> None:
     other.close()
 
 
-async def test_a_disk_that_hangs(sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that has the file does not return from a write, and no call fails."""
+async def test_hanging_disk_makes_the_store_unhealthy(
+    sqlite: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that owns the file does not return from a write, and no call fails."""
     monkeypatch.setattr(health_probe, "PROBE_TIMEOUT_S", 0.3)
-    moves = threading.Event()
-    hanging = asyncio.create_task(sqlite._worker.run(moves.wait))
-    await until(sqlite, there=False)
-    moves.set()
+    resumed = threading.Event()
+    hanging = asyncio.create_task(sqlite._worker.run(resumed.wait))
+    await wait_for_health(sqlite, available=False)
+    resumed.set()
     await hanging
-    await until(sqlite, there=True)
+    await wait_for_health(sqlite, available=True)
 
 
-# ---------------------------------------------------------------- the file is gone
+# ---------------------------------------------------------------- deleted and replaced files
 
 
-def delete(folder: Path, *endings: str) -> None:
+def unlink_files(folder: Path, *endings: str) -> None:
     for ending in endings:
         (folder / f"store.db{ending}").unlink()
 
 
 @pytest.mark.parametrize(
-    "endings", [("",), ("", "-wal"), ("", "-wal", "-shm")], ids=lambda one: " ".join(one) or "db"
+    "endings",
+    [("",), ("", "-wal"), ("", "-wal", "-shm")],
+    ids=lambda endings: " ".join(endings) or "db",
 )
-async def test_a_deleted_file_is_another_store(
+async def test_deleted_file_is_detected_as_a_replaced_store(
     tmp_path: Path, sqlite: SqliteStore, endings: tuple[str, ...], caplog: Any
 ) -> None:
     lease = await sqlite.create(fresh_session())
     await append(sqlite, lease, 0, entry(1))
-    delete(tmp_path, *endings)
+    unlink_files(tmp_path, *endings)
     with pytest.raises(StoreReplaced):
         await append(sqlite, lease, 1, entry(2))
-    assert sqlite.is_available, "it is written to the file that is there now"
-    again = await sqlite.create(fresh_session(id=lease.session))
-    await append(sqlite, again, 0, entry(1), entry(2))
-    (line,) = lines(caplog)
+    assert sqlite.is_available, "the store writes to the new file"
+    recreated = await sqlite.create(fresh_session(id=lease.session))
+    await append(sqlite, recreated, 0, entry(1), entry(2))
+    (line,) = store_log_lines(caplog)
     assert "was deleted or replaced. It had 1 sessions" in line
     await sqlite.aclose()
-    async with opened(url_of(tmp_path)) as store:
-        assert await positions(store, lease) == [(1,), (2,)]
+    async with open_at(url_of(tmp_path)) as store:
+        assert await stored_ids(store, lease) == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("endings", [("-wal",), ("-shm",), ("-wal", "-shm")], ids=" ".join)
-async def test_without_the_write_ahead_log_nothing_is_lost(
+async def test_deleted_write_ahead_log_loses_no_acknowledged_write(
     tmp_path: Path, sqlite: SqliteStore, endings: tuple[str, ...]
 ) -> None:
     lease = await sqlite.create(fresh_session())
     await append(sqlite, lease, 0, entry(1))
-    delete(tmp_path, *endings)
+    unlink_files(tmp_path, *endings)
     await append(sqlite, lease, 1, entry(2))
     await append(sqlite, lease, 2, entry(3))
-    kill(tmp_path, sqlite)
-    async with opened(url_of(tmp_path / "killed")) as store:
-        assert await positions(store, lease) == [(1,), (2,), (3,)]
+    copy_as_after_a_kill(tmp_path, sqlite)
+    async with open_at(url_of(tmp_path / "killed")) as store:
+        assert await stored_ids(store, lease) == [(1,), (2,), (3,)]
 
 
-def kill(folder: Path, store: SqliteStore) -> None:
-    """What a start would find if the process died now."""
+def copy_as_after_a_kill(folder: Path, store: SqliteStore) -> None:
+    """Copy the files that a restart would find if the process died now."""
     (folder / "killed").mkdir()
     for file in folder.glob("store.db*"):
         if not file.name.endswith("-shm"):
             shutil.copy(file, folder / "killed" / file.name)
 
 
-async def test_an_idle_store_notices_that_its_file_is_gone(
+async def test_idle_store_detects_that_its_file_was_deleted(
     tmp_path: Path, sqlite: SqliteStore
 ) -> None:
     epoch = sqlite.epoch
-    delete(tmp_path, "")
-    async with asyncio.timeout(NOTICED_S):
+    unlink_files(tmp_path, "")
+    async with asyncio.timeout(DETECTION_TIMEOUT_S):
         while sqlite.epoch == epoch:
             await asyncio.sleep(0.01)
     assert (tmp_path / "store.db").exists()
 
 
-async def test_a_backup_that_is_put_back(tmp_path: Path, sqlite: SqliteStore) -> None:
-    """It has the epoch of the store that it was copied from, and less than that: so it gets another
-    one. The log beside it is of the file before, and is not applied to it."""
+async def test_restored_backup_is_another_store_and_stays_intact(
+    tmp_path: Path, sqlite: SqliteStore
+) -> None:
+    """The backup has the store epoch of its original and less data, so it gets a new epoch.
+
+    The write-ahead log beside the backup belongs to the original, and is not applied to the backup.
+    """
     lease = await sqlite.create(fresh_session())
     parked = await sqlite.create(fresh_session())
     await append(sqlite, parked, 0, entry(7))
@@ -433,50 +457,52 @@ async def test_a_backup_that_is_put_back(tmp_path: Path, sqlite: SqliteStore) ->
     os.replace(tmp_path / "backup.db", tmp_path / "store.db")
     with pytest.raises(StoreReplaced):
         await append(sqlite, lease, 1, entry(2))
-    assert await positions(sqlite, parked) == [(7,)]
-    assert await positions(sqlite, lease) == []
-    taken = await sqlite.claim(lease.session, "gate-1", ttl_s=60)
-    await append(sqlite, taken, 0, entry(1), entry(2))
+    assert await stored_ids(sqlite, parked) == [(7,)]
+    assert await stored_ids(sqlite, lease) == []
+    claimed = await sqlite.claim(lease.session, "gate-1", ttl_s=60)
+    await append(sqlite, claimed, 0, entry(1), entry(2))
     await sqlite.aclose()
     db = sqlite3.connect(tmp_path / "store.db")
     assert db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     db.close()
 
 
-async def test_a_file_that_was_moved_away_is_complete(tmp_path: Path, sqlite: SqliteStore) -> None:
-    """Also what only its write-ahead log had."""
+async def test_moved_file_is_complete(tmp_path: Path, sqlite: SqliteStore) -> None:
+    """The moved file has also what only the write-ahead log held."""
     lease = await sqlite.create(fresh_session())
     await append(sqlite, lease, 0, entry(1))
     (tmp_path / "moved").mkdir()
     os.replace(tmp_path / "store.db", tmp_path / "moved" / "store.db")
     with pytest.raises(StoreReplaced):
         await append(sqlite, lease, 1, entry(2))
-    async with opened(url_of(tmp_path / "moved")) as store:
-        assert (await positions(store, lease))[0] == (1,)
+    async with open_at(url_of(tmp_path / "moved")) as store:
+        assert (await stored_ids(store, lease))[0] == (1,)
 
 
-async def test_a_folder_that_is_gone(tmp_path: Path, caplog: Any) -> None:
-    """Nothing is acknowledged until it is back."""
+async def test_missing_folder_makes_the_store_unhealthy_until_restored(
+    tmp_path: Path, caplog: Any
+) -> None:
+    """No write is acknowledged until the folder is restored."""
     folder = tmp_path / "state"
-    async with opened(url_of(folder)) as store:
+    async with open_at(url_of(folder)) as store:
         lease = await store.create(fresh_session())
         await append(store, lease, 0, entry(1))
         folder.rename(tmp_path / "away")
         with pytest.raises(StoreUnavailable):
             await append(store, lease, 1, entry(2))
         assert not store.is_available
-        assert not folder.exists(), "a disk may be mounted there"
+        assert not folder.exists(), "the folder may be a mount point, so it is not created"
         (tmp_path / "away").rename(folder)
-        await until(store, there=True)
+        await wait_for_health(store, available=True)
         with pytest.raises(StoreReplaced):
             await append(store, lease, 1, entry(2))
-        taken = await store.claim(lease.session, "gate-1", ttl_s=60)
-        assert (await positions(store, lease))[0] == (1,)
-        await append(store, taken, 1, entry(2))
-    assert len(lines(caplog)) == 3, "it is gone; it cannot be written; it can"
+        claimed = await store.claim(lease.session, "gate-1", ttl_s=60)
+        assert (await stored_ids(store, lease))[0] == (1,)
+        await append(store, claimed, 1, entry(2))
+    assert len(store_log_lines(caplog)) == 3, "deleted; cannot be written; can be written again"
 
 
-async def test_a_file_that_is_none_is_refused_until_it_is_gone(
+async def test_file_that_is_no_database_is_refused_until_removed(
     tmp_path: Path, sqlite: SqliteStore
 ) -> None:
     lease = await sqlite.create(fresh_session())
@@ -485,27 +511,29 @@ async def test_a_file_that_is_none_is_refused_until_it_is_gone(
     os.replace(tmp_path / "text", tmp_path / "store.db")
     with pytest.raises(StoreUnavailable, match="not a database"):
         await append(sqlite, lease, 0, entry(1))
-    await until(sqlite, there=False)
+    await wait_for_health(sqlite, available=False)
     assert (tmp_path / "store.db").read_text() == text
     (tmp_path / "store.db").unlink()
-    await until(sqlite, there=True)
+    await wait_for_health(sqlite, available=True)
     await append(sqlite, await sqlite.create(fresh_session()), 0, entry(1))
 
 
-async def test_a_link_to_the_file(tmp_path: Path) -> None:
+async def test_deleted_target_of_a_symlink_is_detected(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "store.db").symlink_to(tmp_path / "real" / "store.db")
-    async with opened(url_of(tmp_path)) as store:
+    async with open_at(url_of(tmp_path)) as store:
         lease = await store.create(fresh_session())
         await append(store, lease, 0, entry(1))
-        delete(tmp_path / "real", "")
+        unlink_files(tmp_path / "real", "")
         with pytest.raises(StoreReplaced):
             await append(store, lease, 1, entry(2))
 
 
-async def test_it_is_logged_as_a_warning(sqlite: SqliteStore, tmp_path: Path, caplog: Any) -> None:
-    """So that it is on the operator's page, too."""
-    delete(tmp_path, "")
+async def test_replaced_file_is_logged_as_a_warning(
+    sqlite: SqliteStore, tmp_path: Path, caplog: Any
+) -> None:
+    """Warnings are shown on the operator's page, too."""
+    unlink_files(tmp_path, "")
     await sqlite.find("sess_1")
     (record,) = [r for r in caplog.records if r.name.startswith("continuo.realtime.store")]
     assert record.levelno == logging.WARNING

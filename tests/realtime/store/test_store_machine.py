@@ -1,5 +1,7 @@
-"""Random lives of sessions in a store, beside a model in plain Python. After every step the store
-holds what the model holds."""
+"""Stateful tests of stores: random sessions in a store and in a model in plain Python.
+
+After every step, the store holds what the model holds.
+"""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -42,56 +44,65 @@ from continuo.realtime.store.sqlite.store import SqliteStore
 from tests.support.redis_process import RedisProcess
 from tests.support.store_records import fresh_session
 
-NAMES = ("resp_1", "resp_2", "resp_12")
+RESPONSE_IDS = ("resp_1", "resp_2", "resp_12")
 ids = st.lists(st.integers(0, 200_000), max_size=5).map(tuple)
 entries = st.lists(st.builds(Entry, st.binary(max_size=40), ids), max_size=3).map(tuple)
-asked = st.builds(
+requests = st.builds(
     IdempotentRequest,
     st.sampled_from("abcdefghijklmnop"),
     st.sampled_from((b"x", b"y")),
     st.binary(max_size=3),
 )
-answers = st.builds(
-    ResponseCheckpoint, id=st.sampled_from(NAMES), seed=st.integers(0, 9), prompt=st.integers(0, 9)
+checkpoint = st.builds(
+    ResponseCheckpoint,
+    id=st.sampled_from(RESPONSE_IDS),
+    seed=st.integers(0, 9),
+    prompt=st.integers(0, 9),
 )
-begins = st.lists(answers, max_size=2, unique_by=lambda begun: begun.id).map(tuple)
+checkpoints = st.lists(checkpoint, max_size=2, unique_by=lambda each: each.id).map(tuple)
 
 
 @dataclass
-class Model:
-    """One session as it should be."""
+class SessionModel:
+    """A session as the store should hold it."""
 
     new: NewSession
     leases: list[SessionLease]
-    over: bool = False
-    """Its time is."""
-    gone: bool = False
-    ended: bool = False
-    """And that is remembered."""
-    parked: bool = False
+    is_expired: bool = False
+    is_removed: bool = False
+    """Deleted, or swept after expiry."""
+    has_tombstone: bool = False
+    """Deleted, not swept."""
+    is_parked: bool = False
     epoch: int = 0
     state: bytes = b""
     log: list[Entry] = field(default_factory=list[Entry])
-    once: dict[str, IdempotentRequest] = field(default_factory=dict[str, IdempotentRequest])
-    answers: dict[str, RunningResponse] = field(default_factory=dict[str, RunningResponse])
+    requests: dict[str, IdempotentRequest] = field(default_factory=dict[str, IdempotentRequest])
+    running_responses: dict[str, RunningResponse] = field(
+        default_factory=dict[str, RunningResponse]
+    )
     events: list[bytes] = field(default_factory=list[bytes])
 
-    def fault(self, lease: SessionLease) -> type[Exception] | None:
-        if self.gone:
-            return SessionEnded if self.ended else SessionNotFound
+    def expected_error(self, lease: SessionLease) -> type[Exception] | None:
+        if self.is_removed:
+            return SessionEnded if self.has_tombstone else SessionNotFound
         return None if lease == self.leases[-1] else OwnershipLost
 
     def write(self, lease: SessionLease, change: WriteBatch) -> object:
-        """What write gives, or the kind of what it raises."""
-        fault = self.fault(lease)
-        if fault is not None:
-            return fault
-        once = change.request
-        if once is not None and once.key in self.once and once.key not in change.revoked_keys:
-            before = self.once[once.key]
+        """The expected result of a write, or the type of the expected error."""
+        error = self.expected_error(lease)
+        if error is not None:
+            return error
+        request = change.request
+        if (
+            request is not None
+            and request.key in self.requests
+            and request.key not in change.revoked_keys
+        ):
+            recorded = self.requests[request.key]
             return (
-                DuplicateWrite(before.result)
-                if before.content == once.content
+                DuplicateWrite(recorded.result)
+                if recorded.content == request.content
                 else IdempotencyConflict
             )
         if change.kept_entries is not None and change.kept_entries > len(self.log):
@@ -103,46 +114,51 @@ class Model:
 
     def _apply(self, change: WriteBatch) -> None:
         for key in change.revoked_keys:
-            self.once.pop(key, None)
-        self.once.update((once.key, once) for once in change.restored_requests)
+            self.requests.pop(key, None)
+        self.requests.update((request.key, request) for request in change.restored_requests)
         if change.request is not None:
-            self.once[change.request.key] = change.request
+            self.requests[change.request.key] = change.request
         if change.kept_entries is not None:
             self.log[change.kept_entries :] = change.entries
         if change.events is not None:
             self.events[change.events.first_offset :] = change.events.bodies
         for ended in change.ended_responses:
-            self.answers.pop(ended, None)
-        for begun in change.started_responses:
-            self.answers[begun.id] = RunningResponse(begun)
+            self.running_responses.pop(ended, None)
+        for started in change.started_responses:
+            self.running_responses[started.id] = RunningResponse(started)
         self.epoch = self.epoch if change.epoch is None else change.epoch
         self.state = self.state if change.state is None else change.state
 
-    def journal(self, lease: SessionLease, name: str, first: int, said: tuple[int, ...]) -> object:
-        fault = self.fault(lease)
-        if fault is not None:
-            return fault
-        if name not in self.answers:
+    def journal(
+        self, lease: SessionLease, response_id: str, first: int, new_ids: tuple[int, ...]
+    ) -> object:
+        """The expected result of a journal call, or the type of the expected error."""
+        error = self.expected_error(lease)
+        if error is not None:
+            return error
+        if response_id not in self.running_responses:
             return ResponseNotFound
-        answer = self.answers[name]
-        if first > len(answer.ids):
+        response = self.running_responses[response_id]
+        if first > len(response.ids):
             return SessionDataLost
-        whole = (*answer.ids, *said[len(answer.ids) - first :])
-        self.answers[name] = RunningResponse(answer.checkpoint, whole)
-        return len(whole)
+        all_ids = (*response.ids, *new_ids[len(response.ids) - first :])
+        self.running_responses[response_id] = RunningResponse(response.checkpoint, all_ids)
+        return len(all_ids)
 
     def check(self, found: Snapshot | None) -> None:
-        if self.gone or self.over:
+        if self.is_removed or self.is_expired:
             assert found is None
             return
         assert found is not None
-        lease, card = self.leases[-1], found.metadata
-        assert (card.owner, card.fence) == (lease.owner, lease.fence)
-        assert (card.epoch, card.is_parked) == (self.epoch, self.parked)
-        assert card.entry_count == len(self.log)
+        lease, metadata = self.leases[-1], found.metadata
+        assert (metadata.owner, metadata.fence) == (lease.owner, lease.fence)
+        assert (metadata.epoch, metadata.is_parked) == (self.epoch, self.is_parked)
+        assert metadata.entry_count == len(self.log)
         assert found.entries == tuple(self.log)
         assert found.state == self.state
-        assert found.running_responses == tuple(self.answers[name] for name in sorted(self.answers))
+        assert found.running_responses == tuple(
+            self.running_responses[key] for key in sorted(self.running_responses)
+        )
         assert found.events == StoredEvents(0, tuple(self.events))
 
 
@@ -153,63 +169,65 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.store: Store = self.runner.run(open_store(self.url))
-        self.sessions: list[Model] = []
+        self.sessions: list[SessionModel] = []
 
     def teardown(self) -> None:
         self.runner.run(self.store.aclose())
         self.runner.close()
 
-    def wait(self, call: Any) -> object:
-        """What it gives, or the kind of what it raises."""
+    def outcome_of(self, call: Any) -> object:
+        """The result of a call, or the type of its error."""
         try:
             return self.runner.run(call)
         except Exception as error:
             return type(error)
 
-    def pick(self, data: st.DataObject) -> tuple[Model, SessionLease]:
-        """One that lives and its last owner, most of the time."""
-        models = self.live() if data.draw(st.integers(0, 9), "alive") else self.sessions
+    def draw_session(self, data: st.DataObject) -> tuple[SessionModel, SessionLease]:
+        """A session and a lease: mostly a live session and its current lease."""
+        models = self.live_models() if data.draw(st.integers(0, 9), "alive") else self.sessions
         model = data.draw(st.sampled_from(models or self.sessions), "session")
-        back = data.draw(st.sampled_from((1, 1, 1, 1, 2)), "lease")
-        return model, model.leases[-min(back, len(model.leases))]
+        age = data.draw(st.sampled_from((1, 1, 1, 1, 2)), "lease")
+        return model, model.leases[-min(age, len(model.leases))]
 
-    def live(self) -> list[Model]:
-        return [model for model in self.sessions if not model.gone]
+    def live_models(self) -> list[SessionModel]:
+        return [model for model in self.sessions if not model.is_removed]
 
-    @precondition(lambda self: len(self.live()) < 2)
+    @precondition(lambda self: len(self.live_models()) < 2)
     @rule(state=st.binary(max_size=9))
     def create(self, state: bytes) -> None:
         new = fresh_session(state=state)
         lease = self.runner.run(self.store.create(new))
-        self.sessions.append(Model(new, [lease], state=state))
+        self.sessions.append(SessionModel(new, [lease], state=state))
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data(), owner=st.sampled_from(("gate-1", "gate-2")), seen=st.booleans())
-    def claim(self, data: st.DataObject, owner: str, seen: bool) -> None:
-        """`seen`: only from who had some lease, the last one or one before."""
-        model, lease = self.pick(data)
-        fence = lease.fence if seen else None
-        got = self.wait(self.store.claim(model.new.id, owner, ttl_s=3600, expected_fence=fence))
-        if model.gone or model.over:
-            assert got is SessionNotFound
+    @rule(data=st.data(), owner=st.sampled_from(("gate-1", "gate-2")), expects_fence=st.booleans())
+    def claim(self, data: st.DataObject, owner: str, expects_fence: bool) -> None:
+        """With `expects_fence`, claim from the fence of the current lease or of an older one."""
+        model, lease = self.draw_session(data)
+        fence = lease.fence if expects_fence else None
+        outcome = self.outcome_of(
+            self.store.claim(model.new.id, owner, ttl_s=3600, expected_fence=fence)
+        )
+        if model.is_removed or model.is_expired:
+            assert outcome is SessionNotFound
             return
         if fence not in (None, model.leases[-1].fence):
-            assert got is OwnershipLost
+            assert outcome is OwnershipLost
             return
-        assert isinstance(got, SessionLease)
-        assert got.fence > model.leases[-1].fence
-        model.leases.append(got)
-        model.parked = False
+        assert isinstance(outcome, SessionLease)
+        assert outcome.fence > model.leases[-1].fence
+        model.leases.append(outcome)
+        model.is_parked = False
 
     @precondition(lambda self: self.sessions)
     @rule(
         data=st.data(),
         entries=entries,
-        request=st.none() | asked,
-        again=st.just([]) | st.lists(asked, max_size=3, unique_by=lambda once: once.key),
+        request=st.none() | requests,
+        restored=st.just([]) | st.lists(requests, max_size=3, unique_by=lambda each: each.key),
         revoked_keys=st.lists(st.sampled_from("abcdefghijklmnop"), max_size=2).map(tuple),
-        started_responses=begins,
-        ended_responses=st.lists(st.sampled_from(NAMES), max_size=2).map(tuple),
+        started_responses=checkpoints,
+        ended_responses=st.lists(st.sampled_from(RESPONSE_IDS), max_size=2).map(tuple),
         state=st.none() | st.binary(max_size=9),
         epoch=st.none() | st.integers(0, 9),
         events=st.none() | st.lists(st.binary(max_size=9), max_size=2).map(tuple),
@@ -220,14 +238,16 @@ class StoreMachine(RuleBasedStateMachine):
         data: st.DataObject,
         entries: tuple[Entry, ...],
         events: tuple[bytes, ...] | None,
-        again: list[IdempotentRequest],
+        restored: list[IdempotentRequest],
         twice: bool,
         **rest: Any,
     ) -> None:
-        model, lease = self.pick(data)
+        model, lease = self.draw_session(data)
         change = WriteBatch(**rest)
-        known = None if change.request is None else change.request.key
-        change = _with(change, restored_requests=tuple(one for one in again if one.key != known))
+        key = None if change.request is None else change.request.key
+        change = _with(
+            change, restored_requests=tuple(each for each in restored if each.key != key)
+        )
         if data.draw(st.booleans(), "touch the log"):
             end = len(model.log)
             at = data.draw(st.sampled_from((end, end)) | st.integers(0, end + 1), "at")
@@ -236,68 +256,72 @@ class StoreMachine(RuleBasedStateMachine):
             first = data.draw(st.integers(0, len(model.events) + 1), "first")
             change = _with(change, events=StoredEvents(first, events))
         for _ in range(1 + twice):
-            got = self.wait(self.store.write(lease, change))
-            assert got == model.write(lease, change)
+            outcome = self.outcome_of(self.store.write(lease, change))
+            assert outcome == model.write(lease, change)
 
     @precondition(lambda self: self.sessions)
-    @rule(data=st.data(), name=st.sampled_from(NAMES), said=ids)
-    def journal(self, data: st.DataObject, name: str, said: tuple[int, ...]) -> None:
-        model, lease = self.pick(data)
-        answer = model.answers.get(name)
-        first = data.draw(st.integers(0, len(answer.ids) + 1 if answer else 0), "first")
-        got = self.wait(self.store.journal(lease, name, first, said))
-        assert got == model.journal(lease, name, first, said)
+    @rule(data=st.data(), response_id=st.sampled_from(RESPONSE_IDS), new_ids=ids)
+    def journal(self, data: st.DataObject, response_id: str, new_ids: tuple[int, ...]) -> None:
+        model, lease = self.draw_session(data)
+        response = model.running_responses.get(response_id)
+        first = data.draw(st.integers(0, len(response.ids) + 1 if response else 0), "first")
+        outcome = self.outcome_of(self.store.journal(lease, response_id, first, new_ids))
+        assert outcome == model.journal(lease, response_id, first, new_ids)
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data(), parked=st.booleans())
-    def hold(self, data: st.DataObject, parked: bool) -> None:
-        model, lease = self.pick(data)
-        over = data.draw(st.integers(0, 4), "not over") == 0
-        got = self.wait(self.store.extend_deadline(lease, 0 if over else 3600, is_parked=parked))
-        assert got == model.fault(lease)
-        if got is None:
-            model.over, model.parked = over, parked
+    def extend_deadline(self, data: st.DataObject, parked: bool) -> None:
+        model, lease = self.draw_session(data)
+        expires = data.draw(st.integers(0, 4), "not expired") == 0
+        outcome = self.outcome_of(
+            self.store.extend_deadline(lease, 0 if expires else 3600, is_parked=parked)
+        )
+        assert outcome == model.expected_error(lease)
+        if outcome is None:
+            model.is_expired, model.is_parked = expires, parked
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
-    def close(self, data: st.DataObject) -> None:
-        model, lease = self.pick(data)
-        fault = model.fault(lease)
-        got = self.wait(self.store.delete(lease))
-        assert got == (None if model.gone else fault)
-        model.ended = model.ended or (not model.gone and got is None)
-        model.gone = model.gone or got is None
+    def delete(self, data: st.DataObject) -> None:
+        model, lease = self.draw_session(data)
+        error = model.expected_error(lease)
+        outcome = self.outcome_of(self.store.delete(lease))
+        assert outcome == (None if model.is_removed else error)
+        model.has_tombstone = model.has_tombstone or (not model.is_removed and outcome is None)
+        model.is_removed = model.is_removed or outcome is None
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
-        model, _ = self.pick(data)
-        got = self.wait(self.store.force_delete(model.new.id))
-        if model.gone or model.over:
-            assert got is SessionNotFound
+    def force_delete(self, data: st.DataObject) -> None:
+        model, _ = self.draw_session(data)
+        outcome = self.outcome_of(self.store.force_delete(model.new.id))
+        if model.is_removed or model.is_expired:
+            assert outcome is SessionNotFound
             return
-        assert isinstance(got, int)
-        assert got > model.leases[-1].fence
-        model.gone = model.ended = True
+        assert isinstance(outcome, int)
+        assert outcome > model.leases[-1].fence
+        model.is_removed = model.has_tombstone = True
 
     @precondition(lambda self: self.sessions)
     @rule(data=st.data())
     def confirm(self, data: st.DataObject) -> None:
-        model, lease = self.pick(data)
-        assert self.wait(self.store.confirm(lease)) == model.fault(lease)
+        model, lease = self.draw_session(data)
+        assert self.outcome_of(self.store.confirm(lease)) == model.expected_error(lease)
 
     @rule()
     def sweep(self) -> None:
         swept = self.runner.run(self.store.sweep(1000)).expired
-        ended = [model for model in self.sessions if model.over and not model.gone]
-        assert {model.new.id for model in ended} <= set(swept)
-        live = {model.new.id for model in self.sessions if model.gone or not model.over}
-        assert not live & set(swept)
-        for model in ended:
-            model.gone = True
+        expired = [model for model in self.sessions if model.is_expired and not model.is_removed]
+        assert {model.new.id for model in expired} <= set(swept)
+        unswept = {
+            model.new.id for model in self.sessions if model.is_removed or not model.is_expired
+        }
+        assert not unswept & set(swept)
+        for model in expired:
+            model.is_removed = True
 
     @invariant()
-    def the_store_is_as_the_model(self) -> None:
+    def store_equals_model(self) -> None:
         for model in self.sessions:
             model.check(self.runner.run(self.store.load(model.new.id)))
 
@@ -306,7 +330,7 @@ def _with(change: WriteBatch, **changes: Any) -> WriteBatch:
     return msgspec.structs.replace(change, **changes)
 
 
-def run(url: str, examples: int, *phases: Phase) -> None:
+def run_machine(url: str, examples: int, *phases: Phase) -> None:
     machine = type("Machine", (StoreMachine,), {"url": url})
     run_state_machine_as_test(
         machine,
@@ -320,25 +344,24 @@ def run(url: str, examples: int, *phases: Phase) -> None:
     )
 
 
-def test_sqlite_is_as_the_model() -> None:
-    run("sqlite://:memory:", 50)
+def test_sqlite_behaves_as_the_model() -> None:
+    run_machine("sqlite://:memory:", 50)
 
 
-def test_redis_is_as_the_model(redis: RedisProcess) -> None:
-    run(redis.url, 30)
+def test_redis_behaves_as_the_model(redis: RedisProcess) -> None:
+    run_machine(redis.url, 30)
 
 
-def test_the_model_would_notice_a_store_that_forgets_an_entry(
+def test_machine_detects_a_store_that_loses_entries(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The machine itself is worth something."""
     write = SqliteStore.write
 
-    async def forgetful(
+    async def write_losing_entries(
         self: SqliteStore, lease: SessionLease, change: WriteBatch
     ) -> WriteResult | DuplicateWrite:
         return await write(self, lease, _with(change, entries=change.entries[:2]))
 
-    monkeypatch.setattr(SqliteStore, "write", forgetful)
+    monkeypatch.setattr(SqliteStore, "write", write_losing_entries)
     with pytest.raises((AssertionError, ExceptionGroup)):
-        run("sqlite://:memory:", 200, Phase.generate)
+        run_machine("sqlite://:memory:", 200, Phase.generate)

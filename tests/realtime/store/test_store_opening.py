@@ -1,4 +1,4 @@
-"""A store by its URL, and the file that SQLite keeps."""
+"""Tests of opening a store by its URL, and of the SQLite file."""
 
 import asyncio
 import sqlite3
@@ -27,24 +27,24 @@ from tests.support.store_records import append, entry, fresh_session
     "url",
     ["", "store.db", "sqlite://", "sqlite:///", "mysql://host/db", "redis+sentinel://host:26379"],
 )
-async def test_what_is_no_store_is_refused(url: str) -> None:
+async def test_url_of_no_store_is_refused(url: str) -> None:
     with pytest.raises(StoreUnusable):
         await open_store(url)
 
 
-async def test_a_password_is_not_repeated() -> None:
+async def test_error_message_does_not_repeat_the_password() -> None:
     with pytest.raises(StoreUnusable) as caught:
         await open_store("mysql://me:hunter2@host/db")
     assert "hunter2" not in str(caught.value)
 
 
-async def test_a_redis_that_is_not_there_is_to_be_tried_again() -> None:
+async def test_unreachable_redis_is_a_retryable_error() -> None:
     with pytest.raises(StoreUnavailable) as caught:
         await open_store(f"redis://127.0.0.1:{free_port()}")
     assert caught.value.retryable
 
 
-async def test_the_default_is_a_file_of_the_user_s_own(
+async def test_default_store_is_a_file_readable_only_by_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -55,7 +55,7 @@ async def test_the_default_is_a_file_of_the_user_s_own(
     await store.aclose()
 
 
-async def test_a_file_below_the_working_folder(
+async def test_relative_path_is_below_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ async def test_a_file_below_the_working_folder(
     await store.aclose()
 
 
-async def test_a_file_survives_a_restart(tmp_path: Path) -> None:
+async def test_sqlite_file_keeps_epoch_leases_and_entries_over_a_restart(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'store.db'}"
     store = await open_store(url)
     lease = await store.create(fresh_session())
@@ -80,7 +80,7 @@ async def test_a_file_survives_a_restart(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+async def test_path_that_is_no_database_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("not a database, but a text that is long enough to be one")
     (tmp_path / "folder").mkdir()
     for name in ("text", "folder", "text/below"):
@@ -88,7 +88,7 @@ async def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
             await open_store(f"sqlite:///{tmp_path / name}")
 
 
-async def test_a_layout_of_another_version_is_refused(tmp_path: Path) -> None:
+async def test_schema_of_another_version_is_refused(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "store.db")
     db.execute("PRAGMA user_version = 99")
     db.close()
@@ -97,7 +97,7 @@ async def test_a_layout_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("strict", 2)])
-async def test_durability_is_synchronous(
+async def test_durability_sets_the_synchronous_pragma(
     tmp_path: Path, durability: Durability, level: int
 ) -> None:
     store = await SqliteStore.open(tmp_path / "store.db", durability)
@@ -107,7 +107,7 @@ async def test_durability_is_synchronous(
     await store.aclose()
 
 
-async def test_a_locked_file_does_not_hold_the_loop_and_comes_back(tmp_path: Path) -> None:
+async def test_locked_file_does_not_block_the_event_loop(tmp_path: Path) -> None:
     store = await open_store(f"sqlite:///{tmp_path / 'store.db'}")
     lease = await store.create(fresh_session())
     other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
@@ -115,20 +115,20 @@ async def test_a_locked_file_does_not_hold_the_loop_and_comes_back(tmp_path: Pat
     writing = asyncio.create_task(
         store.write(lease, WriteBatch(kept_entries=0, entries=(entry(1),)))
     )
-    beats = 0
+    loop_rounds = 0
     while not writing.done():
         await asyncio.sleep(0.01)
-        beats += 1
+        loop_rounds += 1
     with pytest.raises(StoreUnavailable):
         await writing
-    assert beats > 20
+    assert loop_rounds > 20
     other.rollback()
     await append(store, lease, 0, entry(1))
     other.close()
     await store.aclose()
 
 
-async def test_sessions_expire_by_the_clock_it_is_given(tmp_path: Path) -> None:
+async def test_sessions_expire_by_the_given_clock(tmp_path: Path) -> None:
     now = [1000.0]
     store = await SqliteStore.open(None, clock=lambda: now[0])
     lease = await store.create(fresh_session(ttl_s=10))
@@ -141,7 +141,7 @@ async def test_sessions_expire_by_the_clock_it_is_given(tmp_path: Path) -> None:
     await store.aclose()
 
 
-async def test_an_emptied_file_is_another_store(tmp_path: Path) -> None:
+async def test_emptied_database_is_another_store(tmp_path: Path) -> None:
     file = tmp_path / "store.db"
     store = await open_store(f"sqlite:///{file}")
     lease = await store.create(fresh_session())
@@ -150,29 +150,29 @@ async def test_an_emptied_file_is_another_store(tmp_path: Path) -> None:
     other.execute("DELETE FROM store")
     other.commit()
     other.close()
-    before = store.epoch
+    old_epoch = store.epoch
     with pytest.raises(StoreReplaced):
         await append(store, lease, 0, entry(1))
-    assert store.epoch != before
+    assert store.epoch != old_epoch
     with pytest.raises(StoreReplaced):
         await append(store, lease, 0, entry(1))
-    again = await store.create(fresh_session())
-    await append(store, again, 0, entry(1))
+    new = await store.create(fresh_session())
+    await append(store, new, 0, entry(1))
     with pytest.raises(SessionNotFound):
         await store.claim(lease.session, "gate-2", ttl_s=60)
     await store.aclose()
 
 
-async def test_closing_leaves_no_thread() -> None:
-    before = threads()
+async def test_closed_store_leaves_no_thread() -> None:
+    other_threads = store_threads()
     store = await open_store("sqlite://:memory:")
     await store.create(fresh_session())
-    assert threads() - before, "it has one"
+    assert store_threads() - other_threads, "an open store has a thread"
     await store.aclose()
     async with asyncio.timeout(10):
-        while threads() - before:
+        while store_threads() - other_threads:
             await asyncio.sleep(0.01)
 
 
-def threads() -> set[threading.Thread]:
+def store_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "store"}

@@ -1,4 +1,4 @@
-"""A Redis that stops, sleeps, dies, forgets, fills up or hands over; and one that will not do."""
+"""A Redis that is stopped, paused, killed, flushed, full, failed over, or configured unsafely."""
 
 import asyncio
 import shutil
@@ -36,7 +36,7 @@ from tests.support.store_records import answer, append, entry, fresh_session
 pytestmark = needs_redis
 
 SLACK_S = 1.5
-"""The machine may be busy with other things."""
+"""Slack for a loaded machine."""
 ALWAYS = ("--appendonly", "yes", "--appendfsync", "always")
 EVERY_SECOND = ("--appendonly", "yes", "--appendfsync", "everysec")
 
@@ -56,7 +56,7 @@ async def store(server: RedisProcess) -> AsyncIterator[Store]:
     await store.aclose()
 
 
-async def refused_in_time(call: Awaitable[Any]) -> None:
+async def check_refused_in_time(call: Awaitable[Any]) -> None:
     began = time.monotonic()
     with pytest.raises(StoreUnavailable) as caught:
         await call
@@ -82,16 +82,18 @@ def every_call(store: Store, lease: SessionLease) -> list[Awaitable[Any]]:
     ]
 
 
-# ---------------------------------------------------------------- away for a while
+# ---------------------------------------------------------------- stopped and paused
 
 
-async def test_stopped_and_started_again(server: RedisProcess, store: Store) -> None:
+async def test_data_and_epoch_survive_a_restart_of_redis(
+    server: RedisProcess, store: Store
+) -> None:
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     epoch = store.epoch
     server.stop()
     for call in every_call(store, lease):
-        await refused_in_time(call)
+        await check_refused_in_time(call)
     await server.start()
     await append(store, lease, 1, entry(2))
     assert store.epoch == epoch
@@ -100,8 +102,10 @@ async def test_stopped_and_started_again(server: RedisProcess, store: Store) -> 
     assert snapshot.entries == (entry(1), entry(2))
 
 
-async def test_asleep_and_awake_again(server: RedisProcess, store: Store) -> None:
-    """All at once: nobody waits for another's time to be over."""
+async def test_calls_to_a_paused_redis_fail_in_time_and_concurrently(
+    server: RedisProcess, store: Store
+) -> None:
+    """Concurrent calls time out together, not one after another."""
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     others = [await store.create(fresh_session()) for _ in range(2 * keys.CONNECTIONS_MAX)]
@@ -111,17 +115,17 @@ async def test_asleep_and_awake_again(server: RedisProcess, store: Store) -> Non
     server.pause()
     writes = [store.write(other, change) for other in others]
     calls = [*every_call(store, lease), *writes]
-    await asyncio.gather(*(refused_in_time(call) for call in calls))
+    await asyncio.gather(*(check_refused_in_time(call) for call in calls))
     server.go_on()
     for other in others:
-        again = await until_there(store, other, change)
-        assert again in (WriteResult(1, 0), DuplicateWrite(b"r"))
-        card = await store.find(other.session)
-        assert card is not None
-        assert card.entry_count == 1
+        result = await write_when_available(store, other, change)
+        assert result in (WriteResult(1, 0), DuplicateWrite(b"r"))
+        metadata = await store.find(other.session)
+        assert metadata is not None
+        assert metadata.entry_count == 1
 
 
-async def until_there(
+async def write_when_available(
     store: Store, lease: SessionLease, change: WriteBatch
 ) -> WriteResult | DuplicateWrite:
     async with asyncio.timeout(20):
@@ -132,64 +136,65 @@ async def until_there(
                 await asyncio.sleep(0.02)
 
 
-async def test_while_it_lets_others_wait_it_is_not_called(
+async def test_calls_to_a_paused_redis_fail_fast_until_it_replies_again(
     server: RedisProcess, store: Store
 ) -> None:
-    """Who comes one after the other does not wait one after the other; it is called again when it
-    answers."""
+    """Consecutive calls do not each wait for the timeout; they succeed once Redis replies again."""
     lease = await store.create(fresh_session())
     server.pause()
     began = time.monotonic()
-    await refused_in_time(store.confirm(lease))
+    await check_refused_in_time(store.confirm(lease))
     assert not store.is_available
     for _ in range(50):
-        await refused_in_time(store.confirm(lease))
+        await check_refused_in_time(store.confirm(lease))
     assert time.monotonic() - began < 50 * keys.TIMEOUT_S / 4
     server.go_on()
-    await until_awake(store)
+    await wait_until_available(store)
     await append(store, lease, 0, entry(1))
 
 
-async def until_awake(store: Store) -> None:
+async def wait_until_available(store: Store) -> None:
     began = time.monotonic()
     while not store.is_available:
         await asyncio.sleep(0.01)
     assert time.monotonic() - began < 2.0 + SLACK_S
 
 
-async def test_one_that_is_gone_is_looked_for(server: RedisProcess, store: Store) -> None:
+async def test_stopped_redis_is_probed_until_it_is_started(
+    server: RedisProcess, store: Store
+) -> None:
     server.stop()
-    await refused_in_time(store.check())
+    await check_refused_in_time(store.check())
     assert not store.is_available
     await server.start()
-    await until_awake(store)
+    await wait_until_available(store)
     await store.check()
 
 
-async def test_a_host_that_takes_no_connections() -> None:
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen(0)
-        port = deaf.getsockname()[1]
+async def test_host_that_accepts_no_connection_is_refused_in_time() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        port = full.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            await refused_in_time(open_store(f"redis://127.0.0.1:{port}"))
+            await check_refused_in_time(open_store(f"redis://127.0.0.1:{port}"))
             hosts = f"127.0.0.1:{port},localhost:{port}"
-            await refused_in_time(open_store(f"redis+sentinel://{hosts}/talk"))
+            await check_refused_in_time(open_store(f"redis+sentinel://{hosts}/talk"))
 
 
-async def test_calls_given_up_do_not_answer_others(server: RedisProcess, store: Store) -> None:
-    made = [fresh_session(state=str(n).encode()) for n in range(20)]
-    for new in made:
+async def test_cancelled_calls_do_not_mix_up_replies(server: RedisProcess, store: Store) -> None:
+    sessions = [fresh_session(state=str(n).encode()) for n in range(20)]
+    for new in sessions:
         await store.create(new)
     server.pause()
-    calls = [asyncio.create_task(store.load(new.id)) for new in made]
+    calls = [asyncio.create_task(store.load(new.id)) for new in sessions]
     await asyncio.sleep(0.05)
     for call in calls[::2]:
         call.cancel()
     await asyncio.sleep(0.05)
     server.go_on()
     await asyncio.gather(*calls, return_exceptions=True)
-    for new in made:
+    for new in sessions:
         snapshot = await store.load(new.id)
         assert snapshot is not None
         assert (snapshot.metadata.id, snapshot.state) == (new.id, new.state)
@@ -198,7 +203,7 @@ async def test_calls_given_up_do_not_answer_others(server: RedisProcess, store: 
 # ---------------------------------------------------------------- killed
 
 
-async def test_killed_in_strict_mode_loses_nothing(tmp_path: Path) -> None:
+async def test_strict_durability_loses_no_acknowledged_write_in_a_kill(tmp_path: Path) -> None:
     server = RedisProcess(tmp_path / "redis", *ALWAYS)
     await server.start()
     store = await open_store(server.url, "strict")
@@ -222,46 +227,48 @@ async def test_killed_in_strict_mode_loses_nothing(tmp_path: Path) -> None:
     for lease, count in acknowledged.items():
         snapshot = await store.load(lease.session)
         assert snapshot is not None
-        ids = [one.ids for one in snapshot.entries]
+        ids = [each.ids for each in snapshot.entries]
         assert ids[:count] == [(n,) for n in range(count)]
-        assert len(ids) - count <= 1, "the one that was not acknowledged may be there"
+        assert len(ids) - count <= 1, "the unacknowledged write may be stored"
         await append(store, lease, count, entry(count))
     await store.aclose()
     server.kill()
 
 
-async def test_a_lost_last_second_is_told_to_whom_it_concerns(
+async def test_truncated_append_only_file_is_data_loss_for_affected_leases(
     server: RedisProcess, store: Store
 ) -> None:
-    lost, whole = [await store.create(fresh_session()) for _ in range(2)]
-    await append(store, lost, 0, entry(1))
-    await append(store, whole, 0, entry(1))
+    lossy, intact = [await store.create(fresh_session()) for _ in range(2)]
+    await append(store, lossy, 0, entry(1))
+    await append(store, intact, 0, entry(1))
     late = await store.create(fresh_session())
     (log,) = server.folder.glob("appendonlydir/*.incr.aof")
-    kept = log.stat().st_size
-    await append(store, lost, 1, entry(2))
-    taken = await store.claim(late.session, "gate-2", ttl_s=60)
+    synced_bytes = log.stat().st_size
+    await append(store, lossy, 1, entry(2))
+    lost_claim = await store.claim(late.session, "gate-2", ttl_s=60)
     server.kill()
-    with log.open("r+b") as file:  # as a crash of the machine would leave it
-        file.truncate(kept)
+    with log.open("r+b") as file:  # as after a crash of the machine
+        file.truncate(synced_bytes)
     await server.start()
     with pytest.raises(SessionDataLost):
-        await append(store, lost, 2, entry(3))
+        await append(store, lossy, 2, entry(3))
     with pytest.raises(SessionDataLost):
-        await append(store, taken, 0, entry(1))
-    await append(store, whole, 1, entry(2))
-    # Who was there knows what is missing, and writes it again.
-    await append(store, lost, 1, entry(2), entry(3))
-    again = await store.claim(late.session, "gate-3", ttl_s=60)
-    assert again.fence > taken.fence, "no fence is given twice, even so"
+        await append(store, lost_claim, 0, entry(1))
+    await append(store, intact, 1, entry(2))
+    # The owner knows what is missing, and writes it again.
+    await append(store, lossy, 1, entry(2), entry(3))
+    next_claim = await store.claim(late.session, "gate-3", ttl_s=60)
+    assert next_claim.fence > lost_claim.fence, "a lost fence is not issued again"
     with pytest.raises(OwnershipLost):
-        await append(store, taken, 0, entry(1))
+        await append(store, lost_claim, 0, entry(1))
 
 
-# ---------------------------------------------------------------- forgotten
+# ---------------------------------------------------------------- flushed
 
 
-async def test_flushed_under_load(server: RedisProcess, store: Store) -> None:
+async def test_flush_under_load_is_detected_by_every_writer(
+    server: RedisProcess, store: Store
+) -> None:
     leases = [await store.create(fresh_session()) for _ in range(8)]
     other = await open_store(server.url)
     epoch = store.epoch
@@ -282,14 +289,14 @@ async def test_flushed_under_load(server: RedisProcess, store: Store) -> None:
     assert other.epoch == store.epoch
     with pytest.raises(SessionNotFound):
         await store.claim(leases[0].session, "gate-1", ttl_s=60)
-    again = await store.create(fresh_session(id=leases[0].session))
-    await append(store, again, 0, entry(1))
+    recreated = await store.create(fresh_session(id=leases[0].session))
+    await append(store, recreated, 0, entry(1))
     with pytest.raises(StoreReplaced):
         await append(store, leases[0], 1, entry(2))
     await other.aclose()
 
 
-async def test_started_again_empty_is_another_store(tmp_path: Path) -> None:
+async def test_redis_restarted_without_data_is_another_store(tmp_path: Path) -> None:
     server = RedisProcess(tmp_path / "redis")
     await server.start()
     store = await open_store(server.url)
@@ -305,7 +312,7 @@ async def test_started_again_empty_is_another_store(tmp_path: Path) -> None:
     server.kill()
 
 
-async def test_a_flush_is_seen_by_looking(server: RedisProcess, store: Store) -> None:
+async def test_check_detects_a_flush(server: RedisProcess, store: Store) -> None:
     await store.check()
     async with server.client() as client:
         await client.flushall()
@@ -314,7 +321,7 @@ async def test_a_flush_is_seen_by_looking(server: RedisProcess, store: Store) ->
     await store.check()
 
 
-async def test_a_forgotten_response_may_be_a_lost_store(server: RedisProcess, store: Store) -> None:
+async def test_find_response_detects_a_flush(server: RedisProcess, store: Store) -> None:
     async with server.client() as client:
         await client.flushall()
     with pytest.raises(StoreReplaced):
@@ -324,7 +331,7 @@ async def test_a_forgotten_response_may_be_a_lost_store(server: RedisProcess, st
 # ---------------------------------------------------------------- full
 
 
-async def test_full_refuses_whole_and_goes_on_when_there_is_room(
+async def test_full_redis_refuses_whole_writes_until_memory_is_free(
     server: RedisProcess, store: Store
 ) -> None:
     lease = await store.create(fresh_session())
@@ -339,8 +346,8 @@ async def test_full_refuses_whole_and_goes_on_when_there_is_room(
             events=StoredEvents(0, (b"e",)),
             request=IdempotentRequest("event_1", b"c"),
         )
-        await refused_in_time(store.write(lease, change))
-        await refused_in_time(store.create(fresh_session()))
+        await check_refused_in_time(store.write(lease, change))
+        await check_refused_in_time(store.create(fresh_session()))
         snapshot = await store.load(lease.session)
         assert snapshot is not None
         assert (snapshot.entries, snapshot.running_responses) == ((entry(1),), ())
@@ -349,11 +356,11 @@ async def test_full_refuses_whole_and_goes_on_when_there_is_room(
     assert await store.write(lease, change) == WriteResult(2, 1)
 
 
-# ---------------------------------------------------------------- will not do
+# ---------------------------------------------------------------- unsafe configurations
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl", "volatile-lru"])
-async def test_a_redis_that_may_drop_sessions_is_refused(tmp_path: Path, policy: str) -> None:
+async def test_redis_with_an_eviction_policy_is_refused(tmp_path: Path, policy: str) -> None:
     server = RedisProcess(tmp_path / "redis", "--maxmemory-policy", policy)
     await server.start()
     with pytest.raises(StoreUnusable, match=policy):
@@ -364,7 +371,9 @@ async def test_a_redis_that_may_drop_sessions_is_refused(tmp_path: Path, policy:
 @pytest.mark.parametrize(
     "options", [(), EVERY_SECOND, ("--appendonly", "no", "--appendfsync", "always")]
 )
-async def test_strict_needs_every_write_on_disk(tmp_path: Path, options: tuple[str, ...]) -> None:
+async def test_strict_durability_needs_appendfsync_always(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
     server = RedisProcess(tmp_path / "redis", *options)
     await server.start()
     with pytest.raises(StoreUnusable, match="appendfsync always"):
@@ -373,14 +382,14 @@ async def test_strict_needs_every_write_on_disk(tmp_path: Path, options: tuple[s
     server.kill()
 
 
-async def test_the_rules_are_looked_at_again_after_an_outage(
+async def test_redis_configuration_is_checked_again_after_an_outage(
     server: RedisProcess, store: Store
 ) -> None:
     lease = await store.create(fresh_session())
     server.pause()
-    await refused_in_time(store.check())
+    await check_refused_in_time(store.check())
     server.go_on()
-    await until_awake(store)
+    await wait_until_available(store)
     async with server.client() as client:
         await client.config_set("maxmemory-policy", "allkeys-lru")
         with pytest.raises(StoreUnavailable, match="allkeys-lru"):
@@ -389,7 +398,7 @@ async def test_the_rules_are_looked_at_again_after_an_outage(
     await append(store, lease, 0, entry(1))
 
 
-async def test_a_password_is_needed_and_taken(tmp_path: Path) -> None:
+async def test_password_in_the_url_is_required_and_percent_decoded(tmp_path: Path) -> None:
     server = RedisProcess(tmp_path / "redis", "--maxclients", "50")
     await server.start()
     async with server.client() as client:
@@ -406,8 +415,8 @@ async def test_a_password_is_needed_and_taken(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- many gateways
 
 
-async def test_of_many_gateways_with_one_request_one_is_written(server: RedisProcess) -> None:
-    """A client sends again what was not acknowledged, to whichever gateway is there."""
+async def test_one_request_to_many_gateways_is_written_once(server: RedisProcess) -> None:
+    """A client retries an unacknowledged request on several gateways."""
     stores = [await open_store(server.url) for _ in range(4)]
     for round in range(20):
         new = fresh_session()
@@ -421,14 +430,15 @@ async def test_of_many_gateways_with_one_request_one_is_written(server: RedisPro
         async def claim_and_write(
             n: int, session: str = new.id, change: WriteBatch = change
         ) -> object:
-            mine = await stores[n].claim(session, f"gate-{n}", ttl_s=60)
-            return await stores[n].write(mine, change)
+            lease = await stores[n].claim(session, f"gate-{n}", ttl_s=60)
+            return await stores[n].write(lease, change)
 
         first = stores[0].write(lease, change)
         rest = [claim_and_write(n) for n in range(4)]
         results = await asyncio.gather(first, *rest, return_exceptions=True)
-        assert all(isinstance(one, WriteResult | DuplicateWrite | OwnershipLost) for one in results)
-        assert sum(isinstance(one, WriteResult) for one in results) == 1
+        expected = WriteResult | DuplicateWrite | OwnershipLost
+        assert all(isinstance(result, expected) for result in results)
+        assert sum(isinstance(result, WriteResult) for result in results) == 1
         snapshot = await stores[1].load(new.id)
         assert snapshot is not None
         assert snapshot.entries == (entry(round),)
@@ -436,33 +446,35 @@ async def test_of_many_gateways_with_one_request_one_is_written(server: RedisPro
         await store.aclose()
 
 
-async def test_of_many_sweepers_one_removes_a_session(server: RedisProcess) -> None:
+async def test_concurrent_sweeps_remove_each_session_once(server: RedisProcess) -> None:
     stores = [await open_store(server.url) for _ in range(3)]
-    made = [(await stores[0].create(fresh_session(ttl_s=0))).session for _ in range(60)]
+    expired = [(await stores[0].create(fresh_session(ttl_s=0))).session for _ in range(60)]
     swept = await asyncio.gather(*(store.sweep(1000) for store in stores))
-    names = [name for one in swept for name in one.expired]
-    assert sorted(names) == sorted(made)
+    names = [name for sweep in swept for name in sweep.expired]
+    assert sorted(names) == sorted(expired)
     async with server.client() as client:
-        assert await client.keys("*") == [keys.EPOCH_KEY.encode()], "nothing is left behind"
+        assert await client.keys("*") == [keys.EPOCH_KEY.encode()], "only the store epoch is left"
     for store in stores:
         await store.aclose()
 
 
-async def test_an_index_that_is_too_early_is_put_right(server: RedisProcess, store: Store) -> None:
-    made = [(await store.create(fresh_session(ttl_s=60))).session for _ in range(3)]
-    over = (await store.create(fresh_session(ttl_s=0))).session
+async def test_sweep_corrects_deadlines_that_are_too_early(
+    server: RedisProcess, store: Store
+) -> None:
+    live = [(await store.create(fresh_session(ttl_s=60))).session for _ in range(3)]
+    expired = (await store.create(fresh_session(ttl_s=0))).session
     async with server.client() as client:
-        scores = [await client.zscore(keys.DEADLINES_KEY, name) for name in made]
-        await client.zadd(keys.DEADLINES_KEY, dict.fromkeys(made, 0))
-        assert await store.sweep(10) == SweepResult(4, [over])
-        assert [await client.zscore(keys.DEADLINES_KEY, name) for name in made] == scores
+        scores = [await client.zscore(keys.DEADLINES_KEY, name) for name in live]
+        await client.zadd(keys.DEADLINES_KEY, dict.fromkeys(live, 0))
+        assert await store.sweep(10) == SweepResult(4, [expired])
+        assert [await client.zscore(keys.DEADLINES_KEY, name) for name in live] == scores
     assert await store.sweep(10) == SweepResult(0, [])
 
 
-async def test_all_of_a_session_lies_in_one_slot(
+async def test_keys_of_a_session_share_a_slot_and_leave_a_tombstone(
     server: RedisProcess, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And of an ended one only that it was ended is left, for its time."""
+    """A deleted session leaves only its tombstone, which expires."""
     monkeypatch.setattr(keys, "TOMBSTONE_S", 1.0)
     new = fresh_session()
     lease = await store.create(new)
@@ -476,15 +488,15 @@ async def test_all_of_a_session_lies_in_one_slot(
     await store.write(lease, change)
     await store.journal(lease, "resp_1", 0, (1, 2))
     async with server.client() as client:
-        alone = {keys.EPOCH_KEY.encode(), keys.DEADLINES_KEY.encode()}
+        shared = {keys.EPOCH_KEY.encode(), keys.DEADLINES_KEY.encode()}
         names = [name.encode() for name in keys.session_keys(new.id)]
-        assert set(await client.keys("*")) - alone == set(names)
+        assert set(await client.keys("*")) - shared == set(names)
         assert len({key_slot(name) for name in names}) == 1
         for name in names:
             assert await client.ttl(name) == -1
     await store.delete(lease)
     async with server.client() as client:
-        assert set(await client.keys("*")) - alone == {names[0]}
+        assert set(await client.keys("*")) - shared == {names[0]}
         async with asyncio.timeout(30):
             while set(await client.keys("*")) != {keys.EPOCH_KEY.encode()}:
                 await asyncio.sleep(0.05)
@@ -495,30 +507,30 @@ async def test_all_of_a_session_lies_in_one_slot(
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-async def test_over_tls(tmp_path: Path) -> None:
-    made = await asyncio.create_subprocess_exec(
+async def test_redis_over_tls_needs_a_trusted_certificate(tmp_path: Path) -> None:
+    openssl = await asyncio.create_subprocess_exec(
         *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
         *("-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext"),
         *("subjectAltName=DNS:localhost", "-keyout", "key.pem", "-out", "cert.pem"),
         cwd=tmp_path,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    assert await made.wait() == 0
+    assert await openssl.wait() == 0
     cert, port = tmp_path / "cert.pem", free_port()
     tls = ("--tls-port", str(port), "--tls-cert-file", str(cert), "--tls-auth-clients", "no")
-    keyed = ("--tls-key-file", str(tmp_path / "key.pem"), "--tls-ca-cert-file", str(cert))
-    server = RedisProcess(tmp_path / "redis", *tls, *keyed)
+    key = ("--tls-key-file", str(tmp_path / "key.pem"), "--tls-ca-cert-file", str(cert))
+    server = RedisProcess(tmp_path / "redis", *tls, *key)
     await server.start()
     store = await open_store(f"rediss://localhost:{port}/0?ssl_ca_certs={cert}")
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     await store.aclose()
-    with pytest.raises(StoreUnavailable):  # nobody vouches for its certificate
+    with pytest.raises(StoreUnavailable):  # the certificate is not trusted
         await open_store(f"rediss://localhost:{port}/0")
     server.kill()
 
 
-async def test_through_a_fail_over(tmp_path: Path) -> None:
+async def test_sentinel_failover_that_lost_a_write_is_data_loss(tmp_path: Path) -> None:
     first = RedisProcess(tmp_path / "first")
     await first.start()
     second = RedisProcess(tmp_path / "second", "--replicaof", "127.0.0.1", str(first.port))
@@ -529,17 +541,17 @@ async def test_through_a_fail_over(tmp_path: Path) -> None:
         "sentinel down-after-milliseconds talk 300\n"
         "sentinel failover-timeout talk 2000\n"
     )
-    watch = RedisProcess(tmp_path / "watch", "--sentinel", config=config)
-    await watch.start()
-    async with asyncio.timeout(60), watch.client() as client:
+    sentinel = RedisProcess(tmp_path / "watch", "--sentinel", config=config)
+    await sentinel.start()
+    async with asyncio.timeout(60), sentinel.client() as client:
         while not await client.execute_command("SENTINEL", "REPLICAS", "talk"):
             await asyncio.sleep(0.1)
-    store = await open_store(f"redis+sentinel://127.0.0.1:{watch.port}/talk/0")
+    store = await open_store(f"redis+sentinel://127.0.0.1:{sentinel.port}/talk/0")
     lease = await store.create(fresh_session())
     await append(store, lease, 0, entry(1))
     async with first.client() as client:
         assert await client.execute_command("WAIT", 1, 20_000) == 1
-    # The replica hears no more, and is not let in again: what is acknowledged now will be lost.
+    # The replica is cut off and cannot reconnect: writes acknowledged from now on will be lost.
     async with second.client() as client:
         await client.execute_command("CONFIG", "SET", "masterauth", "nobody")
         await client.execute_command("CLIENT", "KILL", "TYPE", "master")
@@ -560,5 +572,5 @@ async def test_through_a_fail_over(tmp_path: Path) -> None:
     assert snapshot is not None
     assert snapshot.entries == (entry(1), entry(2), entry(3))
     await store.aclose()
-    for process in (watch, second):
+    for process in (sentinel, second):
         process.kill()

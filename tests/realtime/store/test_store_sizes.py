@@ -1,4 +1,4 @@
-"""What a parked session costs in Redis: at most 2 KiB and 8 bytes a token."""
+"""Memory of a parked session in Redis: at most 2 KiB and 8 bytes a token."""
 
 import json
 import random
@@ -21,9 +21,9 @@ from tests.support.store_records import fresh_session
 PROSE = (Path(__file__).parents[3] / "LICENSE").read_text().split()
 CHARS_PER_TOKEN = 4.2
 FRAME_TOKENS = 5
-"""A template's, around each message."""
+"""Tokens of the chat template around each message."""
 LARGEST_ID = 151_000
-"""Ids are drawn so that each tenfold is as likely: a vocabulary numbers frequent tokens first."""
+"""Ids are log-uniform up to this one, because a vocabulary numbers frequent tokens first."""
 SETTINGS = json.dumps(
     {
         "instructions": "You are a friendly guide to the city museum. Answer in one or two short "
@@ -37,49 +37,58 @@ SETTINGS = json.dumps(
 ).encode()
 
 
-def message(chance: random.Random, role: str, words: int) -> Entry:
-    start = chance.randrange(len(PROSE) - words)
+def message(rng: random.Random, role: str, words: int) -> Entry:
+    start = rng.randrange(len(PROSE) - words)
     text = " ".join(PROSE[start : start + words])
     kind = "output_text" if role == "assistant" else "input_text"
     body = {
         "type": "message",
-        "id": f"item_{chance.randbytes(10).hex()}",
+        "id": f"item_{rng.randbytes(10).hex()}",
         "role": role,
         "parts": [{"kind": kind, "text": text}],
         "status": "completed",
     }
     count = FRAME_TOKENS + round(len(text) / CHARS_PER_TOKEN)
-    ids = tuple(int(LARGEST_ID ** chance.random()) for _ in range(count))
+    ids = tuple(int(LARGEST_ID ** rng.random()) for _ in range(count))
     return Entry(json.dumps([body], separators=(",", ":")).encode(), ids)
 
 
 @pytest.mark.parametrize(
     ("turns", "words"), [(0, 1), (1, 8), (20, 12), (200, 25), (500, 12), (20, 400)]
 )
-async def test_a_parked_session_is_small(redis: RedisProcess, turns: int, words: int) -> None:
+async def test_parked_session_takes_at_most_2_kib_and_8_bytes_a_token(
+    redis: RedisProcess, turns: int, words: int
+) -> None:
     store = await open_store(redis.url)
-    chance = random.Random(turns)
+    rng = random.Random(turns)
     new = fresh_session(
-        state=SETTINGS, owner="gate-3f2a9c11d2b3a495", tenant="t" * 24, secret=chance.randbytes(32)
+        state=SETTINGS, owner="gate-3f2a9c11d2b3a495", tenant="t" * 24, secret=rng.randbytes(32)
     )
     lease = await store.create(new)
     tokens = 0
     for turn in range(turns):
-        asked, said = (message(chance, role, words) for role in ("user", "assistant"))
-        name = f"resp_{chance.randbytes(10).hex()}"
-        at = 2 * turn
-        begun = ResponseCheckpoint(
-            id=name, seed=chance.getrandbits(63), prompt=tokens, entry=at + 1
+        user_entry, assistant_entry = (message(rng, role, words) for role in ("user", "assistant"))
+        response_id = f"resp_{rng.randbytes(10).hex()}"
+        entry_count = 2 * turn
+        checkpoint = ResponseCheckpoint(
+            id=response_id, seed=rng.getrandbits(63), prompt=tokens, entry=entry_count + 1
         )
-        once = IdempotentRequest(f"event_{turn}a", b"item", str(at).encode())
-        await store.write(lease, WriteBatch(kept_entries=at, entries=(asked,), request=once))
-        once = IdempotentRequest(f"event_{turn}b", b"respond", bytes.fromhex(name[5:]))
-        await store.write(lease, WriteBatch(started_responses=(begun,), request=once))
-        await store.journal(lease, name, 0, said.ids)
+        request = IdempotentRequest(f"event_{turn}a", b"item", str(entry_count).encode())
         await store.write(
-            lease, WriteBatch(kept_entries=at + 1, entries=(said,), ended_responses=(name,))
+            lease, WriteBatch(kept_entries=entry_count, entries=(user_entry,), request=request)
         )
-        tokens += len(asked.ids) + len(said.ids)
+        request = IdempotentRequest(f"event_{turn}b", b"respond", bytes.fromhex(response_id[5:]))
+        await store.write(lease, WriteBatch(started_responses=(checkpoint,), request=request))
+        await store.journal(lease, response_id, 0, assistant_entry.ids)
+        await store.write(
+            lease,
+            WriteBatch(
+                kept_entries=entry_count + 1,
+                entries=(assistant_entry,),
+                ended_responses=(response_id,),
+            ),
+        )
+        tokens += len(user_entry.ids) + len(assistant_entry.ids)
     await store.write(lease, WriteBatch(events=StoredEvents(0, (b'{"type":"session.updated"}',))))
     await store.extend_deadline(lease, 60, is_parked=True)
     async with redis.client() as client:
