@@ -69,7 +69,7 @@ def sequence(events: list[Event]) -> list[int]:
 # ---------------------------------------------------------------- stream queues
 
 
-async def test_an_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
+async def test_idle_connection_does_not_keep_its_last_frame(running: Running) -> None:
     socket = FakeSocket()
     app = cast("Starlette", running.server.config.app)
     responses: ResponseService = app.state.responses

@@ -51,7 +51,7 @@ async def connect(bench: Bench, limits: Limits | None = None) -> AsyncIterator[W
     assert await bench.engine.list_sessions() == [], "nothing is left behind"
 
 
-async def test_an_idle_connection_does_not_keep_its_last_frame(bench: Bench) -> None:
+async def test_idle_connection_does_not_keep_its_last_frame(bench: Bench) -> None:
     async with connect(bench) as wire:
         frame = json.dumps({"type": "input_audio_buffer.clear"})
         unused = sys.getrefcount(frame)
