@@ -307,7 +307,7 @@ async def test_repeated_session_updates_exhaust_the_rate_limit(limited: Running)
 
 
 INSTRUCTIONS_CHARS = (350, 4_000, 380, 3_000)
-"""Fits, does not fit, and again."""
+"""Alternately short enough for the context and too long for it."""
 
 
 async def test_refused_requests_exhaust_the_rate_limit(limited: Running) -> None:

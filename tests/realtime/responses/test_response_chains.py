@@ -47,7 +47,7 @@ async def response_service(
     assert await bench.engine.list_sessions() == [], "nothing is left open in the engine"
 
 
-def create(
+def request(
     text: str,
     previous: str | None = None,
     *,
@@ -75,7 +75,7 @@ async def turn(
 
 async def is_unknown(responses: ResponseService, id: str) -> bool:
     try:
-        await turn(responses, create("x", id))
+        await turn(responses, request("x", id))
     except Refusal as refusal:
         return refusal.code == "previous_response_not_found"
     return False
@@ -89,7 +89,9 @@ async def test_response_from_any_continuation_point_equals_a_fresh_prefill(bench
         for _ in range(12):
             parents = [rng.choice(points) for _ in range(rng.randint(1, 3))]
             commands = [
-                create(f"say {rng.randint(0, 9)}", parent, instructions=rng.choice(["", "be kind"]))
+                request(
+                    f"say {rng.randint(0, 9)}", parent, instructions=rng.choice(["", "be kind"])
+                )
                 for parent in parents
             ]
             created = await asyncio.gather(*(turn(responses, command) for command in commands))
@@ -110,11 +112,11 @@ async def test_response_from_any_continuation_point_equals_a_fresh_prefill(bench
 
 async def test_fork_shares_kv_while_the_other_branch_is_generated(bench: Bench) -> None:
     async with response_service(bench) as responses:
-        first = await turn(responses, create("hello, this is the beginning of it"))
+        first = await turn(responses, request("hello, this is the beginning of it"))
         assert first.usage is not None
         length = first.usage.input_tokens + first.usage.output_tokens
-        one = await responses.create(create("one", first.id), REQUESTER)
-        other = await responses.create(create("two", first.id), REQUESTER)
+        one = await responses.create(request("one", first.id), REQUESTER)
+        other = await responses.create(request("two", first.id), REQUESTER)
         for run in (one, other):
             response = await run.event_stream.wait_for_end()
             assert response.usage is not None
@@ -126,11 +128,11 @@ async def test_continuation_points_are_limited_in_number_and_tokens(bench: Bench
         continuation_points_max=3, connection_continuation_points_max=2, continuation_tokens_max=150
     )
     async with response_service(bench, limits) as responses:
-        unstored = [(await turn(responses, create("hello"))).id for _ in range(3)]
+        unstored = [(await turn(responses, request("hello"))).id for _ in range(3)]
         assert await is_unknown(responses, unstored[0])
         assert not await is_unknown(responses, unstored[1])
         for text in ("x" * 60, "y" * 60, "z" * 60):
-            await turn(responses, create(text, store=True))
+            await turn(responses, request(text, store=True))
         assert responses.continuations.token_count <= 150
         assert len(responses.continuations) <= 3
         async with asyncio.timeout(20):
@@ -140,7 +142,7 @@ async def test_continuation_points_are_limited_in_number_and_tokens(bench: Bench
 
 async def test_unused_continuation_points_expire(bench: Bench) -> None:
     async with response_service(bench, Limits(continuation_point_ttl_s=0.2)) as responses:
-        first = await turn(responses, create("hello"))
+        first = await turn(responses, request("hello"))
         async with asyncio.timeout(20):
             while len(responses.continuations) or await bench.engine.list_sessions():
                 await asyncio.sleep(0.02)
@@ -150,10 +152,10 @@ async def test_unused_continuation_points_expire(bench: Bench) -> None:
 async def test_evicted_continuation_point_is_restored_from_the_store(bench: Bench) -> None:
     store = await open_store("sqlite://:memory:")
     async with response_service(bench, Limits(continuation_points_max=1), store) as responses:
-        first = await turn(responses, create("hello", store=True))
-        before = await turn(responses, create("on", first.id, store=True))
-        await turn(responses, create("something else", store=True))
-        repeated = await turn(responses, create("on", first.id, store=True))
+        first = await turn(responses, request("hello", store=True))
+        before = await turn(responses, request("on", first.id, store=True))
+        await turn(responses, request("something else", store=True))
+        repeated = await turn(responses, request("on", first.id, store=True))
         assert [text(item) for item in repeated.items] == [text(item) for item in before.items]
         assert repeated.usage is not None
         assert before.usage is not None
@@ -168,10 +170,10 @@ def text(item: Item) -> str:
 
 async def test_prompt_over_the_context_is_refused_or_truncated(bench: Bench) -> None:
     async with response_service(bench) as responses:
-        response = await turn(responses, create("x" * 300))
+        response = await turn(responses, request("x" * 300))
         with pytest.raises(Refusal, match=r"tokens, but the context of the model holds 400"):
-            await responses.create(create("y" * 80, response.id), REQUESTER)
-        ended = await turn(responses, create("y" * 80, response.id, truncate=True))
+            await responses.create(request("y" * 80, response.id), REQUESTER)
+        ended = await turn(responses, request("y" * 80, response.id, truncate=True))
         assert ended.usage is not None
         assert ended.usage.input_tokens < 200, "no items were truncated"
         assert not await is_unknown(responses, response.id)
@@ -179,20 +181,20 @@ async def test_prompt_over_the_context_is_refused_or_truncated(bench: Bench) -> 
 
 async def test_failed_response_leaves_its_predecessor_usable(bench: Bench) -> None:
     async with response_service(bench) as responses:
-        first = await turn(responses, create("hello"))
+        first = await turn(responses, request("hello"))
         steps = (await bench.engine.stats()).steps
         bench.runner.fail_at.update(range(steps, steps + 3))
-        failed = await turn(responses, create("on", first.id))
+        failed = await turn(responses, request("on", first.id))
         assert failed.status == "failed"
         bench.runner.fail_at.clear()
-        repeated = await turn(responses, create("on", first.id))
+        repeated = await turn(responses, request("on", first.id))
         assert repeated.status in ("completed", "incomplete")
 
 
 async def test_response_continues_after_the_loss_of_its_engine(bench: Bench) -> None:
     async with response_service(bench) as responses:
-        first = await turn(responses, create("hello"))
-        run = await responses.create(create("on", first.id, tokens=60, store=True), REQUESTER)
+        first = await turn(responses, request("hello"))
+        run = await responses.create(request("on", first.id, tokens=60, store=True), REQUESTER)
         async with contextlib.aclosing(run.event_stream.follow()) as events:
             async for event in events:
                 if isinstance(event, TextDelta):
@@ -224,17 +226,17 @@ class UnavailableStore:
 
 async def test_response_reports_that_the_store_did_not_keep_it(bench: Bench) -> None:
     async with response_service(bench, store=cast("Store", UnavailableStore())) as responses:
-        response = await turn(responses, create("hello", store=True))
+        response = await turn(responses, request("hello", store=True))
         assert (response.status in ("completed", "incomplete"), response.kept) == (True, False)
         with pytest.raises(Refusal) as refused:
-            await responses.create(create("x", "resp_unknown"), REQUESTER)
+            await responses.create(request("x", "resp_unknown"), REQUESTER)
         assert (refused.value.code, refused.value.kind) == ("store_unavailable", "server_error")
-        assert await turn(responses, create("on", response.id)), "the response is not in memory"
+        assert await turn(responses, request("on", response.id)), "the response is not in memory"
 
 
 async def test_event_stream_gives_all_events_to_readers_at_any_time(bench: Bench) -> None:
     async with response_service(bench) as responses:
-        run = await responses.create(create("hello"), REQUESTER)
+        run = await responses.create(request("hello"), REQUESTER)
 
         async def read(stream: EventStream) -> list[ResponseEvent]:
             return [event async for event in stream.follow()]

@@ -95,8 +95,8 @@ async def test_response_is_returned_and_retrieved_as_json(running: Running) -> N
     response = await post(running, input="hello", instructions="be kind")
     assert (response["object"], response["store"]) == ("response", True)
     assert text_of(response)
-    status, again = await ask(running, "GET", f"/v1/responses/{response['id']}")
-    assert (status, again) == (200, response)
+    status, retrieved = await ask(running, "GET", f"/v1/responses/{response['id']}")
+    assert (status, retrieved) == (200, response)
 
 
 async def test_response_is_streamed_as_server_sent_events(running: Running) -> None:

@@ -19,7 +19,7 @@ COMMANDS: dict[str, dict[str, object]] = {
             "content": [{"type": "input_text", "text": "hello"}],
         },
     },
-    "words": {"type": "input_text_buffer.append", "text": "some words "},
+    "text buffer": {"type": "input_text_buffer.append", "text": "some words "},
     "settings": {
         "type": "session.update",
         "session": {"type": "realtime", "instructions": "be kind"},

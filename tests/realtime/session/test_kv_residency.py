@@ -14,7 +14,7 @@ from tests.support.resuming import Client, resumed
 from tests.support.sessions import registry_of
 
 
-@pytest.fixture(params=[0, 24], ids=["dropped", "spilled"])
+@pytest.fixture(params=[0, 24], ids=["no host tier", "host tier"])
 async def crowded(chatty: Path, request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
     """An engine whose device holds the KV of one conversation, not of two; a host tier or none."""
     async with digest_engine(

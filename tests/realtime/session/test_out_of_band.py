@@ -62,14 +62,14 @@ async def test_referenced_items_share_the_kv_of_the_conversation(talk: Talk) -> 
     assert response.usage.cached_tokens >= shared
     start = Conversation.start(talk.session.conversation.template, GenerationSettings())
     spans = talk.session.conversation.spans[:4]
-    asked = start.with_spans(spans).add_item(question)
-    assert text_of(response) == expected_text(talk, asked, 5)
+    conversation = start.with_spans(spans).add_item(question)
+    assert text_of(response) == expected_text(talk, conversation, 5)
     await talk.turn()
 
 
 async def test_unknown_item_reference_is_refused(talk: Talk) -> None:
     with pytest.raises(Refusal) as caught:
-        await talk.respond(5, is_out_of_band=True, context=(ItemReference("nobody"),))
+        await talk.respond(5, is_out_of_band=True, context=(ItemReference("unknown"),))
     assert caught.value.code == "item_reference_invalid_item_id"
 
 
@@ -77,11 +77,11 @@ async def test_own_input_replaces_the_conversation_as_context(talk: Talk) -> Non
     await three_turns(talk)
     start = Conversation.start(talk.session.conversation.template, GenerationSettings())
     for context in ((message("x", "only this"),), ()):
-        asked = start
+        conversation = start
         for item in context:
-            asked = asked.add_item(item)
+            conversation = conversation.add_item(item)
         await talk.respond(4, is_out_of_band=True, context=context)
-        assert text_of(await talk.ended()) == expected_text(talk, asked, 4)
+        assert text_of(await talk.ended()) == expected_text(talk, conversation, 4)
     await talk.turn()
 
 
@@ -107,7 +107,7 @@ async def test_several_out_of_band_responses_run_beside_one_in_the_conversation(
 async def test_instructions_of_an_out_of_band_response_apply_to_that_one_only(talk: Talk) -> None:
     await three_turns(talk)
     settings = GenerationSettings(instructions="be brief", max_output_tokens=4)
-    asked = talk.session.conversation.with_settings(settings)
+    conversation = talk.session.conversation.with_settings(settings)
     await talk.session.execute(CreateSessionResponse(settings=settings, is_out_of_band=True))
-    assert text_of(await talk.ended()) == expected_text(talk, asked, 4)
+    assert text_of(await talk.ended()) == expected_text(talk, conversation, 4)
     await talk.turn()

@@ -209,7 +209,7 @@ async def test_truncate_is_refused_for_other_items_and_positions(talk: Talk) -> 
     response = await talk.turn()
     name = response.items[0].id
     for command, param in (
-        (truncate_at("nobody", 1), "item_id"),
+        (truncate_at("unknown", 1), "item_id"),
         (truncate_at("u1", 1), "item_id"),
         (truncate_at(name, 10_000), "text_end"),
         (TruncateItem(name, 1, text_end=0), "content_index"),
